@@ -215,12 +215,12 @@ def write_pngs(folder: Path, count: int) -> None:
         image.save(folder / f"{number:06}.png", compress_level=1)
 
 
-def pretraining(bench: Bench, *, compiled: bool) -> dict[str, object]:
+def pretraining(bench: Bench) -> dict[str, object]:
     """A step of pretraining at 32 px, beside the rate of a large matrix product."""
     from benchmarks.quality.pretrain import step_speed
 
     backbone = "test_resnet" if bench.quick else "resnet50"
-    return step_speed(backbone, bench.device, batch=bench.size(512, 8), compiled=compiled)
+    return step_speed(backbone, bench.device, batch=bench.size(512, 8))
 
 
 def epoch(bench: Bench) -> dict[str, object]:
@@ -258,8 +258,7 @@ CHECKS: dict[str, Callable[[Bench], dict[str, object]]] = {
     "ranking": ranking,
     "embedding, PNG of 32 px": functools.partial(embedding, kind="png"),
     "embedding, JPEG of 500 x 375": functools.partial(embedding, kind="jpeg"),
-    "pretraining, a step": functools.partial(pretraining, compiled=False),
-    "pretraining, a compiled step": functools.partial(pretraining, compiled=True),
+    "pretraining, a step": pretraining,
     "pretraining, an epoch": epoch,
     "tests": tests,
 }

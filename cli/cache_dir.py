@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.cache.local_copies import LocalCopies, LocalCopy
+from pucache.cache.local_copies import cache_dir as run
 
-if TYPE_CHECKING:
-    from pucache.cache.local_copies import LocalCopies, LocalCopy
+from . import options, output
 
 
 @click.command()
@@ -31,8 +31,6 @@ def cache_dir(clear: bool, as_json: bool) -> None:
     pucache cache-dir
     pucache cache-dir --clear
     """
-    from pucache.cache.local_copies import cache_dir as run
-
     local = run(clear=clear)
     result = {
         "folder": str(local.folder),

@@ -9,7 +9,11 @@ from typing import Any
 
 import click
 
+from pucache.allocator import keep_freed_memory
+from pucache.estimates.priors import interval_text
+
 from . import options, output
+from .progress import terminal_progress
 
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
 _CLASSIFIERS = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}
@@ -40,12 +44,8 @@ def demo(folder: str, review: bool, device: str, as_json: bool) -> None:
     """
     if review and as_json:
         raise ValueError("--review goes on until Ctrl-C and prints no JSON; leave out one of --review and --json")
-    from pucache.allocator import keep_freed_memory
-
     keep_freed_memory()  # before the first thread or large array
-    from pucache.demonstration import demo as run
-
-    from .progress import terminal_progress
+    from pucache.demonstration import demo as run  # imports torch
 
     result = run(folder, device=device, progress=terminal_progress())
     output.print_result(result, list(_lines(result, folder)), as_json)
@@ -82,8 +82,6 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
 
 
 def _estimated(prior: float | None, interval: list[float] | None) -> str:
-    from pucache.estimates.priors import interval_text
-
     ends = "" if interval is None else interval_text(interval[0], interval[1], "{:.3f}".format)
     if prior is None:
         return f"estimated {ends}" if ends else "not estimated"

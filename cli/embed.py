@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.allocator import keep_freed_memory
+from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
+from pucache.encoders.deferred import EncoderOptions
+from pucache.images.parquet import write_labels
+from pucache.images.source import open_source
+from pucache.scaling.embed_shards import ShardsReport, embed_shards
 
-if TYPE_CHECKING:
-    from pucache.embedding.embed import EmbedReport
-    from pucache.scaling.embed_shards import ShardsReport
+from . import options, output
+from .progress import terminal_progress
 
 
 @click.command()
@@ -59,7 +63,7 @@ def embed(
     source: str,
     cache: str,
     encoder: str,
-    shard: str | None,
+    shard: tuple[int, int],
     shards: int | None,
     engine: str,
     address: str | None,
@@ -86,38 +90,25 @@ def embed(
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
-    from pucache.allocator import keep_freed_memory
-
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.images.source import open_source
-
-    from .progress import terminal_progress
-
     if (labels_to is None) != (label_column is None):
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
     pruned, progress = rest["prune"], terminal_progress()
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
     if labels_to is not None and label_column is not None:
-        from pucache.images.parquet import write_labels
-
         write_labels(opened, label_column, labels_to)
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        from pucache.scaling.embed_shards import embed_shards
-
         in_shards = embed_shards(
             opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
         )
         output.print_result({**_result(in_shards), "shards": in_shards.shards}, [*_lines(in_shards, pruned)], as_json)
         output.exit_for_failures(len(in_shards.failures), strict)
         return
-    from pucache.embedding.embed import EmbedOptions, run_embedding
-    from pucache.encoders.deferred import EncoderOptions
-
     options.refuse_cluster_options(address=address, shards=shards)
     names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
-    embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
+    embed_options = EmbedOptions(shard=shard, **rest)
     report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
     timing = {"profile": report.profile.summary()} if profile else {}
     lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
@@ -125,10 +116,10 @@ def embed(
     output.exit_for_failures(len(report.failures), strict)
 
 
-def _shards_for_ray(shards: int | None, shard: str | None, profile: bool) -> int:
+def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:
     """Number of shards; raises ValueError where the options do not fit the engine ray."""
-    if shard is not None or profile:
-        option = "--profile" if shard is None else "--shard"
+    if shard != (1, 1) or profile:
+        option = "--profile" if shard == (1, 1) else "--shard"
         raise ValueError(f"{option} is for one file that this machine embeds; leave it out with --engine ray")
     if shards is None:
         raise ValueError(
@@ -160,10 +151,7 @@ def _lines(report: EmbedReport | ShardsReport, pruned: bool) -> Iterator[str]:
     )
     if report.cosine is not None:
         yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
-    for key, reason in list(report.failures.items())[:3]:
-        yield f"  failed: {key!r}: {reason}"
-    if len(report.failures) > 3:
-        yield f"  ... and {len(report.failures) - 3:,} more: pucache info {report.name} --failures"
+    yield from output.failure_lines(report.failures, f": pucache info {report.name} --failures")
     if report.vanished and pruned:
         yield f"{report.vanished:,} rows of images no longer in the source are dropped"
     elif report.vanished:

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.priors import METHODS, PriorEstimate
+
 from . import options, output
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
-    from pucache.estimates.priors import PriorEstimate
     from pucache.training.labelled_cache import LabelledCache
 
 _NO_INTERVAL = (
@@ -19,7 +23,7 @@ _NO_INTERVAL = (
 
 @click.command("estimate-prior")
 @options.caches
-@options.positives_or_concepts
+@options.positives_or_session
 @options.negatives
 @options.label_columns
 @options.concepts
@@ -57,13 +61,8 @@ def estimate_prior(
     pucache estimate-prior cache.h5 --positives found.txt
     pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
     """
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.estimates.label_requirements import LabelCount
-    from pucache.estimates.priors import METHODS
     from pucache.training.estimate_prior import check_request, estimate_prior_on
     from pucache.training.labelled_cache import LabelledCache
-
-    from .progress import terminal_progress
 
     options.check_labels_named(positives, negatives, concepts=concepts)
     methods = methods or tuple(METHODS)
@@ -110,12 +109,8 @@ def _estimate_concepts(
     cache: tuple[str, ...], concepts: str, rows: dict[str, Any], request: dict[str, Any], as_json: bool
 ) -> None:
     """Estimate the prior of each concept."""
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.estimates.label_requirements import LabelCount
     from pucache.training.estimate_prior import estimate_prior_on
     from pucache.training.train_concepts import each_concept
-
-    from .progress import terminal_progress
 
     result: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from pucache.scoring.evaluate import evaluate as run
+
 from . import options, output
 
 
@@ -32,8 +34,6 @@ def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]
     \b
     pucache evaluate scores.csv --truth truth.csv --positives found.txt
     """
-    from pucache.scoring.evaluate import evaluate as run
-
     result = run(scores, truth, positives=positives, at=at)
     lines = [
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"

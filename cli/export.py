@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import click
 
+from pucache.cache.embedding_cache import open_cache
+from pucache.cache.exporting import check_parquet
+from pucache.cache.exporting import export as run
+from pucache.storage.urls import without_secrets
+
 from . import options, output
+from .progress import terminal_progress
 
 
 @click.command()
@@ -51,8 +57,6 @@ def export(
     pucache export cache.h5 pile.parquet --scores scores.csv --session cache.h5.review --thumbnails
     pucache export model.safetensors model.onnx
     """
-    from pucache.storage.urls import without_secrets
-
     name = without_secrets(out)
     if out.lower().endswith(".onnx"):
         if any(value is not None for value in (scores, session, thumbnails, images)):
@@ -72,12 +76,6 @@ def export(
         raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
     if images is not None and thumbnails is None:
         raise ValueError("--images are for --thumbnails; leave them out")
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.cache.exporting import check_parquet
-    from pucache.cache.exporting import export as run
-
-    from .progress import terminal_progress
-
     check_parquet(out)
     cache, columns = open_cache(what), []
     if scores is not None or session is not None or thumbnails is not None:

@@ -6,7 +6,11 @@ from typing import Any
 
 import click
 
+from pucache.cache.importing import import_embeddings as run
+from pucache.storage.atomic import check_writable
+
 from . import options, output
+from .progress import terminal_progress
 
 
 @click.command("import-embeddings")
@@ -62,11 +66,6 @@ def import_embeddings(source: str, cache: str, as_json: bool, **chosen: Any) -> 
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """
-    from pucache.cache.importing import import_embeddings as run
-    from pucache.storage.atomic import check_writable
-
-    from .progress import terminal_progress
-
     inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
     check_writable(cache, inputs=inputs, file_format=None)
     report = run(source, cache, **chosen, progress=terminal_progress())

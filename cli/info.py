@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import click
 
-from . import options, output
+from pucache.cache.cache_info import CacheInfo
+from pucache.cache.cache_info import info as run
 
-if TYPE_CHECKING:
-    from pucache.cache.cache_info import CacheInfo
+from . import options, output
 
 
 @click.command()
@@ -27,8 +26,6 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     pucache info cache.h5
     pucache info s3://bucket/shards/
     """
-    from pucache.cache.cache_info import info as run
-
     content = run(cache)
     result = dataclasses.asdict(content)
     for file in result["files"]:

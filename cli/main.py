@@ -1,4 +1,4 @@
-"""The `pucache` command: registers all commands, and turns errors into messages and exit codes."""
+"""The `pucache` command: finds the commands by name, and turns errors into messages and exit codes."""
 
 from __future__ import annotations
 
@@ -8,36 +8,54 @@ import re
 import signal
 import sys
 import threading
+from collections import UserDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
 import click
 
+from pucache.devices import device_memory_shortage
 from pucache.errors import PUCacheError, UnknownEncoderError, one_line
 from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
-from .audit import audit
-from .cache_dir import cache_dir
-from .demo import demo
-from .embed import embed
-from .estimate_prior import estimate_prior
-from .evaluate import evaluate
-from .export import export
-from .import_embeddings import import_embeddings
-from .info import info
 from .output import printable
-from .pack import pack
-from .pretrain import pretrain
-from .report import report
-from .retrieve_positives import retrieve_positives
-from .review import review
-from .score import score
-from .sweep_priors import sweep_priors
-from .train_pu import train_pu
-from .verify import verify
+
+# Commands by name, with the first sentence of their help: `pucache --help` imports none of them.
+SENTENCES = {
+    "embed": "Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.",
+    "import-embeddings": "Write embeddings from another program, one row per key, into the file CACHE.",
+    "pretrain": "Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.",
+    "train-pu": "Train a classifier on labelled positives and the unlabelled rest of CACHE.",
+    "sweep-priors": "Train at many priors and seeds, all at once, and report what the prior changes.",
+    "estimate-prior": "Estimate the share of positives among the unlabelled rows of CACHE.",
+    "retrieve-positives": "Rank the unlabelled images of CACHE, likely positives first.",
+    "review": "Find the positives of CACHE on a page in the browser, and see how many are still hidden.",
+    "score": "Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.",
+    "evaluate": "Compute the metrics of SCORES against true labels.",
+    "report": "Write an HTML page about CACHE and how well a classifier separates its positives.",
+    "audit": "Say how many positives are still hidden, from the images that a review drew at random.",
+    "info": "Print the contents of CACHE (a file, a folder of cache files, or several).",
+    "verify": "Check every byte of files that pucache wrote; exits with 1 where a file is damaged.",
+    "pack": "Merge cache files of one encoder, such as shards, into one file.",
+    "export": "Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.",
+    "cache-dir": "Print which copies of caches behind URLs this machine keeps, where, and how large they are.",
+    "demo": "Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.",
+}
+
+
+class LazyCommands(UserDict[str, Any]):
+    """Commands by name; the module of a command is imported when the command is first asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        if isinstance(command := super().__getitem__(name), click.Command):
+            return command
+        function = name.replace("-", "_")
+        self[name] = getattr(import_module(f".{function}", __package__), function)
+        return self[name]
 
 
 class Terminated(KeyboardInterrupt):
@@ -59,9 +77,8 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the whole first sentence of each command's help, which click would shorten."""
-        rows = [(name, command.get_short_help_str(limit=200)) for name, command in sorted(self.commands.items())]
         with formatter.section("Commands"):
-            formatter.write_dl(rows)
+            formatter.write_dl(sorted(SENTENCES.items()))
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -79,8 +96,6 @@ class Commands(click.Group):
                 text = f"out of memory: {text}" if text else "out of memory"
             raise (WrongUsage if wrong_usage or isinstance(error, UnknownEncoderError) else Failure)(text) from error
         except (RuntimeError, ImportError) as error:
-            from pucache.devices import device_memory_shortage
-
             shortage = None if os.environ.get("PUCACHE_DEBUG") else device_memory_shortage(error) or _shortage(error)
             if shortage is None:
                 raise
@@ -95,7 +110,11 @@ def _shortage(error: BaseException) -> str | None:
     return f"out of memory: {one_line(error)}" if _NO_MEMORY.search(str(error)) else None
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Commands,
+    commands=LazyCommands(SENTENCES),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(__version__)
 @click.pass_context
 def main(ctx: click.Context) -> None:
@@ -159,29 +178,6 @@ def _interruptible() -> Iterator[None]:
 
 def _raise_terminated(number: int, frame: FrameType | None) -> None:
     raise Terminated
-
-
-for _command in (
-    embed,
-    import_embeddings,
-    pretrain,
-    train_pu,
-    sweep_priors,
-    estimate_prior,
-    retrieve_positives,
-    review,
-    score,
-    evaluate,
-    report,
-    audit,
-    info,
-    verify,
-    pack,
-    export,
-    cache_dir,
-    demo,
-):
-    main.add_command(_command)
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -10,12 +10,43 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
+from pucache.storage.tables import LabelTable, has_columns
+
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.labels.labels import Labels
     from pucache.labels.sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def _all_of(*options: Decorator) -> Decorator:
+    """Add several options to a command."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+def number_or_auto(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+    """Value of an option that is a number or auto."""
+    try:
+        return text if text in (None, "auto") else float(text)
+    except ValueError as error:
+        raise ValueError(f"{parameter.opts[0]} must be a number or auto, got {text!r}") from error
+
+
+def _parse_shard(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int]:
+    if text is None:
+        return 1, 1
+    number, _, count = text.partition("/")
+    if not (number.isdecimal() and count.isdecimal()):
+        raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
+    return int(number), int(count)
+
 
 caches = click.argument("cache", nargs=-1, required=True)
 _POSITIVES_HELP = (
@@ -36,7 +67,6 @@ session = click.option(
     help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
     "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
 )
-positives_or_concepts = positives_or_session
 concepts = click.option(
     "--concepts",
     metavar="TABLE|FOLDER",
@@ -79,50 +109,50 @@ engine = click.option(
 _ENCODING = "weights device precision runtime batch_size workers engine address shard".split()
 
 
-def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that run an encoder."""
-    for option in (
-        click.option("--shard", metavar="I/N", help="Embed only share I of N of the images, on this machine."),
-        address,
-        engine,
-        click.option(
-            "--workers",
-            type=click.IntRange(min=0),
-            help="Number of processes that read and decode images; with Ray, number of tasks that run at once.  "
-            "[default: with CUDA one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per "
-            "core without GPUs]",
-        ),
-        click.option(
-            "--batch-size",
-            type=click.IntRange(min=1),
-            help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA as many as fit]",
-        ),
-        click.option(
-            "--precision",
-            default="auto",
-            show_default=True,
-            type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
-            help="Precision of the forward pass. auto: that of an existing CACHE, else fp16 on CUDA, bf16 on a CPU "
-            "that supports it, fp32 otherwise.",
-        ),
-        click.option(
-            "--runtime",
-            default="auto",
-            show_default=True,
-            type=click.Choice(["auto", "torch", "compile", "openvino"]),
-            help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch. compile "
-            "(torch.compile) takes up to a minute to start.",
-        ),
-        device,
-        click.option(
-            "--weights",
-            metavar="FILE",
-            help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from "
-            "pretrain.",
-        ),
-    ):
-        command = option(command)
-    return command
+encoding = _all_of(  # options of commands that run an encoder
+    click.option(
+        "--weights",
+        metavar="FILE",
+        help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
+    ),
+    device,
+    click.option(
+        "--runtime",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "torch", "compile", "openvino"]),
+        help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch. compile "
+        "(torch.compile) takes up to a minute to start.",
+    ),
+    click.option(
+        "--precision",
+        default="auto",
+        show_default=True,
+        type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
+        help="Precision of the forward pass. auto: that of an existing CACHE, else fp16 on CUDA, bf16 on a CPU "
+        "that supports it, fp32 otherwise.",
+    ),
+    click.option(
+        "--batch-size",
+        type=click.IntRange(min=1),
+        help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA as many as fit]",
+    ),
+    click.option(
+        "--workers",
+        type=click.IntRange(min=0),
+        help="Number of processes that read and decode images; with Ray, number of tasks that run at once.  "
+        "[default: with CUDA one per core, at most 16; otherwise 0, which uses threads; Ray: one per GPU, or per "
+        "core without GPUs]",
+    ),
+    engine,
+    address,
+    click.option(
+        "--shard",
+        metavar="I/N",
+        callback=_parse_shard,
+        help="Embed only share I of N of the images, on this machine.",
+    ),
+)
 
 
 def refuse_cluster_options(**values: object) -> None:
@@ -139,19 +169,6 @@ def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
         if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is for images that are to be embedded, and none are given; leave it out")
-
-
-def parse_shard(text: str | None) -> tuple[int, int]:
-    """Parse I/N."""
-    if text is None:
-        return 1, 1
-    number, _, count = text.partition("/")
-    if not (number.isdecimal() and count.isdecimal()):
-        raise ValueError(f"--shard expects I/N such as 2/8, got {text!r}")
-    from pucache.images.listing import check_shard
-
-    check_shard((int(number), int(count)))
-    return int(number), int(count)
 
 
 twins = click.option(
@@ -172,50 +189,40 @@ method = click.option(
 )
 
 
-def training(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of commands that train linear heads."""
-    for option in (
-        click.option(
-            "--epochs",
-            type=click.IntRange(min=1),
-            help="Number of epochs, with --solver sgd.  [default: 100, and at least 3000 steps]",
-        ),
-        click.option(
-            "--solver",
-            default="batch",
-            show_default=True,
-            help="batch: full batches until convergence. sgd: the published protocol (Adam, batches of 256, 100 "
-            "epochs).",
-        ),
-        click.option(
-            "--penalty",
-            default="auto",
-            show_default=True,
-            metavar="FLOAT|auto",
-            help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the ranks of held-out "
-            "positives.",
-        ),
-        click.option(
-            "--target-prior",
-            default=0.5,
-            show_default=True,
-            help="Weight of the positive part in the imbalanced risks, in (0, 1).",
-        ),
-        click.option(
-            "--surrogate",
-            help="Surrogate loss: sigmoid or logistic.  [default: sigmoid; logistic for bce and weighted_bce]",
-        ),
-        click.option(
-            "--loss",
-            default="imbupu",
-            show_default=True,
-            help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb: rare positives get a higher "
-            "weight. nn: the estimated negative part is kept non-negative. bce: unlabelled images count as "
-            "negatives.",
-        ),
-    ):
-        command = option(command)
-    return command
+training = _all_of(  # options of commands that train linear heads
+    click.option(
+        "--loss",
+        default="imbupu",
+        show_default=True,
+        help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb: rare positives get a higher "
+        "weight. nn: the estimated negative part is kept non-negative. bce: unlabelled images count as "
+        "negatives.",
+    ),
+    click.option(
+        "--surrogate",
+        help="Surrogate loss: sigmoid or logistic.  [default: sigmoid; logistic for bce and weighted_bce]",
+    ),
+    click.option(
+        "--target-prior",
+        default=0.5,
+        show_default=True,
+        help="Weight of the positive part in the imbalanced risks, in (0, 1).",
+    ),
+    click.option(
+        "--penalty",
+        callback=number_or_auto,
+        default="auto",
+        show_default=True,
+        metavar="FLOAT|auto",
+        help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the ranks of held-out positives.",
+    ),
+    click.option(
+        "--solver",
+        default="batch",
+        show_default=True,
+        help="batch: full batches until convergence. sgd: the published protocol (Adam, batches of 256, 100 epochs).",
+    ),
+)
 
 
 def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -229,8 +236,6 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
         tables = ("positives", "negatives", "concepts", "truth")
         files = [name for name in tables if parameters.get(name) is not None]
         if columns or value is not None:
-            from pucache.storage.tables import LabelTable, has_columns
-
             if not any(has_columns(parameters[name]) or os.path.isdir(parameters[name]) for name in files):
                 raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
             parameters.update({name: LabelTable(parameters[name], **columns, value=value) for name in files})
@@ -275,24 +280,6 @@ def labels_named(cache: EmbeddingCache, positives: str | None, session: str | No
     from pucache.reviewing.session import read_labels
 
     return read_labels(cache, session)
-
-
-def training_parameters(parameters: dict[str, Any]) -> dict[str, Any]:
-    """Translate the options of `training` to arguments of the library."""
-    epochs, penalty = parameters.pop("epochs"), parameters.pop("penalty")
-    if epochs is not None:
-        from pucache.heads.minibatch import SGDSettings
-
-        if parameters["solver"] != "sgd":
-            raise ValueError("--epochs is for --solver sgd; leave it out or choose that solver")
-        parameters["sgd_settings"] = SGDSettings(epochs=epochs, min_steps=0)
-    try:
-        parameters["penalty"] = penalty if penalty == "auto" else float(penalty)
-    except ValueError as error:
-        raise ValueError(f"--penalty must be a number >= 0 or auto, got {penalty!r}") from error
-    if "seed" in parameters:
-        parameters["random_state"] = parameters.pop("seed")
-    return parameters
 
 
 def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:

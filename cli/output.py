@@ -34,6 +34,14 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def failure_lines(failures: Mapping[str, str], listing: str = "") -> list[str]:
+    """Lines that name the first images which failed; `listing` says where the others are named."""
+    lines = [f"  failed: {key!r}: {reason}" for key, reason in list(failures.items())[:3]]
+    if len(failures) > 3:
+        lines.append(f"  ... and {len(failures) - 3:,} more{listing}")
+    return lines
+
+
 def concept_lines(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
     """Lines of a table with a row for each concept; the columns are those of the first row."""
     if not rows:

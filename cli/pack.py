@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from pucache.cache.merging import pack as run
+from pucache.storage.atomic import check_writable
+
 from . import options, output
 
 
@@ -20,9 +23,6 @@ def pack(cache: tuple[str, ...], out: str, force: bool, as_json: bool) -> None:
     \b
     pucache pack shard-1.h5 shard-2.h5 --out cache.h5
     """
-    from pucache.cache.merging import pack as run
-    from pucache.storage.atomic import check_writable
-
     check_writable(out, inputs=cache, file_format=None)
     rows = run(cache, out, force=force)
     output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"], as_json)

@@ -8,19 +8,12 @@ from typing import Any
 
 import click
 
-from . import options, output
+from pucache.allocator import keep_freed_memory
 
-_RECIPE_OPTIONS = (
-    "epochs",
-    "batch_size",
-    "accumulate",
-    "optimizer",
-    "lr",
-    "temperature",
-    "tau_plus",
-    "n_views",
-    "views",
-)
+from . import options, output
+from .progress import terminal_progress
+
+_RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "tau_plus", "views")
 
 
 @click.command()
@@ -70,30 +63,29 @@ _RECIPE_OPTIONS = (
     help="Number of parts in which a batch passes through the network, to save memory. The loss is still that of the "
     "whole batch.",
 )
-@click.option("--optimizer", type=click.Choice(["adam", "sgd"]), help="Optimizer: Adam, or SGD with momentum 0.9.")
 @click.option(
     "--lr",
     type=float,
-    help="Learning rate. For sgd it is that of batches of 256, and scales with the square root of the batch size.  "
-    "[default: 0.06 for sgd, 0.0003 for adam]",
+    help="Learning rate. With modern it is that of batches of 256, and scales with the square root of the batch size.  "
+    "[default: 0.06; impulses 0.0003]",
 )
 @click.option("--temperature", type=float, help="Temperature of the contrastive loss.  [default: 0.5]")
 @click.option("--tau-plus", type=float, help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]")
-@click.option("--n-views", type=click.IntRange(min=2), help="Number of views per image.  [default: 2]")
 @click.option(
     "--views",
     type=click.Choice(["natural", "medical", "overhead", "grey", "impulses"]),
     help="Set of augmentations; --preview draws them.  [default: natural; impulses with that recipe]",
 )
 @click.option(
-    "--preview", metavar="PNG", help="Only draw some images and their views into this file, without training."
+    "--preview",
+    metavar="PNG",
+    help="Only draw some images, each at the left of its views, into this file, without training.",
 )
 @click.option(
     "--positives",
     metavar="FILE|GLOB",
     help="Labelled positives, used to measure the features during training; they are not trained on.",
 )
-@click.option("--labels", metavar="FILE", help="Like --positives, with a CSV key,label of any classes.")
 @click.option("--minutes", type=float, default=math.inf, help="Stop after so many; run again to go on.")
 @click.option("--save-every", type=float, default=5.0, show_default=True, help="Minutes between checkpoints.")
 @click.option(
@@ -103,7 +95,6 @@ _RECIPE_OPTIONS = (
     type=click.Choice(["auto", "fp32", "bf16"]),
     help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
-@click.option("--compile", "compiled", is_flag=True, help="Use torch.compile, which takes up to a minute to start.")
 @click.option(
     "--decode",
     "decode",
@@ -139,17 +130,15 @@ def pretrain(
     pucache pretrain tiles/ run --backbone resnet18 --stem small --size 64 --views overhead
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run       # all processes share each batch
     """
-    from pucache.allocator import keep_freed_memory
-
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.pretraining import process_group
+    from pucache.pretraining import process_group  # these import torch
     from pucache.pretraining.network import NetworkConfig
     from pucache.pretraining.pretrain import pretrain as run_pretraining
     from pucache.pretraining.preview import show_views
+    from pucache.pretraining.recipes import RECIPES
 
-    from .progress import terminal_progress
-
-    changed_recipe = _recipe(recipe, {name: rest.pop(name) for name in _RECIPE_OPTIONS})
+    changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
+    changed_recipe = dataclasses.replace(RECIPES[recipe], **changes)
     network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")})
     if preview is not None:
         shown = show_views(source, preview, network, changed_recipe, seed=seed)
@@ -165,25 +154,10 @@ def pretrain(
         raise click.exceptions.Exit(1) from error  # that process prints the reason
     if not process_group.is_main_process():
         return
-    result = {
-        **{name: value for name, value in dataclasses.asdict(report).items() if name != "folder"},
-        "finished": report.steps == report.total,
-        "run_dir": run_dir,
-    }
+    result = dataclasses.asdict(report) | {"finished": report.steps == report.total, "run_dir": run_dir}
+    del result["folder"]
     output.print_result(result, list(_lines(report, run_dir)), as_json)
     output.exit_for_failures(len(report.failures), strict)
-
-
-def _recipe(name: str, changes: dict[str, Any]) -> Any:
-    """The recipe `name` with the settings that options override."""
-    from pucache.pretraining.recipes import DEFAULT_LEARNING_RATES, RECIPES
-
-    recipe = RECIPES[name]
-    changes = {name: value for name, value in changes.items() if value is not None}
-    optimizer = changes.get("optimizer", recipe.optimizer)
-    if optimizer != recipe.optimizer:  # the rates of the two differ by a factor of 200
-        changes = {"lr": DEFAULT_LEARNING_RATES[optimizer], **changes}
-    return dataclasses.replace(recipe, **changes)
 
 
 def _lines(report: Any, run_dir: str) -> Any:
@@ -202,10 +176,7 @@ def _lines(report: Any, run_dir: str) -> Any:
             f"{report.images_per_second:,.0f} images/s, {report.waited:.1%} of the time waiting for images; "
             f"{report.seconds:.0f} s"
         )
-    for key, reason in list(report.failures.items())[:3]:
-        yield f"  failed: {key!r}: {reason}"
-    if len(report.failures) > 3:
-        yield f"  ... and {len(report.failures) - 3:,} more"
+    yield from output.failure_lines(report.failures)
     if report.steps == report.total and not math.isfinite(report.images_per_second):
         yield "it was finished before; nothing was left to do"
     if report.steps < report.total:

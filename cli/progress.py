@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from pucache.progress import Silent
+
 EVERY_SECONDS = 10.0
 _BAR_WIDTH = 120  # columns from which a terminal has room for a bar
 
@@ -59,7 +61,7 @@ class Bar:
         self._bar.stop()
 
 
-class Lines:
+class Lines(Silent):
     """One line every `EVERY_SECONDS`, for logs."""
 
     def start(self, total: int | None, what: str) -> None:
@@ -82,8 +84,3 @@ class Lines:
     def remark(self, text: str) -> None:
         """Add a remark to the lines that follow."""
         self._remark = text
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *error: object) -> None: ...

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.labels.labels import Labels
+from pucache.retrieval.ranking import Ranking, save_concepts
+from pucache.retrieval.retrieve import retrieve_concepts
+from pucache.retrieval.retrieve import retrieve_positives as retrieve
+from pucache.storage.atomic import check_writable
 
-if TYPE_CHECKING:
-    from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
-    from pucache.retrieval.ranking import Ranking
+from . import options, output
+from .progress import terminal_progress
 
 
 @click.command("retrieve-positives")
 @options.caches
-@options.positives_or_concepts
+@options.positives_or_session
 @options.negatives
 @options.label_columns
 @options.concepts
@@ -110,18 +114,16 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
-    from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
-
-    from .progress import terminal_progress
-
     count = _count(k)
     options.check_labels_named(positives, negatives, concepts=concepts)
     _check_outputs(out, review, inputs=[path for path in (positives, negatives, concepts, model, *cache) if path])
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     if engine == "ray":
-        _refuse_on_cluster(device, index)
+        if device not in ("auto", "cpu"):
+            raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
+        if index != "exact":
+            raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
     else:
         options.refuse_cluster_options(address=address, workers=workers)
     opened = EmbeddingCache(*cache)
@@ -139,8 +141,6 @@ def retrieve_positives(
 
         ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
-        from pucache.retrieval.retrieve import retrieve_positives as retrieve
-
         ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
     ranking.save(out)
     result = {
@@ -154,12 +154,12 @@ def retrieve_positives(
     }
     lines = _lines(ranking, result)
     if review:
-        page = _write_page(opened, ranking, labels, review, images)
-        result |= {"review": review, **page}
-        missing = page["without_picture"]
-        lines.append(
-            f"wrote {review}: open it in a browser" + (f"; {missing:,} images have no picture" if missing else "")
-        )
+        from pucache.pages.review_page import write_review_page
+
+        page = write_review_page(opened, ranking, labels, review, images=images, progress=terminal_progress())
+        result |= {"review": review, **asdict(page)}
+        missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
+        lines.append(f"wrote {review}: open it in a browser{missing}")
     output.print_result(result, lines, as_json, out=out)
 
 
@@ -167,9 +167,6 @@ def _retrieve_concepts(
     cache: EmbeddingCache, concepts: str, models: str | None, out: str, as_json: bool, selection: dict[str, Any]
 ) -> None:
     """Write the best images of each concept."""
-    from pucache.retrieval.ranking import save_concepts
-    from pucache.retrieval.retrieve import retrieve_concepts
-
     rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
     save_concepts(rankings, out)
     found = {
@@ -183,18 +180,8 @@ def _retrieve_concepts(
     output.exit_for_concepts(failures)
 
 
-def _refuse_on_cluster(device: str, index: str) -> None:
-    """Raise ValueError for what only one machine does."""
-    if device not in ("auto", "cpu"):
-        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if index != "exact":
-        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
-
-
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
     """Check that both outputs can be written."""
-    from pucache.storage.atomic import check_writable
-
     check_writable(out, inputs=inputs, is_table=True)
     if review and check_writable(review, inputs=inputs).resolve() == Path(out).resolve():
         raise ValueError(f"--out and --review are one file, {out}; name two")
@@ -218,15 +205,3 @@ def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
         f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, "
         f"by {result['by']}{search}{search_by}",
     ]
-
-
-def _write_page(
-    cache: EmbeddingCache, ranking: Ranking, labels: Labels, path: str, images: str | None
-) -> dict[str, int]:
-    from dataclasses import asdict
-
-    from pucache.pages.review_page import write_review_page
-
-    from .progress import terminal_progress
-
-    return asdict(write_review_page(cache, ranking, labels, path, images=images, progress=terminal_progress()))

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.allocator import keep_freed_memory
+from pucache.cache.embedding_cache import is_cache
+from pucache.scaling.score_shards import score_shards
+from pucache.scoring.score import ScoreReport, open_model
+from pucache.scoring.score import score as run
+from pucache.scoring.score_tables import check_output
+from pucache.storage.urls import without_secrets
+from pucache.training.concept_models import ConceptModels
 
-if TYPE_CHECKING:
-    from pucache.scoring.score import ScoreReport
+from . import options, output
+from .progress import terminal_progress
 
 
 @click.command()
@@ -39,6 +46,7 @@ if TYPE_CHECKING:
 @click.option(
     "--deploy-prior",
     metavar="SHARE",
+    callback=options.number_or_auto,
     help="Share of positives that posterior and threshold are for, in place of the model's, or auto: the share that is "
     "estimated among the new images. With auto, images that are in --out already keep posterior and label.",
 )
@@ -52,8 +60,8 @@ def score(
     parts: str | None,
     cache: str | None,
     neighbours: str | None,
-    deploy_prior: str | None,
-    shard: str | None,
+    deploy_prior: float | str | None,
+    shard: tuple[int, int],
     engine: str,
     address: str | None,
     workers: int | None,
@@ -81,21 +89,9 @@ def score(
     pucache score models/ cache.h5 --out scores.parquet
     pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
-    from pucache.allocator import keep_freed_memory
-
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.cache.embedding_cache import is_cache
-    from pucache.scoring.score import open_model
-    from pucache.scoring.score import score as run
-    from pucache.scoring.score_tables import check_output
-    from pucache.storage.urls import without_secrets
-    from pucache.training.concept_models import ConceptModels
-
-    from .progress import terminal_progress
-
     if parts is None:
         check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
-    share = _share(deploy_prior)
     classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:
@@ -114,9 +110,9 @@ def score(
             raise ValueError(
                 "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
             )
-        from pucache.scaling.score_shards import score_shards
-
-        report = score_shards(classifier, what, out, parts=parts, deploy_prior=share, workers=workers, address=address)
+        report = score_shards(
+            classifier, what, out, parts=parts, deploy_prior=deploy_prior, workers=workers, address=address
+        )
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
@@ -126,8 +122,8 @@ def score(
             cache=cache,
             neighbours=neighbours,
             parts=parts,
-            deploy_prior=share,
-            shard=options.parse_shard(shard),
+            deploy_prior=deploy_prior,
+            shard=shard,
             workers=workers,
             progress=terminal_progress(),
             **encoder,
@@ -135,13 +131,6 @@ def score(
     name = without_secrets(out)
     output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
     output.exit_for_failures(report.failures, strict)
-
-
-def _share(text: str | None) -> float | str | None:
-    try:
-        return text if text is None or text == "auto" else float(text)
-    except ValueError as error:
-        raise ValueError(f"--deploy-prior must be a number between 0 and 1, or auto; got {text!r}") from error
 
 
 def _result(report: ScoreReport, name: str) -> dict[str, Any]:

@@ -6,7 +6,11 @@ from typing import Any
 
 import click
 
+from pucache.storage.atomic import check_writable
+from pucache.training.sklearn_classifier import PULinearClassifier
+
 from . import options, output
+from .progress import terminal_progress
 
 
 @click.command("sweep-priors")
@@ -57,12 +61,8 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.storage.atomic import check_writable
     from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table
     from pucache.training.prior_sweep import sweep_priors as run
-    from pucache.training.sklearn_classifier import PULinearClassifier
-
-    from .progress import terminal_progress
 
     inputs = [positives, *cache, *filter(None, [negatives, truth])]
     table_path = check_writable(out, inputs=inputs)
@@ -72,7 +72,7 @@ def sweep_priors(
     result = run(
         cache,
         positives,
-        PULinearClassifier(**options.training_parameters(parameters)),
+        PULinearClassifier(**parameters),
         negatives=negatives,
         twins=options.twin_cosine(twins),
         all_rows=all_rows,

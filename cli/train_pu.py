@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.intervals import interval_of, say_nothing, stated_text
+from pucache.estimates.priors import interval_text
+from pucache.estimates.scar import ScarCheck
+from pucache.labels.concepts import open_concepts
+from pucache.storage.atomic import check_writable, replacing
+from pucache.training.concept_models import METRICS, SUFFIX, model_path
+from pucache.training.model_file import FORMAT
+from pucache.training.sklearn_classifier import PULinearClassifier
+
 from . import options, output
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
-    from pucache.estimates.scar import ScarCheck
     from pucache.training.labelled_cache import LabelledCache
-    from pucache.training.sklearn_classifier import PULinearClassifier
 
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
@@ -30,6 +39,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     default="auto",
     show_default=True,
     metavar="FLOAT|auto",
+    callback=options.number_or_auto,
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
 @options.method
@@ -66,7 +76,7 @@ def train_pu(
     negatives: str | None,
     session: str | None,
     concepts: str | None,
-    prior: str,
+    prior: float | str,
     twins: float,
     out: str | None,
     metrics: str | None,
@@ -84,12 +94,11 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
-    from pucache.cache.embedding_cache import open_cache
     from pucache.training.labelled_cache import LabelledCache
 
     options.check_labels_named(positives, negatives, session, concepts)
-    classifier = {"prior": _parse_prior(prior), **options.training_parameters(parameters)}
-    seed = classifier["random_state"]
+    seed = parameters.pop("seed")
+    classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     if concepts is not None:
         rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": seed}
         _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, as_json)
@@ -111,8 +120,7 @@ def train_pu(
     lines = [
         *_lines(training),
         *options.sample_lines(data.sample, training["prior"]),
-        _method_line(model),
-        *_deploy_lines(training["deploy_prior"]),
+        *_method_lines(model),
         *_warnings(training, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(training)),
     ]
@@ -122,10 +130,7 @@ def train_pu(
 
 def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> tuple[Any, ...]:
     """Train and write a model; returns it, the check of SCAR, duplicates of positives, summary, and metrics."""
-    from pucache.training.sklearn_classifier import PULinearClassifier
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
-
-    from .progress import terminal_progress
 
     model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
     model.save(out)
@@ -137,8 +142,6 @@ def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> 
 
 
 def _write_metrics(path: Path, result: dict[str, Any]) -> None:
-    from pucache.storage.atomic import replacing
-
     with replacing(path) as temporary:
         temporary.write_text(output.to_json(result) + "\n")
 
@@ -153,10 +156,6 @@ def _train_concepts(
     as_json: bool,
 ) -> None:
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
-    from pucache.cache.embedding_cache import open_cache
-    from pucache.labels.concepts import open_concepts
-    from pucache.storage.atomic import check_writable
-    from pucache.training.concept_models import METRICS, SUFFIX, model_path
     from pucache.training.train_concepts import each_concept
 
     opened = open_cache(cache)
@@ -186,8 +185,6 @@ def _train_concepts(
 
 def _concept_row(training: dict[str, Any]) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
-    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
-
     estimates = training["estimates"]
     told = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
     return {
@@ -201,21 +198,11 @@ def _concept_row(training: dict[str, Any]) -> dict[str, str]:
 
 def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     """Check that both outputs can be written; return the path of the metrics."""
-    from pucache.storage.atomic import check_writable
-    from pucache.training.model_file import FORMAT
-
-    model_path = check_writable(out, inputs=inputs, file_format=FORMAT)
-    metrics_path = Path(metrics) if metrics else model_path.with_name("metrics.json")
-    if metrics_path.resolve() == model_path.resolve():
+    model_file = check_writable(out, inputs=inputs, file_format=FORMAT)
+    metrics_path = Path(metrics) if metrics else model_file.with_name("metrics.json")
+    if metrics_path.resolve() == model_file.resolve():
         raise ValueError(f"--out and --metrics are one file, {out}; name two")
     return check_writable(metrics_path, inputs=inputs)
-
-
-def _parse_prior(text: str) -> float | None:
-    try:
-        return None if text == "auto" else float(text)
-    except ValueError as error:
-        raise ValueError(f"--prior must be a number in (0, 1) or auto, got {text!r}") from error
 
 
 def _lines(training: dict[str, Any]) -> Iterator[str]:
@@ -230,8 +217,6 @@ def _lines(training: dict[str, Any]) -> Iterator[str]:
 
 
 def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
-    from pucache.estimates.intervals import interval_of, say_nothing, stated_text
-
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
     if interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
@@ -249,8 +234,6 @@ def _audited(training: dict[str, Any]) -> bool:
 
 
 def _audited_estimates(training: dict[str, Any]) -> Iterator[str]:
-    from pucache.estimates.intervals import stated_text
-
     estimate, estimates = training["prior_estimate"] or {}, training["estimates"]
     yield (
         f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
@@ -266,24 +249,18 @@ def _neighbours(model: PULinearClassifier) -> dict[str, Any]:
     return {"method": model.method_, "neighbours": settings or None}
 
 
-def _method_line(model: PULinearClassifier) -> str:
-    settings = model.neighbours_
-    if settings is None:
-        asked = model.method == "linear" or model.solver != "batch" or model.loss != "imbupu"
-        return "method linear" + (
-            "" if asked else ": too few positives are labelled, or still hidden, for neighbours to help"
-        )
-    return f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
-
-
-def _deploy_lines(deploy_prior: float | None) -> Iterator[str]:
-    if deploy_prior is not None:
-        yield f"posterior and threshold are for a share of positives of {deploy_prior:.4g} (--deploy-prior)"
+def _method_lines(model: PULinearClassifier) -> Iterator[str]:
+    if (settings := model.neighbours_) is not None:
+        yield f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
+    elif model.method == "linear" or model.solver != "batch" or model.loss != "imbupu":
+        yield "method linear"
+    else:
+        yield "method linear: too few positives are labelled, or still hidden, for neighbours to help"
+    if (share := model.deploy_prior) is not None:
+        yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
 
 
 def _prior_text(training: dict[str, Any]) -> str:
-    from pucache.estimates.priors import interval_text
-
     estimate = training["prior_estimate"]
     if estimate is None:
         return "" if training["prior"] is None else f"prior {training['prior']:.4g}"

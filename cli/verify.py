@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import click
 
+from pucache.errors import CacheError
+from pucache.verify_files import verify as run
+
 from . import options, output
 
 _DESCRIPTIONS = {
@@ -29,9 +32,6 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     pucache verify cache.h5 model.safetensors
     pucache verify RUN_DIR
     """
-    from pucache.errors import CacheError
-    from pucache.verify_files import verify as run
-
     verified = run(files)
     whole = [file for file in verified if not file.damage]
     damage = [file.damage for file in verified if file.damage]

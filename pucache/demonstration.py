@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score
+from sklearn.model_selection import cross_val_predict
 
 from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
@@ -34,7 +37,6 @@ from .reviewing.train_pu import train_pu
 from .scoring.evaluate import evaluate
 from .scoring.score import score
 from .storage.atomic import replacing
-from .training.sklearn_classifier import PULinearClassifier
 from .training.train_on_cache import label_note
 
 POSITIVE_CLASS = "dress"
@@ -78,29 +80,23 @@ def demo(
     labels = Labels.read(pile, folder / "positives.txt")
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
+    estimate = model.prior_estimate_
     ranking = retrieve_positives(pile, labels, model, k=None, device=device)
     ranking.save(folder / "ranked.csv")
     y = read_truth(folder / "truth.csv", pile.keys)
     y_ranked = y[ranking.rows]
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
     write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), labels, folder / "review.html", progress=progress)
-    report(
-        pile,
-        folder / "positives.txt",
-        folder / "report.html",
-        model=model,
-        truth=y,
-        device=device,
-        progress=progress,
-    )
+    page = folder / "report.html"
+    report(pile, folder / "positives.txt", page, model=model, truth=y, device=device, progress=progress)
     score(model, new, folder / "scores.csv")
     metrics = evaluate(folder / "scores.csv", folder / "truth.csv")
-    metrics["average_precision_hidden"] = _average_precision(y_ranked, ranking.scores)
+    metrics["average_precision_hidden"] = float(average_precision_score(y_ranked, ranking.scores))
     return {
         "labelled_positives": int(labels.s.sum()),
         "unlabelled": int((labels.s == 0).sum()),
         "prior": model.prior_,
-        "prior_interval": _prior_interval(model),
+        "prior_interval": [estimate.low, estimate.high] if estimate is not None and estimate.has_interval else None,
         "true_prior": float(y_ranked.mean()),
         "pucache": metrics,
         "supervised": _supervised_metrics(pile, new, y, read_truth(folder / "truth.csv", new.keys), labels.s == 0),
@@ -116,12 +112,6 @@ def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[
     return [
         embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
     ]
-
-
-def _prior_interval(model: PULinearClassifier) -> list[float] | None:
-    """Interval of an estimated prior; None where there is none."""
-    estimate = model.prior_estimate_
-    return [estimate.low, estimate.high] if estimate is not None and estimate.has_interval else None
 
 
 # --- images ------------------------------------------------------------------------------------
@@ -214,20 +204,11 @@ def _supervised_metrics(
     pile: EmbeddingCache, new: EmbeddingCache, y: np.ndarray, y_new: np.ndarray, unlabelled: np.ndarray
 ) -> dict[str, float]:
     """Metrics of logistic regression trained with all true labels of the pile; C by cross-validation."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import cross_val_predict
-
     X = np.asarray(pile.X, np.float32)
     models = {C: LogisticRegression(C=C, max_iter=200) for C in _PENALTIES}
     held_out = {C: cross_val_predict(model, X, y, cv=5, method="decision_function") for C, model in models.items()}
-    best = max(models, key=lambda C: _average_precision(y, held_out[C]))
+    best = max(models, key=lambda C: average_precision_score(y, held_out[C]))
     margins = models[best].fit(X, y).decision_function(np.asarray(new.X, np.float32))
     metrics = with_labels(y_new, margins, (margins > 0).astype(int))
-    metrics["average_precision_hidden"] = _average_precision(y[unlabelled], held_out[best][unlabelled])
+    metrics["average_precision_hidden"] = float(average_precision_score(y[unlabelled], held_out[best][unlabelled]))
     return metrics
-
-
-def _average_precision(y: np.ndarray, scores: np.ndarray) -> float:
-    from sklearn.metrics import average_precision_score
-
-    return float(average_precision_score(y, scores))

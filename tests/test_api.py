@@ -175,14 +175,11 @@ def test_export(arguments, tmp_path, opened):
     assert pucache.import_embeddings(tmp_path / "cache.parquet", tmp_path / "again.h5").rows == 48
 
 
-@pytest.mark.parametrize("opened", [False, True])
-def test_pretrain(folder, tmp_path, opened):
+def test_pretrain(folder, tmp_path):
     source = folder / "photos"
     network = NetworkConfig(backbone="test_resnet", stem="small", size=16)
     recipe = dataclasses.replace(RECIPES["modern"], epochs=1, batch_size=16)
-    report = pucache.pretrain(
-        pucache.open_source(source) if opened else str(source), str(tmp_path / "run"), network, recipe, device="cpu"
-    )
+    report = pucache.pretrain(pucache.open_source(source), str(tmp_path / "run"), network, recipe, device="cpu")
     assert report.steps == report.total > 0
     encoder = pucache.load_encoder(str(tmp_path / "run"), device="cpu")
     assert len(pucache.embed(source, tmp_path / "own.h5", encoder)) == 48

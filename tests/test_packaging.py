@@ -128,20 +128,15 @@ def test_extras_that_the_messages_name_exist(metadata):
     assert named and named <= extras
 
 
-OURS = sorted([*ROOT.glob("pucache/**/*.py"), *ROOT.glob("cli/*.py")])
+UNSAFE = re.compile(
+    r"^\s*(?:import|from) (?:c?[pP]ickle|dill|cloudpickle|joblib|shelve|marshal)\b"
+    "|shell=True|allow_pickle=True|weights_only=False",
+    re.MULTILINE,
+)
 
 
-@pytest.mark.parametrize("path", OURS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_unpickles_evaluates_or_asks_a_shell(path):
+def test_nothing_unpickles_or_asks_a_shell():
     """What the linter's security rules do not see: an import alone, or a flag."""
-    tree = ast.parse(path.read_text())
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
-    between_our_processes = {"pickle"} if path.name == "tasks.py" else set()  # through Ray, which pickles everything
-    assert (
-        not names & {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"} - between_our_processes
-    )
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    assert not [c for c in calls if isinstance(c.func, ast.Name) and c.func.id in ("eval", "exec", "compile")]
-    flags = {(k.arg, k.value.value) for c in calls for k in c.keywords if isinstance(k.value, ast.Constant)}
-    assert not flags & {("shell", True), ("allow_pickle", True), ("weights_only", False)}
+    ours = [*ROOT.glob("pucache/**/*.py"), *ROOT.glob("cli/*.py")]
+    assert len(ours) > 100
+    assert not [path.name for path in ours if UNSAFE.search(path.read_text())]

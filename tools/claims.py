@@ -25,7 +25,8 @@ MEASURED = re.compile(
     rf"((?<![\w.,])\d[\d,]*\.\d+|{NUMBER}(?=(?: to {DIGITS}| and {DIGITS})?(?: ± {DIGITS})?\s?(?:{UNITS})))"
 )
 NOT_PROSE = re.compile(
-    r"Apache-2\.0|Python 3\.\d+|^```.*?^```$|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)|^#+ .*?$", re.MULTILINE | re.DOTALL
+    r"Apache-2\.0|Python 3\.\d+|\b\d+\.\d+\.\d+\b|^```.*?^```$|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)|^#+ .*?$",
+    re.MULTILINE | re.DOTALL,
 )
 _SOURCE = re.compile(r"(?:([\d.e]+) / )?(?:(min|max|mean|sum) of )?(.+?)(?: ([*/]) ([\d.e]+))?", re.DOTALL)
 COMPUTED = re.compile(r"\b(?:computed|assumed)\b", re.IGNORECASE)

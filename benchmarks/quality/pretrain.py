@@ -203,7 +203,7 @@ def authors_row(
     name = f"{backbone}-{loss}-{epochs}"
     recipe = dataclasses.replace(RECIPES["modern"], epochs=epochs, batch_size=batch_size, tau_plus=LOSSES[loss])
     network = NetworkConfig(backbone, stem="small", size=32)
-    settings = {"device": device, "compiled": choose_device(device).type == "cuda", "positives": task.positives}
+    settings = {"device": device, "positives": task.positives}
     report = pretrain(task.pile, task.work / name, network, recipe, minutes=minutes, **settings)
     print(f"{name}: step {report.steps} of {report.total}, {report.images_per_second:.0f} images/s", flush=True)
     if report.steps < report.total:
@@ -266,7 +266,7 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
     return float(np.median(took[2:]))
 
 
-def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
+def step_speed(backbone: str, device: str, *, batch: int, size: int = 32) -> dict:
     """A step against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
     dtype = torch_dtype(choose_training_precision("auto", where))
@@ -274,7 +274,7 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compil
     network = build_network(NetworkConfig(backbone, stem="small", size=size), norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
-    training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype, compiled=compiled)
+    training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype)
     augment = Augment(VIEWS["natural"], size)
     step = timed(lambda: training.step(0, images), where)
     views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=2).to(where)), where)
@@ -402,7 +402,7 @@ def speed(folder: Path, device: str) -> str:
     keep_freed_memory()  # as `pretrain` does
     on_gpu = choose_device(device).type == "cuda"
     batches = {"test_resnet": 256, "resnet18": 512 if on_gpu else 64, "resnet50": 512 if on_gpu else 32}
-    rows = [step_speed(name, device, batch=batch, compiled=on_gpu) for name, batch in batches.items()]
+    rows = [step_speed(name, device, batch=batch) for name, batch in batches.items()]
     lines = [f"| {' | '.join(rows[0])} |", "|" + "---|" * len(rows[0])]
     lines += [f"| {' | '.join(f'{x:.3g}' if isinstance(x, float) else str(x) for x in row.values())} |" for row in rows]
     views = {size: others_views(device, size, batch) for size, batch in ((32, 256), (224, 16))}

@@ -42,7 +42,6 @@ _SMALL_VIEW = 64  # views up to this size are cut from images of their own size
 _PIXELS, _DESCRIPTION = "images.u8", "images.json"
 _CHUNK = 64  # images per task of a worker
 _RESERVE = 1 << 30  # bytes of disk that are left free
-_GPU_SHARE = 0.25  # share of the free GPU memory that the images may take
 _MIN_SAMPLE = 1000  # images seen before a share of failures over one half ends the training
 
 
@@ -97,7 +96,6 @@ def open_images(
     folder: Path,
     squash: Squash,
     *,
-    device: torch.device,
     decode: str,
     workers: int | None,
     progress: Progress,
@@ -125,7 +123,7 @@ def open_images(
             workers = min(16, cores()) if len(listing.keys) > _FEW_IMAGES else 0
         decode_all(source, listing, folder, squash, workers=workers, progress=progress)
     process_group.barrier()
-    return MappedImages(folder, listing, side, device)
+    return MappedImages(folder, listing, side)
 
 
 # --- decoded once ------------------------------------------------------------------------------
@@ -147,30 +145,17 @@ def has_room(folder: Path, images: int, side: int) -> bool:
 
 
 class MappedImages:
-    """Images that `decode_all` wrote into the run folder, shared by all processes; on the GPU if they fit there."""
+    """Images that `decode_all` wrote into the run folder, shared by all processes."""
 
-    def __init__(self, folder: Path, listing: Listing, side: int, device: torch.device):
+    def __init__(self, folder: Path, listing: Listing, side: int):
         description = json.loads((folder / _DESCRIPTION).read_text())
         self.failures: dict[str, str] = description["failures"]
         self.keys = [key for key in listing.keys if key not in self.failures]
-        mapped = np.memmap(folder / _PIXELS, np.uint8, "r", shape=(len(self.keys), side, side, 3))
-        self._pixels: np.ndarray | torch.Tensor = mapped
-        self._device = device
-        if device.type == "cuda" and mapped.nbytes < _GPU_SHARE * torch.cuda.mem_get_info(device)[0]:
-            try:
-                self._pixels = torch.tensor(mapped, device=device)
-            except torch.OutOfMemoryError:  # another process was faster
-                log.warning("too little memory on %s for the images; they are copied there batch by batch", device)
+        self._pixels = np.memmap(folder / _PIXELS, np.uint8, "r", shape=(len(self.keys), side, side, 3))
 
     def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
         """Yield batches; the next one is gathered while the caller uses the present one."""
-        return prefetch(self._gather(rows) for rows in plan)
-
-    def _gather(self, rows: np.ndarray) -> torch.Tensor:
-        if isinstance(self._pixels, torch.Tensor):
-            return self._pixels[torch.from_numpy(rows).pin_memory().to(self._device, non_blocking=True)]
-        batch = torch.from_numpy(self._pixels[rows])
-        return batch.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else batch
+        return prefetch(torch.from_numpy(self._pixels[rows]) for rows in plan)
 
 
 def decode_all(

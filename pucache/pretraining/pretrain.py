@@ -59,11 +59,9 @@ def pretrain(
     seed: int = 0,
     device: str = "auto",
     precision: str = "auto",
-    compiled: bool = False,
     workers: int | None = None,
     decode: str = "auto",
     positives: str | Path | None = None,
-    labels: str | Path | None = None,
     minutes: float = math.inf,
     save_every: float = 5.0,
     tensorboard: bool = False,
@@ -90,8 +88,6 @@ def pretrain(
         auto, cpu, cuda or cuda:N.
     precision : {"auto", "fp32", "bf16"}
         Precision of the matrix products in the network. ``auto`` is bf16 on processors that support it natively.
-    compiled : bool
-        Train with torch.compile.
     workers : int, optional
         Number of processes that decode images before training; 0 uses threads.
     decode : {"auto", "once", "always"}
@@ -99,8 +95,6 @@ def pretrain(
         room.
     positives : path or glob, optional
         Labelled positives to evaluate the features with; they are not used for training.
-    labels : path, optional
-        Instead of positives a CSV ``key,label`` with any classes.
     minutes : float
         Stop after this time; the run can be continued.
     save_every : float
@@ -123,7 +117,7 @@ def pretrain(
     EncoderError
         The network is unknown, or the weights do not fit it.
     LabelError
-        The positives or labels do not match the images.
+        The positives do not match the images.
     ValueError
         There are fewer images than a batch, or an argument is outside its domain.
     """
@@ -152,9 +146,9 @@ def pretrain(
             _compare_sizes(source, listing, model.description)
 
         # all checks come before decoding, which may take hours
-        check_batch(len(listing.keys), recipe, compiled=compiled)
+        check_batch(len(listing.keys), recipe)
         squash = squash_for(model.description, VIEWS[recipe.views])
-        Probe(StreamedImages(source, listing, squash), positives=positives, labels=labels)
+        Probe(StreamedImages(source, listing, squash), positives=positives)
         if folder:
             settings = _settings(model, config, listing, seed=seed, precision=precision)
             processes = process_group.world_size()
@@ -164,9 +158,7 @@ def pretrain(
             remove_decoded(path)  # a run killed at its very end leaves them
             return dataclasses.replace(finished, seconds=time.monotonic() - started)
 
-        images = open_images(
-            source, listing, path, squash, device=torch_device, decode=decode, workers=workers, progress=progress
-        )
+        images = open_images(source, listing, path, squash, decode=decode, workers=workers, progress=progress)
         training = Training(
             model,
             recipe,
@@ -174,16 +166,15 @@ def pretrain(
             seed=seed,
             device=torch_device,
             dtype=torch_dtype(precision),
-            compiled=compiled,
         )
-        probe = Probe(images, positives=positives, labels=labels, seed=seed)
+        probe = Probe(images, positives=positives, seed=seed)
         step, losses = resume(folder, training, len(images.keys))
         if folder:
             log.info("%s", _plan(config, training, len(images.keys), precision, step))
             folder.start_log(step, tensorboard=tensorboard)
         trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses)
         trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
-        probe_name = probe.name if positives or labels else ""
+        probe_name = probe.name if positives else ""
         report = trainer.report(path, listing.failures, probe_name, started=started)
         if folder and trainer.step == training.steps:
             folder.finish(recipe, report)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image, ImageDraw
+from torch.nn.functional import interpolate
+from torchvision.utils import make_grid, save_image
 
 from ..errors import ImageError, SourceError
 from ..images.decoding import decode
@@ -21,7 +22,7 @@ from .recipes import Recipe, find_recipe
 
 _IMAGES, _VIEWS = 8, 6  # rows and columns of the sheet
 _MAX_ATTEMPTS = 20 * _IMAGES  # images that are tried
-_GAP, _TITLE_HEIGHT = 4, 18  # pixels
+_GAP = 4  # pixels
 
 
 def show_views(
@@ -83,16 +84,9 @@ def show_views(
 def save_view_sheet(path: str | Path, images: torch.Tensor, augment: Augment, randoms: torch.Tensor) -> None:
     """Draw each image (b, D, D, 3) and its views side by side into a PNG, one row per image."""
     views = augment(images, randoms)  # (M, b, 3, size, size)
-    M, side = len(views), max(96, min(augment.size, 224))
-    cell = side + _GAP
-    sheet = Image.new("RGB", ((M + 1) * cell + _GAP, _TITLE_HEIGHT + len(images) * cell), "white")
-    pen = ImageDraw.Draw(sheet)
-    for column, title in enumerate(["original", *(f"view {m % len(augment.views) + 1}" for m in range(M))]):
-        pen.text((_GAP + column * cell, 3), title, fill="black")
-    for row, original in enumerate(images):
-        pictures = [original, *(views[:, row].permute(0, 2, 3, 1) * 255).round().to(torch.uint8)]
-        for column, pixels in enumerate(pictures):
-            tile = Image.fromarray(pixels.cpu().numpy()).resize((side, side), Image.Resampling.NEAREST)
-            sheet.paste(tile, (_GAP + column * cell, _TITLE_HEIGHT + row * cell))
+    side = max(96, min(augment.size, 224))
+    originals = interpolate(images.permute(0, 3, 1, 2) / 255, side, mode="nearest-exact")
+    tiles = [originals, *(interpolate(view, side, mode="nearest-exact") for view in views)]
+    sheet = make_grid(torch.stack(tiles, 1).flatten(0, 1), nrow=len(tiles), padding=_GAP, pad_value=1)
     with replacing(check_writable(path)) as temporary:
-        sheet.save(temporary, "PNG")
+        save_image(sheet, temporary, format="PNG")

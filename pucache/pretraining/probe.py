@@ -1,14 +1,13 @@
-"""Quality of the features during training: by labelled positives, by class labels, or without labels."""
+"""Quality of the features during training: by labelled positives, or without labels."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 from sklearn.metrics import roc_auc_score
-from torch.nn.functional import interpolate, normalize
+from torch.nn.functional import interpolate
 
 from ..cache.keys import Keys, encode_keys
 from ..devices import choose_device
@@ -18,48 +17,29 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments
 from ..labels.folds import assign_folds
 from ..labels.label_files import find_keys
-from ..storage.tables import read_table
 from ..training.cross_fitting import CrossFitter
 from .dataset import TrainingImages
 from .network import Network
 
 _MAX_IMAGES = 4096
-_NEIGHBOURS, _TEMPERATURE = 20, 0.1
 _BATCH = 128
 _FOLDS = 5
 
 
 class Probe:
-    """Evaluate the features of a fixed sample of at most 4,096 images, by labelled positives or by classes.
+    """Evaluate the features of a fixed sample of at most 4,096 images, by labelled positives if there are any.
 
-    `labels` is a CSV ``key,label`` with any classes; images that it does not name, or whose label is empty, are left
-    out. Raises `LabelError` where a file is unreadable, where no image or every image is among the positives, or where
-    there are fewer than two classes.
+    Raises `LabelError` where the file is unreadable, or where no image or every image is among the positives.
     """
 
-    def __init__(
-        self,
-        images: TrainingImages,
-        *,
-        positives: str | Path | None = None,
-        labels: str | Path | None = None,
-        seed: int = 0,
-    ):
-        if positives is not None and labels is not None:
-            raise ValueError("give positives or labels, not both")
+    def __init__(self, images: TrainingImages, *, positives: str | Path | None = None, seed: int = 0):
         self._images = images
         self.name = "alignment and uniformity"
         self._s: np.ndarray | None = None
-        self._classes: np.ndarray | None = None
         generator = np.random.default_rng(seed)
         if positives is not None:
             self.name = "PAUC of held-out linear heads"
             self._rows, self._s = _sample_positives(_positive_rows(positives, images), len(images.keys), generator)
-        elif labels is not None:
-            self.name = f"accuracy of {_NEIGHBOURS} nearest neighbours"
-            classes = _read_classes(labels, images.keys)
-            self._rows = np.sort(generator.permutation(np.flatnonzero(classes >= 0))[:_MAX_IMAGES])
-            self._classes = np.unique(classes[self._rows], return_inverse=True)[1]
         else:
             self._rows = np.sort(generator.permutation(len(images.keys))[:_MAX_IMAGES])
 
@@ -67,8 +47,8 @@ class Probe:
         """Metric and effective rank (`effective_rank`) of the present features.
 
         With positives the metric is the area under the curve of labelled positives against the other images, by
-        held-out linear heads (PAUC); with labels the accuracy of a vote of the nearest neighbours; else NaN. Raises
-        `RunError` where a feature is not finite, which may happen with finite weights, or the device is out of memory.
+        held-out linear heads (PAUC); else NaN. Raises `RunError` where a feature is not finite, which may happen with
+        finite weights, or the device is out of memory.
         """
         try:
             X = features(network, self._images, self._rows, device, dtype)
@@ -79,8 +59,6 @@ class Probe:
             quality = float("nan")
             if self._s is not None:
                 quality = held_out_auc(X.cpu().numpy(), self._s, str(X.device))
-            elif self._classes is not None:
-                quality = knn_accuracy(X, torch.from_numpy(self._classes))
             return quality, effective_rank(X)
         except torch.OutOfMemoryError as error:
             raise RunError(
@@ -118,21 +96,6 @@ def held_out_auc(X: np.ndarray, s: np.ndarray, device: str = "cpu") -> float:
     return float(roc_auc_score(s, fitter.cross_fit().margins))
 
 
-def knn_accuracy(X: torch.Tensor, classes: torch.Tensor) -> float:
-    """Accuracy of the weighted vote of the nearest other images (Wu et al. 2018, section 3.4).
-
-    X (n, d) is on the device that computes, `classes` (n,) of 0 .. C-1 on the CPU.
-    """
-    unit = normalize(X.float(), dim=1)
-    cosines = unit @ unit.T
-    cosines.fill_diagonal_(-2)  # an image does not vote for itself
-    nearest = cosines.topk(min(_NEIGHBOURS, len(X) - 1), dim=1)
-    votes = torch.zeros(len(X), int(classes.max()) + 1, device=X.device)
-    classes = classes.to(X.device)
-    votes.scatter_add_(1, classes[nearest.indices], (nearest.values / _TEMPERATURE).exp())
-    return float((votes.argmax(1) == classes).float().mean())
-
-
 def effective_rank(X: torch.Tensor) -> float:
     """exp of the entropy of the singular values of the centred features (Garrido et al. 2023, eq. 1)."""
     X = (X - X.mean(0)).double()
@@ -163,16 +126,3 @@ def _sample_positives(rows: np.ndarray, n: int, generator: np.random.Generator) 
         raise LabelError(f"{len(rows)} positive and {len(others)} others are too few to hold any out; at least 2")
     sample = np.sort(np.concatenate([rows, others]))
     return sample, np.isin(sample, rows).astype(np.int8)
-
-
-def _read_classes(path: str | Path, keys: Sequence[str]) -> np.ndarray:
-    """Class of each key, 0 .. C-1, or -1 if the file names none; int64, (n,)."""
-    table = read_table(path)
-    if not table or "label" not in table[0]:
-        raise LabelError(f"{path} has no column 'label'; expected a CSV key,label")
-    labels = {row["key"]: row["label"] for row in table if row["label"]}
-    numbers = {label: number for number, label in enumerate(sorted(set(labels.values())))}
-    classes = np.array([numbers[labels[key]] if key in labels else -1 for key in keys], np.int64)
-    if len(np.unique(classes[classes >= 0])) < 2:
-        raise LabelError(f"{path} names fewer than two classes of the images at hand; keys are paths within the source")
-    return classes

@@ -174,31 +174,8 @@ def share_batch_norm(model: torch.nn.Module) -> torch.nn.Module:
 
 class _SharedBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise (b, C, ...) by mean and variance over all processes, then apply timm's activation, if any."""
+        """Normalise the images of all processes together, and return those of this one."""
         if not self.training:  # evaluation may run in one process alone, so nothing is exchanged
             return super().forward(x)
-        axes = [axis for axis in range(x.ndim) if axis != 1]
-        shape = (1, -1, *[1] * (x.ndim - 2))
-        count = x.numel() // x.shape[1] * world_size()
-        exact = x.to(torch.promote_types(x.dtype, torch.float32))
-        mean = sum_over_processes(exact.sum(axes)) / count
-        centred = exact - mean.view(shape)
-        variance = sum_over_processes(centred.square().sum(axes)) / count
-        self._update_running_statistics(mean.detach(), variance.detach() * (count / max(1, count - 1)))
-        scale = (variance + self.eps).rsqrt() * (1 if self.weight is None else self.weight)
-        shift = 0 if self.bias is None else self.bias.view(shape)
-        x = (centred * scale.view(shape) + shift).to(x.dtype)
-        for name in ("drop", "act"):  # of timm's BatchNormAct2d
-            layer = getattr(self, name, None)
-            x = x if layer is None else layer(x)
-        return x
-
-    def _update_running_statistics(self, mean: torch.Tensor, variance: torch.Tensor) -> None:
-        """Update the running statistics as torch does."""
-        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
-            return
-        assert self.num_batches_tracked is not None
-        self.num_batches_tracked.add_(1)
-        weight = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-        self.running_mean.lerp_(mean, weight)
-        self.running_var.lerp_(variance, weight)
+        whole, first = gather(x)
+        return super().forward(whole)[first : first + len(x)]

@@ -11,7 +11,7 @@ import torch
 from .augmentations import VIEWS
 from .losses import check_parameters
 
-DEFAULT_LEARNING_RATES = {"adam": 3e-4, "sgd": 0.06}
+OPTIMIZERS = ("adam", "sgd")
 _REFERENCE_BATCH = 256  # batch size for which the learning rate of sgd is stated
 
 
@@ -50,7 +50,7 @@ class Recipe:
     """
 
     optimizer: str = "sgd"
-    lr: float = DEFAULT_LEARNING_RATES["sgd"]
+    lr: float = 0.06
     weight_decay: float = 1e-4
     warmup: float = 0.1
     constant: bool = False
@@ -65,8 +65,8 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_parameters(self.temperature, self.tau_plus)
-        if self.optimizer not in DEFAULT_LEARNING_RATES:
-            raise ValueError(f"unknown optimizer {self.optimizer!r}; use {' or '.join(DEFAULT_LEARNING_RATES)}")
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"unknown optimizer {self.optimizer!r}; use {' or '.join(OPTIMIZERS)}")
         if self.views not in VIEWS:
             raise ValueError(f"unknown views {self.views!r}; use {', '.join(VIEWS)}")
         if not 0 < self.lr < math.inf:
@@ -126,7 +126,7 @@ class Recipe:
 RECIPES = {
     "impulses": Recipe(
         optimizer="adam",
-        lr=DEFAULT_LEARNING_RATES["adam"],
+        lr=3e-4,
         weight_decay=0.0,
         warmup=0.0,
         constant=True,

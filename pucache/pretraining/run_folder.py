@@ -68,9 +68,9 @@ class PretrainReport:
     geometry : ProjectionGeometry
         Of the last batch that was measured.
     probe_name : str
-        Name of the probe's metric; empty if there are neither positives nor labels.
+        Name of the probe's metric; empty without positives.
     probe_before, probe : float
-        Probe before the first step and now; NaN without positives or labels.
+        Probe before the first step and now; NaN without positives.
     rank : float
         Effective rank of the features.
     collapsed : bool

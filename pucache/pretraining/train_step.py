@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..encoders.backbones import share_batch_norm_on_gpus
 from ..encoders.backends import TIMED_KERNELS
-from ..errors import RunError, one_line
+from ..errors import RunError
 from . import process_group
 from .augmentations import VIEWS, Augment, random_numbers
 from .losses import contrastive_loss
@@ -20,8 +20,8 @@ from .network import Network
 from .recipes import Recipe, build_optimizer
 
 
-def check_batch(images: int, recipe: Recipe, *, compiled: bool) -> None:
-    """Raise `ValueError` if there are fewer images than a batch, or the processes cannot share a batch or compile."""
+def check_batch(images: int, recipe: Recipe) -> None:
+    """Raise `ValueError` if there are fewer images than a batch, or the processes cannot share a batch evenly."""
     if images < 2:
         raise ValueError("there is one image only, and images are compared with each other; pass a folder of more")
     if images < recipe.batch_size:
@@ -35,8 +35,6 @@ def check_batch(images: int, recipe: Recipe, *, compiled: bool) -> None:
             f"a batch of {recipe.batch_size} does not divide evenly among {process_group.world_size()} processes x "
             f"{recipe.accumulate} parts; choose a multiple of {parts}"
         )
-    if compiled and process_group.world_size() > 1:
-        raise ValueError("--compile is for one process: batch norm over several breaks its graph; leave it out")
 
 
 class Training:
@@ -56,9 +54,8 @@ class Training:
         seed: int,
         device: torch.device,
         dtype: torch.dtype,
-        compiled: bool = False,
     ):
-        check_batch(images, recipe, compiled=compiled)
+        check_batch(images, recipe)
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.dtype = device, dtype
         try:
@@ -66,11 +63,10 @@ class Training:
         except torch.OutOfMemoryError as error:
             raise RunError(f"out of memory on {device} with the network itself; use a smaller --backbone") from error
         self._shared = process_group.world_size() > 1
+        self._forward: Any = network
         if self._shared:
             share = share_batch_norm_on_gpus if device.type == "cuda" else process_group.share_batch_norm
             network = share(network)  # type: ignore[assignment]
-        self._forward: Any = torch.compile(network, dynamic=False) if compiled else network
-        if self._shared:
             unused = _has_unused_parameters(network)  # which torch does not expect unless it is told
             self._forward = DistributedDataParallel(network, find_unused_parameters=unused)
         self.network = network.train()
@@ -94,7 +90,7 @@ class Training:
         """Take one step with this process's share of the batch, uint8 (b, D, D, 3).
 
         Returns the loss of the whole batch, and the projections z (b, M, 128) of this process's images. Raises
-        `RunError` where the device is out of memory, torch.compile failed, or another process has ended.
+        `RunError` where the device is out of memory, or another process has ended.
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate(number, self.steps)
@@ -106,8 +102,6 @@ class Training:
                 loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
                 loss = process_group.sum_over_processes(loss.detach()) / process_group.world_size()
             self.optimizer.step()
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise RunError(f"torch.compile failed ({one_line(error)[:160]}); leave out --compile") from error
         except RuntimeError as error:
             if not process_group.is_out_of_memory(error):
                 raise

@@ -30,14 +30,11 @@ def snapshot(folder):
 
 
 LISTS = {  # files of labels as people write them
-    "book.xlsx": b"PK\x03\x04\x14\0\x06\0\x08\0",
     "zeros.txt": bytes(3000),
-    "latin.txt": "r\xe4d/000.png\n".encode("latin-1"),
     "absolute.txt": b"/abs/images/red/000.png\n/abs/images/rest/001.png\n",
     "prefix.txt": b"other/red/000.png\nother/red/001.png\n",
     "quoted.txt": b'"red/000.png"\n"red/001.png"\n',
     "mixed.csv": b"key,label\nred/000.png;1\nred/001.png;0\n",
-    "excel.csv": b'"key,label"\n"red/000.png,1"\n',
     "empty.csv": b"",
     "no_rows.csv": b"key,margin,posterior,label\n",
     "one_score.csv": b"key,margin,posterior,label\nred/000.png,1,0.5,1\n",
@@ -56,7 +53,6 @@ def bad(world, trained):
     (bad / "documents" / "a.docx").write_bytes(b"")
     (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
     (bad / "none.txt").write_text("\n")
-    (bad / "none.csv").write_text("key\n")
     (bad / "classes.csv").write_text("key,label\nred/000.png,Dress\n")
     for name, content in LISTS.items():
         (bad / name).write_bytes(content)
@@ -100,23 +96,16 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
     TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
     TRAIN + " --threshold nan": (2, "threshold must be f1, precision=P or recall=R .*or a margin; got 'nan'"),
-    TRAIN + " --threshold precision=2": (2, "threshold must be f1, precision=P or recall=R .*got 'precision=2'"),
-    TRAIN + " --prior some": (2, r"--prior must be a number in \(0, 1\) or auto, got 'some'"),
-    TRAIN + " --penalty much": (2, "--penalty must be a number >= 0 or auto, got 'much'"),
-    TRAIN + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
+    TRAIN + " --prior some": (2, "--prior must be a number or auto, got 'some'"),
+    TRAIN + " --penalty much": (2, "--penalty must be a number or auto, got 'much'"),
     TRAIN + " --solver adam": (2, "unknown solver 'adam'; use batch or sgd"),
-    TRAIN + " --epochs 3": (2, "--epochs is for --solver sgd"),
     TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
     TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
-    **{
-        command + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0")
-        for command in (TRAIN, PRIOR, SWEEP, FIND + " --positives red/**")
-    },
+    TRAIN + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0"),
     PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
-    **{PRIOR + f" --level {level}": (2, "level must be in .0, 1.") for level in (0, 1, 90)},
+    PRIOR + " --level 90": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
-    SWEEP + " --priors 0.1,1": (2, "priors must lie strictly between 0 and 1"),
     SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
     FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
@@ -144,20 +133,15 @@ BAD = {  # command: (exit code, what the one line must tell)
         f"{EMBED} old.h5{SMALL}--shard={shard}": (2, f"shard .*{expected}")
         for shard, expected in {
             "3/2": "is not one of 1/2 to 2/2",
-            "0/2": "is not one of 1/2",
-            "1/0": "is not one of",
-            "x": "expects I/N such as 2/8, got 'x'",
-            "1/2/3": "got '1/2/3'",
-            "-1/2": "got '-1/2'",
+            "-1/2": "expects I/N such as 2/8, got '-1/2'",
         }.items()
     },
     **{
         f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is a share")
-        for prior in ("0", "1", "-1", "2", "nan")
+        for prior in ("0", "nan")
     },
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
     TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
-    TRAIN + " --prior 0.1 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
     TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),
     "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
     "train-pu {w}/cache.h5 --positives '**' --prior 0.1": (1, "all 60 rows are labelled positive; some must"),
@@ -166,32 +150,22 @@ BAD = {  # command: (exit code, what the one line must tell)
         for name, expected in {
             "unknown.txt": r"4 of 5 keys in .*'u/1.png', 'u/2.png', 'u/3.png', \.\.\..*such as 'red/000.png'",
             "none.txt": "none.txt lists no keys",
-            "none.csv": "none.csv lists no keys",
             "nokey.csv": "nokey.csv has columns path; expected one called 'key'",
             "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
-            "other.h5": "other.h5 is not a text file .it holds NUL bytes.*save it as CSV",
-            "book.xlsx": "book.xlsx is a spreadsheet .* save its sheet as CSV in UTF-8",
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
-            "latin.txt": "latin.txt is not UTF-8 text .byte 1.; save it as UTF-8",
             "absolute.txt": "without '/abs/images/' at the beginning they are there: remove it",
-            "prefix.txt": "without 'other/' at the beginning they are there: remove it",
             "quoted.txt": "without the quotes or spaces around them they are there: remove these",
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
-            "excel.csv": "expected one called 'key': each row is one quoted cell, remove the quotes around rows",
         }.items()
     },
     FIND + " --positives 'blue/*'": (1, r"no key matches 'blue/\*'; keys are paths relative to the source, such as"),
-    **{
-        FIND + f" --positives red/** -k {k}": (2, f"-k must be a whole number of at least 1, or all; got '{k}'")
-        for k in ("0", "-1", "1.5", "some")
-    },
+    FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
     FIND + " --positives red/** --index Flat --model m": (2, "similarity and index do nothing where a model ranks"),
     FIND + " --positives red/** --index Flat -k all": (2, "all images are wanted, which index Flat is not for"),
     FIND + " --positives red/** --index ivf": (2, "faiss makes no index 'ivf' of .*use exact, or a factory"),
     FIND + " --positives red/** --index IVF999,SQ8": (2, "an index IVF999,SQ8 cannot be made of the .* rows of "),
     FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
-    FIND + " --positives red/** --diverse nan": (2, "diverse must lie between 0 and 1, got nan"),
     FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
     FIND + " --positives red/** --out old.csv --review ./old.csv": (2, "--out and --review are one file, old.csv"),
     FIND + " --positives {w}/truth.csv --review {w}/truth.csv": (1, "truth.csv is also an input"),
@@ -199,24 +173,13 @@ BAD = {  # command: (exit code, what the one line must tell)
         1,
         "8 keys are both in red/.. and in .*positives.txt .*; decide which",
     ),
-    FIND + " --positives red/** --negatives 'blue/*'": (1, r"no key matches 'blue/\*'"),
     FIND + " --positives red/** --negatives 'rest/**'": (1, "all 60 rows are labelled; some must be unlabelled"),
-    FIND + " --positives red/** --negatives {w}/positives.txt --out {w}/positives.txt": (1, "txt is also an input"),
     TRAIN + " --negatives {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
-    **{
-        command + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys")
-        for command in (TRAIN, PRIOR, SWEEP, FIND + " --positives red/**")
-    },
+    TRAIN + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys"),
     FIND + " --positives {b}/classes.csv": (1, "classes.csv has the label 'Dress'; expected 1 or 0"),
     FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
-    FIND + " --positives red/** --by classifier": (2, "ranking by classifier needs a model; train one with train-pu"),
     FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
     FIND + " --positives red/** --device bogus": (2, "bogus"),
-    FIND + f" --positives '*{'x' * 300}'": (1, "no key matches"),
-    FIND + " --positives red/** --similarity max --model m": (
-        2,
-        "similarity and index do nothing where a model ranks; leave them out, or the model",
-    ),
     FIND + " --positives red/** --model {b}/other.safetensors": (
         1,
         "cache.h5 holds .* of timm.* expects imported",
@@ -397,7 +360,7 @@ pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["pucache.cli.main", "click", "pucache.cli.verify", "h5py", "torch"])
+@pytest.mark.parametrize("module", ["pucache.cli.main", "click", "pucache.cli.train_pu", "h5py", "torch"])
 def test_an_interruption_while_modules_are_imported_is_one_line(here, module, number):
     ended = subprocess.run([sys.executable, "-c", EARLY, module, str(int(number))], capture_output=True, text=True)
     assert ended.returncode == 128 + number and re.fullmatch("\\s*interrupted.*\n", ended.stderr), ended.stderr

@@ -57,10 +57,9 @@ def test_margins_of_a_design_matrix_and_of_rows_taken_from_it_are_those_of_the_c
     np.testing.assert_allclose(taken, expected.margins(heads)[half], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("method", ["linear", "distilled"])
-def test_a_classifier_is_that_of_the_cpu(cuda, rows, tmp_path, method):
+def test_a_classifier_is_that_of_the_cpu(cuda, rows, tmp_path):
     caches = {device: write_cache(tmp_path / f"{device}.h5", rows[0]) for device in ("cpu", "cuda")}
-    expected, model = (train_pu(cache, rows[1], method=method, device=device) for device, cache in caches.items())
+    expected, model = (train_pu(cache, rows[1], method="distilled", device=device) for device, cache in caches.items())
     assert model.method_ == expected.method_ and model.penalty_ == expected.penalty_
     assert model.prior_ == pytest.approx(expected.prior_, rel=1e-3)
     on_cpu = expected.margins(rows[0])

@@ -8,13 +8,9 @@ from PIL import Image
 
 from pucache.encoders import pretrained_file
 from pucache.errors import RunError
-from pucache.images.source import open_source
 from pucache.pretraining import probe
-from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import Squash, open_images
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
-from pucache.progress import Silent
 
 CPU = torch.device("cpu")
 
@@ -31,8 +27,7 @@ def out_of_memory(*arguments, **options):
     raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("name", ["modern", "impulses"])
+@pytest.mark.parametrize(("name", "accumulate"), [("modern", 2), ("impulses", 1)])
 def test_steps_are_those_of_the_cpu(cuda, name, accumulate):
     how = recipe(name, accumulate=accumulate)
     here, there = (train(training(with_norms(), how, device=device), steps=3) for device in (cuda, CPU))
@@ -53,37 +48,15 @@ def test_a_batch_that_does_not_fit_is_refused_with_the_way_out(cuda, monkeypatch
         run.step(0, IMAGES[:BATCH])
 
 
-def test_images_that_do_not_fit_go_up_batch_by_batch(cuda, photos, tmp_path, monkeypatch, caplog):
-    def opened():
-        source = open_source(photos)
-        squash = Squash(SIDE, "bilinear", VIEWS["natural"])
-        options = {"device": cuda, "decode": "once", "workers": 0, "progress": Silent()}
-        return open_images(source, source.scan(), tmp_path, squash, **options)
-
-    plan = np.random.default_rng(0).permutation(N).reshape(4, 7)
-    expected = [batch.cpu() for batch in opened().batches(plan)]
-    tensor = torch.tensor
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            torch, "tensor", lambda x, **how: (out_of_memory if isinstance(x, np.ndarray) else tensor)(x, **how)
-        )
-        images = opened()
-    found = list(images.batches(plan))
-    assert all(batch.is_cuda for batch in found)
-    assert torch.equal(torch.stack([batch.cpu() for batch in found]), torch.stack(expected))
-    assert "too little memory on cuda for the images; they are copied there batch by batch" in caplog.text
-
-
 def test_a_probe_is_that_of_the_cpu(cuda):
     generator = np.random.default_rng(0)
     classes = np.arange(600) % 3
     X = generator.standard_normal((600, 48)).astype(np.float32)
     X[:, :3] += 1.5 * np.eye(3, dtype=np.float32)[classes]
     s, here = (classes == 1).astype(np.int8), torch.from_numpy(X)
-    there, labels = here.to(cuda), torch.from_numpy(classes)
+    there = here.to(cuda)
     assert probe.held_out_auc(X, s, "cuda") == pytest.approx(probe.held_out_auc(X, s, "cpu"), abs=2e-3)
     assert probe.effective_rank(there) == pytest.approx(probe.effective_rank(here), rel=1e-4)
-    assert probe.knn_accuracy(there, labels) == pytest.approx(probe.knn_accuracy(here, labels), abs=1e-2)
 
 
 def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):

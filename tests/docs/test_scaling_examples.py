@@ -164,29 +164,6 @@ def test_the_options_of_the_pods_are_those_of_embed(file):
     assert one["resources"]["requests"].keys() == one["resources"]["limits"].keys()
 
 
-def test_pods_are_tried_again_but_for_wrong_usage_and_an_interruption_does_not_count(job):
-    spec = job["spec"]["template"]["spec"]
-    assert spec["restartPolicy"] == "Never"  # a failure policy demands it
-    rules = [rule for rule in job["spec"]["podFailurePolicy"]["rules"] if "onExitCodes" in rule]
-    assert {rule["onExitCodes"]["containerName"] for rule in rules} == {container(job)["name"]}
-    actions = {code: rule["action"] for rule in rules for code in rule["onExitCodes"]["values"]}
-    assert actions == {WrongUsage.exit_code: "FailJob", 128 + signal.SIGTERM: "Ignore"}
-    assert job["spec"]["backoffLimitPerIndex"] > 0
-
-
-def test_a_pod_has_no_rights_it_does_not_need_and_writes_to_its_volumes_alone(job):
-    spec, one = job["spec"]["template"]["spec"], container(job)
-    assert spec["securityContext"]["runAsNonRoot"] and spec["securityContext"]["runAsUser"] > 0
-    assert one["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    mounts = {mount["mountPath"]: mount.get("readOnly", False) for mount in one["volumeMounts"]}
-    assert mounts == {"/photos": True, "/caches": False, "/tmp": False, "/work": False}
-    assert {mount["name"] for mount in one["volumeMounts"]} == {volume["name"] for volume in spec["volumes"]}
-
-
 def test_the_job_is_valid_by_the_schema_of_kubernetes(job):
     schemas = pytest.importorskip("kubernetes_validate")
     schemas.validate(job, "1.31", strict=True)

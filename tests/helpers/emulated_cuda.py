@@ -8,7 +8,6 @@ torch's core sees the tensors on ``cpu``, so that autograd asks for no streams a
 
 import contextlib
 import threading
-from pathlib import Path
 from unittest.mock import patch
 
 import torch
@@ -17,7 +16,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
-ROOT = str(Path(__file__).parents[2])
 MEMORY = 141 << 30  # bytes of an H200
 
 INDEXING = {
@@ -95,7 +93,6 @@ class EmulatedDevice(TorchDispatchMode):
     def __init__(self):
         super().__init__()
         self._outer = []
-        self.pinned = {}  # address: copy, which is kept, so that no other memory gets the address
 
     def __enter__(self):
         self._outer.append(EmulatedDevice.current)
@@ -137,25 +134,11 @@ class EmulatedDevice(TorchDispatchMode):
         copied = aten._to_copy.default(_inner(tensor), **options)
         return CudaTensor(copied) if device.type in ("cuda", "meta") else copied
 
-    def pin(self, tensor):
-        """A copy in pinned memory."""
-        assert not isinstance(tensor, CudaTensor), "cannot pin a tensor of the device"
-        copied = tensor.clone()
-        self.pinned[copied.untyped_storage().data_ptr()] = copied
-        return copied
-
-    def is_pinned(self, tensor):
-        on_host = not isinstance(tensor, CudaTensor)
-        return on_host and tensor.untyped_storage().data_ptr() in self.pinned
-
     def _on_host(self, func, args, kwargs):
-        if func is aten.is_pinned.default:
-            return self.is_pinned(args[0])
         if func in (aten.pin_memory.default, aten._pin_memory.default):
-            return self.pin(args[0])
-        pins = kwargs.pop("pin_memory", None)
-        result = func(*args, **kwargs)
-        return self.pin(result) if pins else result
+            return args[0].clone()
+        kwargs.pop("pin_memory", None)
+        return func(*args, **kwargs)
 
     def _compute(self, func, args, kwargs):
         if func in INDEXING and func is not aten.index.Tensor and not isinstance(args[2], CudaTensor) and args[2].dim():
@@ -213,27 +196,15 @@ def _written_arguments(func, args, kwargs, results):
 
 
 class Stream:
-    """Stands for streams and events, of which there is one."""
+    """Stands for streams, of which there is one."""
 
     def __init__(self, *args, **kwargs):
         pass
 
-    def record_event(self, event=None):
-        return event or Stream()
-
-    def query(self):
-        return True
-
-    def ignored(self, *args):
+    def synchronize(self, *args):
         pass
 
-    synchronize = wait_stream = wait_event = record = ignored
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *raised):
-        pass
+    wait_stream = wait_event = record_event = synchronize
 
 
 @contextlib.contextmanager
@@ -246,18 +217,14 @@ def emulated_cuda():
         "is_initialized": lambda: True,
         "device_count": lambda: 1,
         "current_device": lambda: 0,
-        "get_device_name": lambda *args: "emulated",
         "is_bf16_supported": lambda including_emulation=True: True,
         "manual_seed_all": lambda seed: None,
         "mem_get_info": lambda *args: (MEMORY, MEMORY),
         "memory_allocated": lambda *args: 0,
         "memory_reserved": lambda *args: 0,
-        "max_memory_allocated": lambda *args: 0,
-        "reset_peak_memory_stats": lambda *args: None,
         "empty_cache": lambda: None,
         "synchronize": lambda *args: None,
         "Stream": Stream,
-        "Event": Stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "current_stream": lambda *args: Stream(),
         "device": lambda device: contextlib.nullcontext(),
@@ -266,8 +233,7 @@ def emulated_cuda():
     with contextlib.ExitStack() as stack:
         for name, stand_in in stand_ins.items():
             stack.enter_context(patch.object(torch.cuda, name, stand_in))
-        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *args: device.pin(tensor)))
-        stack.enter_context(patch.object(torch.Tensor, "is_pinned", lambda tensor, *args: device.is_pinned(tensor)))
+        stack.enter_context(patch.object(torch.Tensor, "pin_memory", lambda tensor, *args: tensor.clone()))
         stack.enter_context(patch.object(threading.Thread, "run", _on_the_device(device, threading.Thread.run)))
         stack.enter_context(patch.object(torch, "autocast", _autocast_of_cpu(torch.autocast)))
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()

@@ -42,8 +42,8 @@ def _toy(*layers, norm):
     return Network(torch.nn.Sequential(*layers, torch.nn.Flatten()), description, norm=norm)
 
 
-def training(network, how, *, seed=3, images=N, dtype=torch.float32, device=CPU, compiled=False):
-    return Training(network, how, images=images, seed=seed, device=device, dtype=dtype, compiled=compiled)
+def training(network, how, *, seed=3, images=N, dtype=torch.float32, device=CPU):
+    return Training(network, how, images=images, seed=seed, device=device, dtype=dtype)
 
 
 def train(trained, first=0, steps=10):

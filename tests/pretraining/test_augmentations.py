@@ -1,6 +1,5 @@
 import itertools
 import math
-import os
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +9,6 @@ from PIL import Image
 from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as tv
 
-from pucache.errors import OutputError
 from pucache.pretraining.augmentations import _RANDOM_NAMES, N_RANDOM, VIEWS, Augment, View, random_numbers
 from pucache.pretraining.preview import save_view_sheet
 
@@ -193,66 +191,44 @@ def test_the_same_seed_and_step_draw_the_same_and_others_do_not():
     assert torch.equal(random_numbers(3, 5, images=4, views=2), first)
 
 
-@pytest.mark.parametrize("steps", [(50699, 55170), (88028, 106305), (101174, 112877)])
-def test_steps_whose_seeds_agree_in_32_bits_draw_different_numbers(steps):
+def test_steps_whose_seeds_agree_in_32_bits_draw_different_numbers():
     """A generator of torch looks at no more, and would give both steps the same views."""
+    steps = (50699, 55170)
     seeds = [int(np.random.SeedSequence((0, step)).generate_state(1, np.uint64)[0]) >> 1 for step in steps]
     assert seeds[0] != seeds[1] and seeds[0] % 2**32 == seeds[1] % 2**32
     assert not torch.equal(*(random_numbers(0, step, images=2, views=2) for step in steps))
 
 
-# --- every set, every size -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("M", [2, 3])
-@pytest.mark.parametrize("size", [8, 32, 224])
-@pytest.mark.parametrize("name", VIEWS)
-def test_every_set_of_views_runs_at_every_size(name, size, M):
-    views = Augment(VIEWS[name], size)(noise(2, max(32, size)), random_numbers(0, 0, images=2, views=M))
-    assert views.shape == (M, 2, 3, size, size) and views.isfinite().all()
-    assert views.min() >= 0 and views.max() <= 1
+# --- every set -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
     black, white = torch.zeros(1, 24, 24, 3, dtype=torch.uint8), torch.full((1, 24, 24, 3), 255, dtype=torch.uint8)
     images = torch.cat([black, white, noise(1, 24), noise(1, 24, 0, 2) * 255]).repeat_interleave(40, 0)
-    rows = (random_numbers(0, 0, images=160, views=2) > 0.5).float() * (1 - 2**-24)
+    rows = (random_numbers(0, 0, images=160, views=3) > 0.5).float() * (1 - 2**-24)
     rows[::40], rows[1::40] = 0, 1 - 2**-24
-    for size in (12, 48):
+    for size in (8, 48):
         views = Augment(VIEWS[name], size)(images, rows)
+        assert views.shape == (3, 160, 3, size, size)
         assert views.isfinite().all() and views.min() >= 0 and views.max() <= 1
 
 
 # --- previews ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "side"), [(32, 96), (128, 128), (300, 224)])
+@pytest.mark.parametrize(("size", "side"), [(32, 96), (300, 224)])
 def test_a_preview_shows_each_image_and_its_views(tmp_path, size, side):
     images, path = noise(3, size), tmp_path / "new" / "views.png"
     augment, rows = Augment([NOTHING, replace(NOTHING, flip=1)], size), random_numbers(0, 0, images=3, views=3)
     save_view_sheet(path, images, augment, rows)
     with Image.open(path) as opened:
-        assert opened.format == "PNG" and opened.size == (4 * (side + 4) + 4, 18 + 3 * (side + 4))
+        assert opened.format == "PNG" and opened.size == (4 * (side + 4) + 4, 3 * (side + 4) + 4)
         sheet = np.asarray(opened.convert("RGB"))
     for row, column in itertools.product(range(3), range(4)):
-        y, x = 18 + row * (side + 4), 4 + column * (side + 4)
+        y, x = 4 + row * (side + 4), 4 + column * (side + 4)
         expected = images[row].flip(1) if column == 2 else images[row]
         expected = Image.fromarray(expected.numpy()).resize((side, side), Image.Resampling.NEAREST)
         np.testing.assert_array_equal(sheet[y : y + side, x : x + side], np.asarray(expected))
-    assert (sheet[:18] < 128).any() and (sheet[:, :4] == 255).all()
+    assert (sheet[:4] == 255).all() and (sheet[:, :4] == 255).all()
     assert [entry.name for entry in path.parent.iterdir()] == ["views.png"]
-
-
-def test_a_preview_that_cannot_be_written_is_an_output_error(tmp_path, small_disk):
-    (tmp_path / "file").write_text("mine")
-    (tmp_path / "folder").mkdir()
-    images, augment, rows = noise(2), Augment(VIEWS["grey"], 32), random_numbers(0, 0, images=2, views=2)
-    os.mkfifo(tmp_path / "pipe")
-    for path in (tmp_path / "folder", tmp_path / "file" / "views.png", tmp_path / "pipe"):
-        with pytest.raises(OutputError):
-            save_view_sheet(path, images, augment, rows)
-    with small_disk(500), pytest.raises(OutputError, match=r"views\.png"):
-        save_view_sheet(tmp_path / "views.png", images, augment, rows)
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["file", "folder", "pipe"]
-    assert (tmp_path / "pipe").is_fifo()

@@ -32,7 +32,6 @@ from pucache.progress import Silent
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 SIDE = 8
-CPU = torch.device("cpu")
 
 
 def squash(side=SIDE, interpolation="bilinear", views="natural"):
@@ -49,7 +48,7 @@ def decoded(folder, run, *, workers=0, side=SIDE, **options):
     source, listing = opened(folder)
     run.mkdir(exist_ok=True)
     decode_all(source, listing, run, squash(side, **options), workers=workers, progress=Silent())
-    return MappedImages(run, listing, side, CPU)
+    return MappedImages(run, listing, side)
 
 
 def all_of(images):

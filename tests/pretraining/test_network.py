@@ -6,7 +6,7 @@ from helpers.learned import description, network, write_run
 
 from pucache.encoders import pretrained_file
 from pucache.errors import EncoderError
-from pucache.pretraining.network import Network, NetworkConfig, build_network
+from pucache.pretraining.network import NetworkConfig, build_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -29,28 +29,6 @@ def equal(a, b):
 
 
 # --- shapes --------------------------------------------------------------------------------------
-
-
-class Wide(torch.nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.dim = dim
-
-    def forward(self, x):
-        """A row of the mean for each image."""
-        return x.mean((1, 2, 3))[:, None].expand(-1, self.dim)
-
-
-@pytest.mark.parametrize("dim, hidden", [(2048, 2048), (512, 512), (64, 64), (4096, 2048)])
-@pytest.mark.parametrize("norm", [True, False])
-def test_the_projector_is_as_wide_as_the_features_up_to_2048_and_gives_128(dim, hidden, norm):
-    projector = Network(Wide(dim), description(), norm=norm).projector
-    weights = [tuple(p.shape) for p in projector.parameters()]
-    assert weights == [(hidden, dim), *[(hidden,)] * 2 * norm, (128, hidden)], "and no bias but the norm's"
-    assert projector(torch.zeros(3, dim)).shape == (3, 128)
-    assert [type(layer).__name__ for layer in projector] == [
-        "Linear", "BatchNorm1d" if norm else "Identity", "ReLU", "Linear",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("size", [16, 24, 32])

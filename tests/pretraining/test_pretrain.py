@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,13 +15,12 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from click.testing import CliRunner
+from helpers import command_line
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.started import Started, Strike, torchrun_says
 from PIL import Image
 
-from pucache.cli.main import main
 from pucache.encoders import pretrained_file
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,15 +48,11 @@ def photos(tmp_path_factory):
 
 def run(*arguments, code=0):
     """Run one command in this process."""
-    ended = CliRunner().invoke(main, list(map(str, arguments)), prog_name="pucache")
-    if ended.exception is not None and not isinstance(ended.exception, SystemExit):
-        raise ended.exception
-    assert ended.exit_code == code, f"{arguments} gave {ended.exit_code}: {ended.stderr}"
-    return ended
+    return command_line.run(shlex.join(map(str, arguments)), code)
 
 
 def run_json(*arguments):
-    return json.loads(run(*arguments, "--json").stdout)
+    return command_line.run_json(shlex.join(map(str, arguments)))
 
 
 def refused(*arguments, code=1):
@@ -83,23 +79,17 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def undisturbed(photos, tmp_path_factory, one_thread):
-    """Folders of whole runs, by precision."""
-    folders = {}
-
-    def of(precision="fp32"):
-        if precision not in folders:
-            folders[precision] = tmp_path_factory.mktemp("whole") / "run"
-            run("pretrain", photos, folders[precision], *SMALL, "--precision", precision)
-        return folders[precision]
-
-    return of
+    """The folder of a whole run."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    run("pretrain", photos, folder, *SMALL)
+    return folder
 
 
 # --- a run -------------------------------------------------------------------------------------
 
 
 def test_a_run_leaves_an_encoder_checkpoints_and_a_log(undisturbed):
-    folder = undisturbed()
+    folder = undisturbed
     assert {path.name for path in folder.iterdir()} == {
         ".lock", "run.json", "finished.json", "log.csv", "encoder.safetensors", "checkpoints"
     }  # fmt: skip
@@ -111,7 +101,7 @@ def test_a_run_leaves_an_encoder_checkpoints_and_a_log(undisturbed):
 
 
 def test_a_finished_run_is_left_alone(undisturbed, photos):
-    folder = undisturbed()
+    folder = undisturbed
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name not in (".lock", "run.json")}
     said = run("pretrain", photos, folder, *SMALL)
     assert "it was finished before; nothing was left to do" in said.stdout and f"{STEPS} of {STEPS}" in said.stdout
@@ -134,11 +124,11 @@ def test_what_a_finished_run_has_lost_is_made_again(lost, photos, tmp_path):
 
 def test_decoding_once_and_always_is_the_same(photos, undisturbed, tmp_path):
     run("pretrain", photos, tmp_path / "run", *SMALL, "--decode", "always")
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_path):
-    folder = undisturbed()
+    folder = undisturbed
     cache, model, scores = tmp_path / "cache.h5", tmp_path / "model.safetensors", tmp_path / "scores.csv"
     told = run_json("embed", photos, cache, "--encoder", folder, "--device", "cpu", "--precision", "fp32")
     assert told["rows"] == RED + REST and told["encoder"].startswith("pretrained:test_resnet-small")
@@ -190,11 +180,10 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize(("precision", "places"), [slow("fp32", KILLS), ("bf16", ["between encoder and checkpoint"])])
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, undisturbed, tmp_path):
-    how, folder, step = ("--precision", precision, "--save-every", 0), tmp_path / "run", 0
-    for number, place in enumerate(places):
+def test_a_run_that_is_killed_ends_in_the_same_bytes(photos, undisturbed, tmp_path):
+    how, folder, step = ("--precision", "fp32", "--save-every", 0), tmp_path / "run", 0
+    for number, place in enumerate(KILLS):
         (function, *call), kept = KILLS[place]
         after = place.endswith(("just begun", "too many"))
         struck = Strike(signal.SIGKILL, function, *call, after=after)
@@ -202,16 +191,16 @@ def test_a_run_that_is_killed_ends_in_the_same_bytes(precision, places, photos, 
         assert command.steps[:1] in ([], [step]) and newest(folder) == kept, place
         step = kept
     assert run_struck(photos, folder, tmp_path / "last", None, 0, *how).steps == list(range(step, STEPS))
-    assert outcome(folder) == outcome(undisturbed(precision))
-    assert {path.name for path in folder.rglob("*")} == {path.name for path in undisturbed(precision).rglob("*")} | {
+    assert outcome(folder) == outcome(undisturbed)
+    assert {path.name for path in folder.rglob("*")} == {path.name for path in undisturbed.rglob("*")} | {
         f"{STEPS - 1:010}.safetensors"
     }
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
 def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturbed, tmp_path):
-    # though nothing is saved between: as images are decoded, in a step, in a look at the losses, in the last save
-    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 1), 1), ((STEP, 5), 6), ((APPEND, 1), 8), ((SAVE, 1), STEPS)]
+    # though nothing is saved between: as images are decoded, in a step, in the last save
+    places = [(("os.replace", 1, "images.u8"), 0), ((STEP, 6), 6), ((SAVE, 1), STEPS)]
     taken = []
     for turn, (place, step) in enumerate(places):
         struck = Strike(number, *place)
@@ -220,7 +209,7 @@ def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturb
         assert newest(tmp_path / "run") == step
         taken += command.steps
     run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert taken == list(range(STEPS)) and outcome(tmp_path / "run") == outcome(undisturbed())
+    assert taken == list(range(STEPS)) and outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 def sliced(photos, folder, count=1, *how):
@@ -240,7 +229,7 @@ def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, cap
     damage(tmp_path / "run" / "checkpoints" / "0000000002.safetensors")
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert "0000000002" in caplog.text and "going back to the state after step 1" in caplog.text
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 @pytest.mark.slow
@@ -258,27 +247,22 @@ def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_p
     ("changed", "words"),
     [
         (("--batch-size", 4), "batch_size 8 (now 4)"),
-        (("--epochs", 7), "epochs 6 (now 7)"),
         (("--seed", 1), "seed 0 (now 1)"),
-        (("--precision", "bf16"), "precision fp32 (now bf16)"),
-        (("--size", 24), "size 16 (now 24)"),
         (("--views", "grey"), "views natural (now grey)"),
         (("--tau-plus", 0), "tau_plus 0.1 (now 0.0)"),
     ],
 )
 def test_a_run_of_another_configuration_is_refused(changed, words, photos, undisturbed):
-    before = outcome(undisturbed())
-    told = refused("pretrain", photos, undisturbed(), *SMALL, *changed)
+    before = outcome(undisturbed)
+    told = refused("pretrain", photos, undisturbed, *SMALL, *changed)
     assert "another configuration" in told and words in told and told.count("(now") == 1
-    assert outcome(undisturbed()) == before
+    assert outcome(undisturbed) == before
 
 
 @pytest.mark.parametrize(
     "told",
-    ["", "[]", "7", "null", "{}", '{"format": "pucache-run", "version": 2}', "[" * 9999, b"\xff\xfe",
-     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": {"unknown": 1}}',
-     '{"format": "pucache-run", "version": 1, "settings": 3, "recipe": {}}',
-     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": []}'],
+    ["", "[]", '{"format": "pucache-run", "version": 2}', "[" * 9999, b"\xff\xfe",
+     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": {"unknown": 1}}'],
 )  # fmt: skip
 def test_a_strange_run_json_is_one_clear_line(told, photos, tmp_path):
     (tmp_path / "run.json").write_bytes(told if isinstance(told, bytes) else told.encode())
@@ -286,17 +270,17 @@ def test_a_strange_run_json_is_one_clear_line(told, photos, tmp_path):
 
 
 def test_a_folder_that_holds_only_an_encoder_is_not_overwritten(photos, undisturbed, tmp_path):
-    (tmp_path / "encoder.safetensors").write_bytes((undisturbed() / "encoder.safetensors").read_bytes())
+    (tmp_path / "encoder.safetensors").write_bytes((undisturbed / "encoder.safetensors").read_bytes())
     assert "no run.json" in refused("pretrain", photos, tmp_path, *SMALL)
 
 
-@pytest.mark.parametrize("content", ["{", *map(slow, ["step", "", "{}", "[1]", '{"recipe": 1, "result": {}}'])])
+@pytest.mark.parametrize("content", ["{", slow('{"recipe": 1, "result": {}}')])
 def test_a_strange_log_or_result_is_no_hindrance(content, photos, undisturbed, tmp_path):
     sliced(photos, tmp_path / "run")
     for name in ("log.csv", "finished.json"):
         (tmp_path / "run" / name).write_text(content)
     run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run")[:3] == outcome(undisturbed())[:3]
+    assert outcome(tmp_path / "run")[:3] == outcome(undisturbed)[:3]
 
 
 def test_a_folder_in_use_is_refused(photos, tmp_path):
@@ -343,7 +327,6 @@ WRONG = {
     "weights that are not there": (("--weights", "missing.safetensors"), 1, "no such weights"),
     "unknown positives": (("--positives", "green/*"), 1, "green"),
     "positives that are not there": (("--positives", "missing.txt"), 1, "missing.txt"),
-    "both kinds of truth": (("--positives", "red/*", "--labels", "x.csv"), 2, "not both"),
     "an unknown device": (("--device", "tpu"), 2, "tpu"),
 }
 
@@ -398,32 +381,13 @@ def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
     assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
 
 
-@pytest.mark.parametrize(("room", "which"), [(1 << 20, "encoder.safetensors"), slow(2 << 20, "0000000002.safetensors")])
-def test_a_disk_that_is_full_when_saving_costs_only_time(room, which, photos, undisturbed, tmp_path, small_disk):
+def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tmp_path, small_disk):
     sliced(photos, tmp_path / "run")
-    with small_disk(room):
-        assert which in refused("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 0)
+    with small_disk(1 << 20):
+        assert "encoder.safetensors" in refused("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 0)
     assert [path.stem for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000001"]
     run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
-
-
-def test_a_disk_that_is_full_of_log_is_one_line(photos, undisturbed, tmp_path, small_disk):
-    sliced(photos, tmp_path / "run")
-    size = (tmp_path / "run" / "log.csv").stat().st_size
-    with small_disk(size + 3), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "pucache.pretraining.run_folder._write_json", lambda path, told: None
-        )  # which is larger than that
-        assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
-
-
-def test_another_optimizer_comes_with_its_own_rate(photos, tmp_path):
-    for name, optimizer, rate in (("modern", "adam", 3e-4), ("impulses", "sgd", 0.06)):
-        run("pretrain", photos, tmp_path / name, *SMALL, "--epochs", 1, "--recipe", name, "--optimizer", optimizer)
-        assert json.loads((tmp_path / name / "run.json").read_text())["recipe"]["lr"] == rate
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 # --- TensorBoard -------------------------------------------------------------------------------
@@ -440,7 +404,7 @@ def test_tensorboard_can_read_what_was_logged(photos, undisturbed, tmp_path):
     logged = [(int(row["step"]), float(row["loss"])) for row in table(tmp_path / "run")[1:]]
     assert [step for step, _ in found] == [step for step, _ in logged]
     assert [value for _, value in found] == pytest.approx([value for _, value in logged], abs=1e-4)
-    assert outcome(tmp_path / "run") == outcome(undisturbed())
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 def test_without_tensorboard_its_install_line_is_told(photos, tmp_path, monkeypatch):
@@ -497,15 +461,12 @@ def errors(commands):
     return [line for command in commands for line in command.stderr.splitlines() if line.startswith("Error: ")]
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [(("--batch-size", 9), "9 does not divide evenly among 2 processes"), slow(("--compile",), "leave it out")],
-)
-def test_what_two_processes_cannot_do_is_said_once(how, words, photos, tmp_path):
-    with start_two(photos, tmp_path / "run", tmp_path, *how) as two:
+def test_what_two_processes_cannot_do_is_said_once(photos, tmp_path):
+    with start_two(photos, tmp_path / "run", tmp_path, "--batch-size", 9) as two:
         assert sorted(command.wait() for command in two) == [1, 2]
     (line,) = errors(two)
-    assert words in line and "Traceback" not in two[0].stderr + two[1].stderr
+    assert "9 does not divide evenly among 2 processes" in line
+    assert "Traceback" not in two[0].stderr + two[1].stderr
 
 
 def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
@@ -517,7 +478,7 @@ def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkey
 
 @pytest.mark.parametrize(
     ("struck", "number", "code"),
-    [(0, signal.SIGINT, 130), slow(1, signal.SIGTERM, 143), slow(0, signal.SIGTERM, 143), slow(1, signal.SIGINT, 130)],
+    [(0, signal.SIGINT, 130), slow(1, signal.SIGTERM, 143)],
 )
 def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
     how = ("--epochs", 4000, "--save-every", 1000)

@@ -11,21 +11,10 @@ from pucache.pretraining import probe
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import Squash, StreamedImages
 from pucache.pretraining.network import NetworkConfig, build_network
-from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc, knn_accuracy
+from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
-
-
-class Recorded(StreamedImages):
-    """Images of a folder, and which of them were asked for."""
-
-    asked: np.ndarray
-
-    def batches(self, plan):
-        plan = list(plan)
-        self.asked = np.concatenate(plan)
-        return super().batches(plan)
 
 
 @pytest.fixture(scope="module")
@@ -47,13 +36,7 @@ def folder(tmp_path_factory):
 
 def images(folder, side=32):
     source = open_source(folder)
-    return Recorded(source, source.scan(), Squash(side, "bilinear", VIEWS["natural"]))
-
-
-def table(tmp_path, text):
-    path = tmp_path / "labels.csv"
-    path.write_text(text)
-    return path
+    return StreamedImages(source, source.scan(), Squash(side, "bilinear", VIEWS["natural"]))
 
 
 def look(probe, network):
@@ -75,31 +58,6 @@ def test_separable_rows_have_an_area_of_nearly_1_and_half_separable_ones_what_th
     assert held_out_auc(*rows(300, 5, 0.3, 8)) > 0.999
     expected = 0.5 * (1 + math.erf(1 / 2))  # of normal distributions one deviation apart, P(N(1, sqrt 2) > 0)
     assert held_out_auc(*rows(1500, 5, 0.3, 1)) == pytest.approx(expected, abs=0.03)
-
-
-# --- neighbours --------------------------------------------------------------------------------
-
-
-def agreement(X, classes):
-    X = X / np.sqrt((X**2).sum(1, keepdims=True))
-    right = []
-    for i, x in enumerate(X):
-        near = sorted(((float(x @ other), j) for j, other in enumerate(X) if j != i), reverse=True)[:20]
-        votes = dict.fromkeys(range(classes.max() + 1), 0.0)
-        for cosine, j in near:
-            votes[classes[j]] += math.exp(cosine / 0.1)
-        right.append(max(votes, key=votes.get) == classes[i])
-    return np.mean(right)
-
-
-@pytest.mark.parametrize(("n", "count"), [(2, 2), (7, 3), (21, 2), (120, 4)])
-def test_neighbours_vote_as_in_a_loop(n, count):
-    for seed in range(4):
-        generator = np.random.default_rng(seed)
-        classes = generator.permutation(np.arange(n) % count)
-        X = generator.standard_normal((n, 6)) + np.eye(6)[classes]
-        found = knn_accuracy(torch.from_numpy(X).float(), torch.from_numpy(classes))
-        assert found == pytest.approx(agreement(X, classes), abs=1e-6)
 
 
 # --- rank --------------------------------------------------------------------------------------
@@ -152,13 +110,6 @@ def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_ar
     assert look(Probe(images(folder), positives="[0-3][048].png"), network)[0] > 0.5  # a glob
 
 
-def test_images_without_a_label_and_labels_without_an_image_have_no_part(network, folder, tmp_path):
-    text = "key,label\n05.png,\n06.png\n00.png,red\n04.png,red\n01.png,blue\n02.png,7\n99.png,green\n"
-    pixels = images(folder)
-    figures = look(Probe(pixels, labels=table(tmp_path, text)), network)
-    assert pixels.asked.tolist() == [0, 1, 2, 4] and 0 <= figures[0] <= 1
-
-
 def test_features_that_are_no_numbers_are_an_error_that_says_so(folder):
     broken = build_network(NetworkConfig("test_resnet", stem="small", size=32), norm=True, seed=0)
     with torch.no_grad():
@@ -170,11 +121,6 @@ def test_features_that_are_no_numbers_are_an_error_that_says_so(folder):
 
 
 # --- errors ------------------------------------------------------------------------------------
-
-
-def test_both_positives_and_labels_are_a_value_error(folder):
-    with pytest.raises(ValueError, match="give positives or labels, not both"):
-        Probe(images(folder), positives="*.png", labels="labels.csv")
 
 
 @pytest.mark.parametrize(
@@ -190,23 +136,6 @@ def test_positives_that_do_not_fit_are_a_label_error(folder, tmp_path, monkeypat
     (tmp_path / "positives.txt").write_text(text)
     with pytest.raises(LabelError, match=told):
         Probe(images(folder), positives=tmp_path / "positives.txt")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("key,name\n00.png,red\n", "no column 'label'"),
-        ("key,label\n", "no column 'label'"),
-        ("label\nred\n", "expected one called 'key'"),
-        ("key,label\n00.png,red\n01.png,red\n", "fewer than two classes of the images at hand"),
-        ("key,label\n00.png,red\n01.png,\n", "fewer than two classes"),
-        ("key,label\n97.png,red\n98.png,blue\n", "fewer than two classes"),
-    ],
-)
-def test_labels_that_do_not_fit_are_a_label_error(folder, tmp_path, text, told):
-    with pytest.raises(LabelError, match=told) as caught:
-        Probe(images(folder), labels=table(tmp_path, text))
-    assert "\n" not in str(caught.value)
 
 
 def test_positives_that_could_not_be_decoded_are_left_out_and_are_no_mistake(network, folder, tmp_path):

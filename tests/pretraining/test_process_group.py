@@ -14,9 +14,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NORMS = {
     "rows": (lambda: torch.nn.BatchNorm1d(3), (8, 3)),
     "images": (lambda: torch.nn.BatchNorm2d(3), (8, 3, 4, 5)),
-    "averaged evenly": (lambda: torch.nn.BatchNorm2d(3, momentum=None), (8, 3, 4, 5)),
-    "nothing learned": (lambda: torch.nn.BatchNorm2d(3, affine=False), (8, 3, 4, 5)),
-    "nothing kept": (lambda: torch.nn.BatchNorm2d(3, track_running_stats=False), (8, 3, 4, 5)),
     "timm's, with its activation": (lambda: timm.layers.BatchNormAct2d(3, act_layer="silu"), (8, 3, 4, 5)),
 }
 
@@ -28,7 +25,6 @@ def everything():
             "gathered": gathered(),
             "norms": {name: normed(*NORMS[name]) for name in NORMS},
             "modern": trained(with_two_norms().double(), recipe()),
-            "impulses": trained(with_two_norms().double(), recipe("impulses", projector_norm=True), steps=5),
             "parts": trained(
                 without_norms(), recipe(projector_norm=False, accumulate=2 if "RANK" in os.environ else 1), 5
             ),
@@ -67,7 +63,7 @@ def normed(make, shape):
         made = norm(x)
         (made * mine(weights)).sum().backward()
         slopes = {name: process_group.sum_over_processes(p.grad) for name, p in norm.named_parameters()}
-        judged = norm.eval()(mine(whole)).detach() if norm.track_running_stats else made.detach()
+        judged = norm.eval()(mine(whole)).detach()
         return made.detach(), x.grad, slopes, dict(norm.state_dict()), judged
 
 
@@ -115,19 +111,14 @@ def test_a_shared_batch_norm_is_one_of_the_whole_batch(name, alone, both):
 # --- training ----------------------------------------------------------------------------------
 
 
-RUNS = ["modern", "impulses", "parts"]
+RUNS = ["modern", "parts"]
 
 
-@pytest.mark.parametrize(
-    ("name", "within"),
-    # Adam divides a gradient by its own size, and so makes much of the rounding of one that is nearly nothing: one
-    # process whose first weights are changed by 1e-7 of themselves comes as far off, 1e-3 within five steps
-    [("modern", 1e-6), ("parts", 1e-6), ("impulses", 1e-5)],
-)
-def test_two_processes_learn_what_one_does(name, within, alone, both):
+@pytest.mark.parametrize("name", RUNS)
+def test_two_processes_learn_what_one_does(name, alone, both):
     for found in both:
         assert found[name][0] == pytest.approx(alone[name][0], abs=1e-5)
-        assert furthest(found[name][1], alone[name][1]) < within
+        assert furthest(found[name][1], alone[name][1]) < 1e-6
 
 
 def test_all_processes_end_with_one_network_and_one_loss(both):
