@@ -58,17 +58,6 @@ def test_posterior_is_a_probability_from_ten_positives_on(pile):
     assert 0 < many.expected < 1
 
 
-def test_the_same_calls_give_the_same_results(pile):
-    X, y = pile
-    graph = neighbour_graph(X)
-    rankings = []
-    for _ in range(2):
-        ranker = Ranker(X, graph, seed=3)
-        rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
-    for one, other in zip(*rankings, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def test_warm_start_ranks_as_cold_start(pile):
     """A long review, in which decisions are also changed, ends where a new ranker begins."""
     X, y = pile
@@ -89,14 +78,6 @@ def test_positives_of_the_review_alone_are_enough(pile):
     reviewed[np.flatnonzero(y)[:15]], reviewed[np.flatnonzero(~y)[:15]] = 1, -1
     result = Ranker(X).fit(s, reviewed)
     assert result.posterior is not None and found_on_top(result.scores, y, s, reviewed) > 0.3
-
-
-def test_all_rows_known(pile):
-    X, y = pile
-    s, reviewed = labels(y, 20)
-    reviewed[s == 0] = np.where(y[s == 0], 1, -1)
-    result = Ranker(X).fit(s, reviewed)
-    assert np.isfinite(result.scores).all() and np.isnan(result.expected)
 
 
 @pytest.mark.parametrize(("draw", "helps"), [(clusters, True), (cut_across, False)])
@@ -161,3 +142,14 @@ def test_groups_stay_in_one_fold_and_positives_are_spread():
     before = folds.of_all.copy()
     folds.place(positive)
     np.testing.assert_array_equal(folds.of_all, before)
+
+
+def test_the_same_calls_give_the_same_results(pile):
+    X, y = pile
+    graph = neighbour_graph(X)
+    rankings = []
+    for _ in range(2):
+        ranker = Ranker(X, graph, seed=3)
+        rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
+    for one, other in zip(*rankings, strict=True):
+        np.testing.assert_array_equal(one, other)

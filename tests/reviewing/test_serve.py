@@ -3,7 +3,6 @@ import json
 import os
 import resource
 import signal
-import socket
 import stat
 import threading
 import time
@@ -20,7 +19,6 @@ from helpers.slow import slow
 
 from pucache.cli.main import main
 from pucache.errors import OutputError
-from pucache.reviewing import serve as module
 from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from pucache.reviewing.session import read_session
 
@@ -31,14 +29,6 @@ FOUND = ("--positives", "found.txt", "--port", "0")
 def folder(tmp_path):
     pictured_pile(tmp_path)
     return tmp_path
-
-
-def ipv6():
-    try:
-        listening_socket("::1", 0).close()
-    except (OSError, ValueError, OutputError):
-        return False
-    return True
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -67,18 +57,6 @@ def test_a_review_is_served_until_a_signal_and_goes_on_where_it_was(folder, numb
 
 
 @pytest.mark.slow
-def test_an_event_stream_does_not_hold_up_the_end(folder):
-    with ReviewProcess(folder, *FOUND) as review:
-        client = review.client()
-        stream = socket.create_connection(("127.0.0.1", client.port))
-        stream.sendall(f"GET /api/events HTTP/1.1\r\nHost: localhost\r\nCookie: {client.cookie}\r\n\r\n".encode())
-        assert stream.recv(100).startswith(b"HTTP/1.1 200")
-        assert review.end() == 130
-        stream.close()
-        client.close()
-
-
-@pytest.mark.slow
 def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
     with ReviewProcess(folder, *FOUND) as first:
         _ = first.url
@@ -96,27 +74,6 @@ def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
             client = review.client()
             assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
             client.close()
-
-
-@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
-@pytest.mark.slow
-def test_the_loopback_address_of_ipv6_can_be_served(folder):
-    with ReviewProcess(folder, *FOUND, "--host", "::1") as review:
-        client = ReviewClient(review.url)
-        assert client.origin.startswith("http://[::1]:") and client.enter().get("/api/state")["decided"] == 0
-        client.close()
-
-
-@pytest.mark.slow
-def test_one_positive_is_enough_and_none_too(folder):
-    with ReviewProcess(folder, "--port", "0", "--session", "empty") as review:
-        client = review.client()
-        cards = client.next(6)
-        assert len({card["row"] for card in cards}) == 6 and client.get("/api/state")["hidden"] is None
-        client.decide(cards[0], "positive")
-        wait_for(lambda: client.get("/api/state")["ranking_version"] > 0)
-        assert client.get("/api/state")["found"] == 1
-        client.close()
 
 
 def wait_for(condition):
@@ -216,18 +173,6 @@ def test_a_damaged_address_is_replaced(tmp_path, text):
     assert kept_address(tmp_path) is None
 
 
-def test_no_address_can_be_kept_in_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        keep_address(tmp_path / "file", ServerAddress(1, "x" * 43))
-
-
-def test_answers_leave_at_once():
-    """Without TCP_NODELAY an answer of two parts waits 40 ms for an acknowledgement."""
-    with listening_socket("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP
-
-
 def test_every_port_in_use_is_one_line(monkeypatch):
     monkeypatch.setattr("pucache.reviewing.serve.PORTS", 1)
     with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
@@ -238,14 +183,6 @@ def test_printed_addresses_can_be_opened():
     assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
     assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
     assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"
-
-
-def test_a_user_without_a_name_can_review(monkeypatch):
-    def nameless():
-        raise KeyError("uid 5000")
-
-    monkeypatch.setattr(module.getpass, "getuser", nameless)
-    assert module.user_name() == ""
 
 
 # --- killed ------------------------------------------------------------------------------------

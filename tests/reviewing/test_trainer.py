@@ -161,17 +161,6 @@ def test_a_changed_decision_retrains(pile, shared):
     assert not np.array_equal(first.scores, second.scores)
 
 
-def test_older_labels_are_ignored(pile, shared):
-    trainer, listener = shared
-    _, s, y = pile
-    trainer.submit(5, s, np.zeros_like(s))
-    trainer.submit(4, s, reviewed_rows(s, y, 30))
-    trainer.submit(5, s, reviewed_rows(s, y, 30))
-    listener.wait_for(5)
-    eventually(lambda: not trainer.busy())
-    assert set(listener.serials) == {5}
-
-
 def test_without_positives_nothing_is_trained(pile, shared):
     trainer, listener = shared
     _, s, y = pile
@@ -200,16 +189,6 @@ def test_a_killed_child_is_started_again_with_the_newest_labels(pile, shared, ki
     assert len(listener.errors) == kills and all("signal 9" in error and "\n" not in error for error in listener.errors)
 
 
-@pytest.mark.slow
-def test_an_error_of_the_child_is_one_line(tmp_path, pile):
-    listener = Listener()
-    _, s, _ = pile
-    with Trainer([tmp_path / "missing.h5"], [listener.on_ranking], listener.on_error) as trainer:
-        trainer.submit(1, s, np.zeros_like(s))
-        listener.wait(lambda: listener.errors)
-        assert "missing.h5" in listener.errors[0] and "\n" not in listener.errors[0]
-
-
 def test_close_ends_the_child_within_a_fit(pile):
     listener = Listener()
     _, s, _ = pile
@@ -220,19 +199,6 @@ def test_close_ends_the_child_within_a_fit(pile):
     trainer.close()
     trainer.close()
     trainer.submit(2, s, np.zeros_like(s))
-    assert is_gone(process_id)
-
-
-@pytest.mark.slow
-def test_close_ends_a_child_that_does_not_react(pile):
-    listener = Listener()
-    _, s, _ = pile
-    trainer = Trainer([file.path for file in pile[0].files], [listener.on_ranking])
-    trainer.submit(1, s, np.zeros_like(s))
-    listener.wait(lambda: listener.rankings)
-    process_id = trainer.process_id
-    os.kill(process_id, signal.SIGSTOP)
-    trainer.close()
     assert is_gone(process_id)
 
 
@@ -314,12 +280,6 @@ def test_a_damaged_ranking_is_left_aside(tmp_path):
         (tmp_path / RANKING).write_bytes(bytes(data))
         kept = kept_ranking(tmp_path, "id", 20)
         assert kept is None or kept[0].scores.shape == (20,)
-
-
-def test_a_ranking_that_cannot_be_written_is_not_kept(tmp_path):
-    (tmp_path / RANKING).mkdir()
-    keep_ranking(tmp_path, "id", ranking(), 7)
-    assert kept_ranking(tmp_path, "id", 20) is None
 
 
 def test_a_server_that_starts_again_ranks_at_once(tmp_path):
