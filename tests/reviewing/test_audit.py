@@ -262,12 +262,6 @@ def test_exact_coverage_over_all_orders_of_draws(strategy):
     assert strategy is not nothing or max(chances) > Fraction(1, 20)  # the test can fail
 
 
-def test_exact_coverage_with_skipped_positives():
-    for k in range(1, 6):
-        truth = [True] * k + [False] * (6 - k)
-        assert chance_of_exclusion(truth, greedy, 0.5, skipped={0, 5}) <= Fraction(1, 2)
-
-
 @pytest.mark.parametrize("sensitivity", [0.3, slow(0.7), 0.95])
 def test_exact_coverage_of_the_sensitivity(sensitivity):
     """Over 60 rechecks, looked at after each."""
@@ -345,14 +339,6 @@ def test_images_that_were_drawn_and_not_yet_shown_change_nothing(choice):
     assert log.audit().hidden_high > shown.audit().hidden_high + 20
 
 
-def test_undo_and_the_same_decision_again_change_nothing():
-    plain = Log(40).decide(5, POSITIVE).draw(1, NEGATIVE).draw(2, POSITIVE).decide(6, NEGATIVE).draw(3, NEGATIVE)
-    again = Log(40).decide(5, POSITIVE).draw(1, NEGATIVE).draw(2, POSITIVE)
-    again.decide(2, UNDONE).decide(2, POSITIVE).decide(5, UNDONE).decide(5, POSITIVE).decide(1, UNDONE)
-    again.decide(6, NEGATIVE).draw(3, NEGATIVE).decide(1, NEGATIVE)
-    assert plain.audit(level=0.5) == again.audit(level=0.5)
-
-
 def test_a_ranked_label_that_is_taken_back_was_out_of_the_urn_all_the_same():
     log = Log(12).decide(5, NEGATIVE).draw(1, NEGATIVE).decide(5, UNDONE).draw(2, NEGATIVE)
     history = replay(log.entries, [12])
@@ -385,12 +371,6 @@ def rechecked(recognised, missed):
         log.draw(3000, POSITIVE if recognised > 0 else NEGATIVE, stream=Stream.RECHECK)
         recognised -= 1
     return log
-
-
-def test_rechecks_are_no_audit_draws_and_positives_from_before_are_not_in_the_pile():
-    plain, result = rechecked(0, 0).audit(), rechecked(12, 0).audit()
-    assert (result.rechecks, result.missed, result.sensitivity_low) == (12, 0, None)
-    assert limits(result) == limits(plain) and result.found == plain.found and result.draws == plain.draws
 
 
 @pytest.mark.parametrize(("recognised", "missed"), [(RECHECKS_NEEDED, 0), (12, MISSES_NEEDED), (97, 3)])

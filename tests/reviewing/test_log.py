@@ -14,10 +14,8 @@ from pucache.reviewing.log import Choice, DecisionLog, Entry, EpochFacts, Logged
 
 FACTS = EpochFacts("pile.h5", ("ab", "cd"), 60, (50, 7), "0123", 0.999, "equal bytes")
 IMAGES = [LoggedImage("a.png", bytes(range(32)), 1, 0), LoggedImage("b\n é.png", bytes(32))]
-DRAW = Entry(
-    serial=1, row=7, group=7, copies=1, stream=Stream.AUDIT, unknown=57, positives=0, time=1.5, urn=1, expected=0.25
-)
-DECISION = replace(DRAW, serial=2, expected=None, request="one", choice=Choice.POSITIVE, model_version=3, reviewer="me")
+DRAW = Entry(serial=1, row=7, group=7, copies=1, stream=Stream.AUDIT, unknown=57, positives=0, time=1.5, urn=1)
+DECISION = replace(DRAW, serial=2, request="one", choice=Choice.POSITIVE, model_version=3, reviewer="me")
 
 
 def record(entry, **changes):

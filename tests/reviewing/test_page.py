@@ -404,13 +404,13 @@ def test_a_new_ranking_exchanges_images_that_are_not_shown_yet(tmp_path, browser
     scores = np.arange(120, dtype=np.float32)
     with served(cache, tmp_path / "session", tmp_path / "found.txt", begin=False, audit_share=0.0) as (opened, server):
         opened.service.begin(BusyTrainer())
-        opened.service.take_ranking(RankingResult(-scores, None, float("nan"), 0.1), 0)
+        opened.service.take_ranking(RankingResult(-scores, None, 0.1), 0)
         with visited(browser, server.url) as page:
             learning = page.locator("#learning")
             expect(learning).to_have_text("Reviewer: tester. Ranking the images by the labels given at the start …")
             wait_until(page, "!asking && !wanted()")
             rows = page.evaluate("items.map((item) => item.row)")
-            opened.service.take_ranking(RankingResult(scores, None, float("nan"), 0.1), 1)
+            opened.service.take_ranking(RankingResult(scores, None, 0.1), 1)
             wait_until(page, f"!asking && items.at(-1).row !== {rows[-1]}")
             now = page.evaluate("items.map((item) => item.row)")
             assert now[:3] == rows[:3], "one is shown, two are ready"

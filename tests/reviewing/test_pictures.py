@@ -66,12 +66,6 @@ def test_nothing_of_the_file_but_pixels_is_sent(pictures_of):
         assert not picture_of(data).getexif() and "icc_profile" not in picture_of(data).info
 
 
-@pytest.mark.parametrize("row, size", [(-1, "card"), (2, "card"), (10**12, "card"), (0, "huge"), (0, "")])
-def test_what_does_not_exist_has_no_picture(pictures_of, row, size):
-    pictures = pictures_of({"a.png": encode(shaded(40, 30)), "b.png": encode(shaded(41, 30))})
-    assert pictures.get(row, size) is None
-
-
 def test_an_image_that_cannot_be_shown_has_a_problem_and_is_looked_at_again_later(pictures_of, monkeypatch):
     pictures = pictures_of({"a.png": b"no image", "b.png": encode(shaded(40, 30))})
     picture = pictures.get(0)

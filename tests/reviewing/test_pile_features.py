@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 
 from pucache.neighbours.row_source import row_source
-from pucache.reviewing import pile_features
-from pucache.reviewing.pile_features import PileFeatures
+from pucache.reviewing import ranker
+from pucache.reviewing.ranker import PileFeatures
 
 
 @pytest.fixture(params=[True, False], ids=["kept", "from the cache"])
 def features(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(pile_features, "_KEPT_BYTES", 0)
-    monkeypatch.setattr(pile_features, "_BLOCK_ROWS", 33)
+        monkeypatch.setattr(ranker, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(ranker, "_BLOCK_ROWS", 33)
     X = (np.random.default_rng(0).normal(size=(500, 12)) * np.arange(1, 13) + 3).astype(np.float16)
     features = PileFeatures(row_source(X), np.random.default_rng(0))
     assert features.keeps_all == request.param
@@ -44,7 +44,7 @@ def test_similarities_are_inner_products_of_centred_unit_rows(features):
 
 @pytest.mark.parametrize("sample", [500, 100])
 def test_rows_that_are_not_finite_are_named(monkeypatch, sample):
-    monkeypatch.setattr(pile_features, "SAMPLE_ROWS", sample)
+    monkeypatch.setattr(ranker, "SAMPLE_ROWS", sample)
     X = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
     X[77, 2] = np.nan
     with pytest.raises(ValueError, match="row 77"):
@@ -60,7 +60,7 @@ def test_degenerate_rows(X):
 def test_many_dimensions_give_the_same_directions(monkeypatch):
     X = (np.random.default_rng(0).normal(size=(300, 8)) * np.arange(8, 0, -1)).astype(np.float32)
     whole = PileFeatures(row_source(X), np.random.default_rng(0))
-    monkeypatch.setattr(pile_features, "_MOST_DIMENSIONS", 4)
+    monkeypatch.setattr(ranker, "_MOST_DIMENSIONS", 4)
     randomized = PileFeatures(row_source(X), np.random.default_rng(0))
     np.testing.assert_allclose(whole.whitening.variances, randomized.whitening.variances, rtol=1e-3)
     np.testing.assert_allclose(np.abs(whole.all), np.abs(randomized.all), atol=1e-2)

@@ -54,7 +54,7 @@ class FakeSession:
         decision = self.decisions.get(draw.group)
         return decision is not None and decision.serial > draw.serial and decision.choice is not Choice.UNDONE
 
-    def draw(self, rng, stream, count, expected, model_version, exclude):
+    def draw(self, rng, stream, count, model_version, exclude):
         assert stream is Stream.RECHECK or not exclude
         drawn = []
         for _ in range(count):
@@ -66,8 +66,7 @@ class FakeSession:
             if len(rows):
                 row, self.serial = int(rng.choice(rows)), self.serial + 1
                 group = int(self.groups[row])
-                facts = {"copies": 1, "unknown": len(rows), "positives": 0, "time": 0.0, "expected": expected}
-                facts["model_version"] = model_version
+                facts = {"copies": 1, "unknown": len(rows), "positives": 0, "time": 0.0, "model_version": model_version}
                 draw = Entry(serial=self.serial, row=row, group=group, stream=stream, **facts)
                 self.draws[stream, group] = draw
                 drawn.append(draw)
@@ -227,7 +226,7 @@ def test_draws_of_a_closed_tab_are_shown_first():
 
 def test_a_row_pending_in_an_audit_is_not_shown_by_rank():
     session = FakeSession(6)
-    session.draw(np.random.default_rng(0), Stream.AUDIT, 5, 0.1, 0, [])
+    session.draw(np.random.default_rng(0), Stream.AUDIT, 5, 0, [])
     images = ranked(session)
     rows = images.next("a", 5)
     assert sorted(rows) == sorted(session.drawn())

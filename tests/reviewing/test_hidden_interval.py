@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.reviewing.audit import audit_entries
-from pucache.reviewing.audit_log import replay
-from pucache.reviewing.chance_limit import FACTORS, RUNS, Looks, looks_of
+from pucache.reviewing.audit_log import looks_of, replay
+from pucache.reviewing.hidden_interval import FACTORS, RUNS, Looks
 from pucache.reviewing.log import Choice, Entry, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
