@@ -7,7 +7,7 @@ import shlex
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, opened, violations
-from helpers.pictured import cache_of, folder_of, shaded
+from helpers.pictured import folder_of, shaded
 from helpers.pictures import encode
 from helpers.planted import write_cache
 from helpers.slow import slow
@@ -413,37 +413,6 @@ def test_odd_keys_are_shown_and_exported_intact(tmp_path, browser):
         (tmp_path / "reviewed.csv").write_bytes(data)
     assert table(data)[1:] == [["zzz", "1", "0", ""], *([key, "1", "1", ""] for key in ODD)]
     assert [row["key"] for row in read_table(tmp_path / "reviewed.csv")] == ["zzz", *ODD]
-
-
-@needs_chromium
-@pytest.mark.slow
-def test_originals_with_odd_names_are_found(tmp_path, browser):
-    keys = [key for key in ODD if len(key) < 100 and "/" not in key]
-    cache = folder_of(tmp_path, {key: encode(shaded(300 + at, 200)) for at, key in enumerate(keys)}, "odd #1? %41")
-    path, said = sheet(tmp_path / "r.html", cache, cache.keys.rows(keys))
-    assert said.without_picture == 0
-    with opened(browser, path) as page:
-        press(page, ["Home", "z"])
-        for at in range(len(keys)):
-            wait_for_original(page)
-            assert page.evaluate("document.getElementById('zoom-picture').naturalWidth") == 300 + at
-            press(page, ["ArrowRight"])
-
-
-@needs_chromium
-@pytest.mark.slow
-def test_images_without_a_picture_say_why_and_can_be_decided(tmp_path, browser):
-    cache = cache_of(tmp_path / "c.h5", tmp_path / "gone", {f"{row}.png": None for row in range(4)})
-    path, said = sheet(tmp_path / "r.html", cache, [1, 2, 3], positives=[0])
-    assert said.without_picture == 3
-    with opened(browser, path) as page:
-        assert "3 of 3 have no picture: no such source" in page.text_content("header .warning")
-        assert "No picture: no such source" in page.locator("#grid .absent").first.text_content()
-        press(page, ["z"])
-        assert "no such source" in page.text_content("#zoom-absent") and not page.is_visible("#zoom-picture")
-        assert violations(page) == []
-        press(page, ["a", "Escape"])
-        assert tally(page).startswith("1 of 3 decided")
 
 
 @needs_chromium

@@ -1,15 +1,8 @@
-import http.client
-import json
 import os
-import resource
 import signal
 import stat
-import threading
 import time
-import uuid
-from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
@@ -20,7 +13,6 @@ from helpers.slow import slow
 from pucache.cli.main import main
 from pucache.errors import OutputError
 from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
-from pucache.reviewing.session import read_session
 
 FOUND = ("--positives", "found.txt", "--port", "0")
 
@@ -54,16 +46,6 @@ def test_a_review_is_served_until_a_signal_and_goes_on_where_it_was(folder, numb
         assert "goes on with 1 decided, 1 of them positive" in second.printed
         client.close()
         again.close()
-
-
-@pytest.mark.slow
-def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
-    with ReviewProcess(folder, *FOUND) as first:
-        _ = first.url
-        with ReviewProcess(folder, *FOUND) as second:
-            assert second.process.wait(HANG_SECONDS) == 1
-            assert second.printed.count("\n") == 1 and "in use by another pucache review" in second.printed
-        assert first.process.poll() is None
 
 
 @pytest.mark.slow
@@ -183,118 +165,3 @@ def test_printed_addresses_can_be_opened():
     assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
     assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
     assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"
-
-
-# --- killed ------------------------------------------------------------------------------------
-
-
-class Page:
-    """Decides until told to stop, as the page does: what got no answer is sent again until it does."""
-
-    def __init__(self, client):
-        self.client, self.acknowledged, self.failures = client, {}, 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        while not self._stop.is_set():
-            cards = self._until_answered(lambda: self.client.next(1))
-            if not cards:
-                return
-            request, choice = uuid.uuid4().hex, "positive" if cards[0]["row"] < 15 else "negative"
-            answer = self._until_answered(lambda: self.client.decide(cards[0], choice, request))  # noqa: B023
-            for accepted in answer["accepted"] if answer else ():
-                self.acknowledged[accepted["request"]] = (accepted["row"], accepted["serial"], accepted["choice"])
-
-    def _until_answered(self, work):
-        while not self._stop.is_set():
-            try:
-                return work()
-            except (OSError, http.client.HTTPException):
-                self.failures += 1
-                time.sleep(0.02)
-        return None
-
-    def goes_on(self):
-        """Wait for further acknowledgements."""
-        before = len(self.acknowledged)
-        wait_for(lambda: len(self.acknowledged) > before + 2 or not self._thread.is_alive())
-
-    def stop(self):
-        self._stop.set()
-        self._thread.join(HANG_SECONDS)
-
-
-def check_log(folder, page):
-    """Every acknowledged decision is in the log, once, as it was acknowledged."""
-    with read_session(folder / "pile.h5") as session:
-        logged = {entry.request: entry for entry in session.entries() if entry.request}
-        serials = [entry.serial for entry in session.entries()]
-    assert serials == sorted(set(serials))
-    for request, (row, serial, choice) in page.acknowledged.items():
-        entry = logged[request]
-        assert (entry.row, entry.serial, str(entry.choice)) == (row, serial, choice)
-    return logged
-
-
-@pytest.mark.parametrize("kills", [3, slow(30)])
-@pytest.mark.slow
-def test_a_killed_server_loses_no_acknowledged_decision_and_the_page_goes_on(tmp_path, kills):
-    pictured_pile(tmp_path, 60 + 60 * kills)
-    draw, page = np.random.default_rng(kills), None
-    for number in range(kills):
-        with ReviewProcess(tmp_path, "--positives", "found.txt", *(["--port", "0"] if page is None else [])) as review:
-            page = page or Page(review.client())
-            assert review.url
-            page.goes_on()
-            if number % 2:
-                kill_trainer(review)
-                page.goes_on()
-            time.sleep(draw.random() * 0.3)
-            os.killpg(review.process.pid, signal.SIGKILL)
-            review.process.wait()
-        check_log(tmp_path, page)
-    page.stop()
-    assert len(page.acknowledged) >= 3 * kills
-    page.client.close()
-
-
-def kill_trainer(review):
-    """Kill the process that trains; the server starts another one."""
-    threads = Path(f"/proc/{review.process.pid}/task").iterdir()
-    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    assert len(children) == 1
-    os.kill(children[0], signal.SIGKILL)
-
-
-def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
-    pictured_pile(tmp_path, 300)
-    with ReviewProcess(tmp_path, *FOUND) as review:
-        client = review.client()
-        written = tmp_path / "pile.h5.review/decisions.sqlite-wal"
-        cards, acknowledged, errors = client.next(200), [], []
-        no_limit = resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, (written.stat().st_size + 40_000, no_limit[1]))
-        for number, card in enumerate(cards):
-            decision = {"request": f"r{number}", "row": card["row"], "choice": "negative", "replaces": 0}
-            status, _, content = client.ask(
-                "POST",
-                "/api/decide",
-                json.dumps({"session": client.session, "tab": client.tab, "decisions": [decision]}),
-            )
-            answer = json.loads(content)
-            if status == 200:
-                acknowledged.append(decision["request"])
-                continue
-            assert status == 507 and "cannot write" in answer["error"] and "\n" not in answer["error"]
-            errors.append(decision)
-            if len(errors) == 3:
-                break
-        assert acknowledged and len(errors) == 3
-        assert client.get("/api/state")["decided"] == len(acknowledged)
-        with read_session(tmp_path / "pile.h5") as session:
-            assert [entry.request for entry in session.entries() if entry.request] == acknowledged
-        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, no_limit)
-        assert len(client.post("/api/decide", decisions=errors)["accepted"]) == 3
-        client.close()
