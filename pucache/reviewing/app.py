@@ -12,10 +12,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
-import anyio
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -106,7 +106,7 @@ class Application:
         self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
         self._services = {service.identifier: service for service in services}
         self._title, self._warnings = title, list(warnings)
-        self._waiting = anyio.CapacityLimiter(PICTURE_THREADS)
+        self._waiting = ThreadPoolExecutor(PICTURE_THREADS, "waits-for-picture")
         self._streams: Counter[str] = Counter()  # of events that are open, by address
         self._ended = False
         self.routes = [
@@ -188,7 +188,7 @@ class Application:
         if row is None:
             return refused(404, NOTHING)
         get = partial(service.pictures.get, row, size, timeout=PICTURE_SECONDS)
-        picture = await anyio.to_thread.run_sync(get, limiter=self._waiting)
+        picture = await asyncio.get_running_loop().run_in_executor(self._waiting, get)
         if picture is None or not picture.data:
             return refused(404, NOTHING)
         lasting = request.query_params.get("v") == service.identifier
