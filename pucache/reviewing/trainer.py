@@ -100,8 +100,7 @@ class Trainer:
             Of the last entry of the log that the labels rest on; labels with a number that is not above that of all
             labels of this session before are ignored.
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`; left as they are from now on. Without a positive there is nothing
-            to train on.
+            As for `pucache.labels.labels.Labels`; left as they are from now on; with a positive.
         session : int
             Number of the session.
         """
@@ -109,9 +108,7 @@ class Trainer:
             if serial <= self._submitted[session]:
                 return
             self._submitted[session] = serial
-            self._newest.pop(session, None)
-            if (s == 1).any() or (reviewed == 1).any():
-                self._newest[session] = session, serial, s, reviewed
+            self._newest[session] = session, serial, s, reviewed
         self._send_newest()
 
     def prefer(self, session: int) -> None:

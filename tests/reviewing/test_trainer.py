@@ -161,18 +161,6 @@ def test_a_changed_decision_retrains(pile, shared):
     assert not np.array_equal(first.scores, second.scores)
 
 
-def test_without_positives_nothing_is_trained(pile, shared):
-    trainer, listener = shared
-    _, s, y = pile
-    nothing = np.zeros_like(s)
-    trainer.submit(1, nothing, nothing)
-    trainer.submit(2, nothing, np.where(y == 0, -1, 0).astype(np.int8))
-    assert not trainer.busy()
-    trainer.submit(3, s, nothing)
-    listener.wait_for(3)
-    assert set(listener.serials) == {3}
-
-
 @pytest.mark.parametrize("kills", [1, slow(2)])
 def test_a_killed_child_is_started_again_with_the_newest_labels(pile, shared, kills):
     trainer, listener = shared
