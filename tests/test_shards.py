@@ -16,8 +16,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
 from pucache.pages.report import report
+from pucache.reviewing.pile import twin_groups
 from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.twins import twin_groups
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.prior_sweep import sweep_priors
 from pucache.training.sklearn_classifier import PULinearClassifier

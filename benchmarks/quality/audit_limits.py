@@ -20,8 +20,7 @@ import numpy as np
 from benchmarks.common.cells import table
 from benchmarks.common.command_line import page_parser, write_page
 from pucache.reviewing.audit import UPPER_PART, Audit, audit_entries
-from pucache.reviewing.audit_log import ReplayedLog, replay, replay_zone
-from pucache.reviewing.chance_limit import looks_of
+from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zone
 from pucache.reviewing.hidden_interval import evidence_above
 from pucache.reviewing.log import Choice, Entry, Stream
 from pucache.reviewing.queue import AUDIT_SHARE, RECHECK_SHARE

@@ -25,8 +25,8 @@ from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
+from pucache.reviewing.service import best_rate
 from pucache.reviewing.session import open_session
-from pucache.reviewing.stop_advice import best_rate
 
 RECALL, EVERY, IN_A_ROW = 0.95, 50, (50, 100, 200)  # looks between two checks
 

@@ -120,7 +120,6 @@ def write_review_page(
         caches=[file.path.name for file in cache.files],
         positives=int(labels.positive.sum()),
         negatives=int(labels.negative.sum()),
-        has_posterior=ranking.posterior is not None,
     )
     page.write(path, html)
     return counts

@@ -10,7 +10,8 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -37,6 +38,9 @@ MAX_COUNT = 500  # images of a request
 PAST = 60  # decisions that are listed at once
 MAX_ROW = 1 << 40
 PICTURE_SECONDS = 60.0  # for which a request waits for its picture
+PICTURE_THREADS = 20  # in which requests wait so; decisions have others
+STREAMS = 4  # of events per address: a browser has six connections to a server, and needs some for images
+LOOK_SECONDS = 0.1  # after which a stream looks whether the state has changed
 _OVERVIEW_STYLES = ("concepts.css",)
 _STYLES = ("base.css", "cards.css", "live.css")
 _SCRIPTS = (
@@ -102,8 +106,9 @@ class Application:
         self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
         self._services = {service.identifier: service for service in services}
         self._title, self._warnings = title, list(warnings)
-        self._writing = ThreadPoolExecutor(1, "decide")  # one writer: decisions are logged in the order of arrival
-        self._choosing = ThreadPoolExecutor(1, "next")
+        self._waiting = ThreadPoolExecutor(PICTURE_THREADS, "waits-for-picture")
+        self._streams: Counter[str] = Counter()  # of events that are open, by address
+        self._ended = False
         self.routes = [
             Route("/", self._get(self._page)),
             Route("/assets/{name}", self._asset),
@@ -129,15 +134,10 @@ class Application:
         self.access = Access(inner, token, host)
 
     def end(self) -> None:
-        """End what does not end by itself; within the event loop."""
+        """End what does not end by itself."""
+        self._ended = True
         for service in self._services.values():
-            service.listeners.close()
             service.end_waiting()
-
-    def close(self) -> None:
-        """Finish the decision that is being written, and take no more."""
-        for pool in (self._writing, self._choosing):
-            pool.shutdown(wait=True, cancel_futures=True)
 
     # --- reading -------------------------------------------------------------------------------------
 
@@ -187,8 +187,8 @@ class Application:
         row, size = _row(request), request.query_params.get("size", "card")
         if row is None:
             return refused(404, NOTHING)
-        get = service.pictures.get
-        picture = await run_in_threadpool(get, row, size, timeout=PICTURE_SECONDS)
+        get = partial(service.pictures.get, row, size, timeout=PICTURE_SECONDS)
+        picture = await asyncio.get_running_loop().run_in_executor(self._waiting, get)
         if picture is None or not picture.data:
             return refused(404, NOTHING)
         lasting = request.query_params.get("v") == service.identifier
@@ -199,10 +199,24 @@ class Application:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         if request.method == "HEAD":
             return Response(media_type="text/event-stream", headers=headers)
-        stream = service.listeners.stream(request.client.host if request.client else "", service.state)
-        if stream is None:
+        address = request.client.host if request.client else ""
+        if self._ended or self._streams[address] >= STREAMS:
             return Response(status_code=204)  # the browser asks no more; states come with every answer too
-        return StreamingResponse(stream, media_type="text/event-stream", headers=headers)
+        return StreamingResponse(self._stream(address, service), media_type="text/event-stream", headers=headers)
+
+    async def _stream(self, address: str, service: ReviewService) -> AsyncIterator[str]:
+        """Tell the state now, and whenever it has changed."""
+        self._streams[address] += 1
+        try:
+            told = -1
+            while not self._ended:
+                if service.changed_at != told:
+                    told = service.changed_at
+                    state = await run_in_threadpool(service.state)
+                    yield f"event: state\ndata: {json.dumps(state, allow_nan=False)}\n\n"
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._streams[address] -= 1
 
     # --- changing ------------------------------------------------------------------------------------
 
@@ -227,28 +241,22 @@ class Application:
                 return refused(507, one_line(error))
             except (PUCacheError, ValueError) as error:
                 return refused(400, one_line(error))
-            except RuntimeError as error:
-                if "shutdown" not in str(error):
-                    raise
-                return refused(503, "the server is ending; send this again when it is back")
 
         return answer
 
     async def _next(self, body: Body, service: ReviewService) -> Body:
         tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
         keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-        next_images = partial(service.next, finish=body.get("finish") is True)
-        images = await self._run(self._choosing, next_images, tab, count, keep)
-        return {"images": images}
+        return {"images": await run_in_threadpool(service.next, tab, count, keep, finish=body.get("finish") is True)}
 
     async def _decide(self, body: Body, service: ReviewService) -> Body:
         tab = _name(body, "tab")
         proposals = [_proposal(service, item) for item in _list(body, "decisions", MAX_DECISIONS)]
-        accepted, stale = await self._run(self._writing, service.decide, tab, proposals)
+        accepted, stale = await run_in_threadpool(service.decide, tab, proposals)
         return {"accepted": accepted, "stale": stale}
 
     async def _release(self, body: Body, service: ReviewService) -> Body:
-        await self._run(self._choosing, service.queue.release, _name(body, "tab"))
+        await run_in_threadpool(service.queue.release, _name(body, "tab"))
         return {}
 
     async def _closing_audit(self, body: Body, service: ReviewService) -> Body:
@@ -256,8 +264,7 @@ class Application:
             raise _BadRequestError("on must be true or false")
         if body.get("zone", "all") not in ("all", "likeliest"):
             raise _BadRequestError("zone must be all or likeliest")
-        set_audit = partial(service.set_closing_audit, likeliest=body.get("zone") == "likeliest")
-        await self._run(self._choosing, set_audit, body["on"])
+        await run_in_threadpool(service.set_closing_audit, body["on"], likeliest=body.get("zone") == "likeliest")
         return {}
 
     async def _export(self, body: Body, service: ReviewService) -> Body:
@@ -266,11 +273,7 @@ class Application:
     async def _import(self, body: Body, service: ReviewService) -> Body:
         if not isinstance(body.get("csv"), str):
             raise _BadRequestError("csv must be text")
-        return await self._run(self._writing, service.take_reviewed, body["csv"])
-
-    async def _run(self, pool: ThreadPoolExecutor, work: Callable[..., Any], *arguments: Any) -> Any:
-        # shielded: a decision that is being written is finished, whoever has gone meanwhile
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(pool, work, *arguments))
+        return await run_in_threadpool(service.take_reviewed, body["csv"])
 
 
 def live_page(title: str, *, session: str, warnings: Sequence[str] = (), overview: bool = False) -> str:

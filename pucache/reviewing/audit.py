@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SessionError
-from .audit_log import ReplayedLog, replay, replay_zone
-from .chance_limit import Looks, looks_of
-from .hidden_interval import DrawHistory, greatest_total, least_sensitivity, least_total, likeliest_total
+from .audit_log import ReplayedLog, looks_of, replay, replay_zone
+from .hidden_interval import DrawHistory, Looks, greatest_total, least_sensitivity, least_total, likeliest_total
 from .log import LOG, AuditedEntries, DecisionLog, Entry
 
 if TYPE_CHECKING:

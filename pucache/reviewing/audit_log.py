@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .hidden_interval import DrawHistory
+from .hidden_interval import DrawHistory, Looks
 from .log import DRAWN, LABELS, Choice, Entry, Stream, labelling_decisions
 
 PENDING = (None, Choice.UNDONE)  # last decisions of a draw without an answer
+_ANSWERS = (Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP)
 ANY = -1  # number of unknown rows at a draw that is not checked
 
 
@@ -220,3 +221,39 @@ def _recheck_answers(entries: Sequence[Entry]) -> list[Choice]:
         elif entry.group in latest:  # an undo restores a decision of another stream
             answers[latest[entry.group]] = entry.choice if entry.stream is Stream.RECHECK else None
     return [answer for answer in answers if answer in LABELS]
+
+
+def looks_of(entries: Sequence[Entry], rows: int, labels: Mapping[int, Choice | None], since: int = 0) -> Looks:
+    """Looks of a log.
+
+    Parameters
+    ----------
+    entries : sequence of Entry
+    rows : int
+        Of the pile.
+    labels : mapping of int to Choice or None
+        What each group is in the end.
+    since : int
+        Serial number of the entry after which looks count; what was looked at before is out of the pile.
+    """
+    answered = [e.serial for e in entries if e.is_draw and e.stream in DRAWN and labels.get(e.group) in _ANSWERS]
+    last = max(answered, default=0)
+    looks: list[tuple[bool, int, int, float]] = []
+    seen: set[int] = set()
+    unknown, positives, run = rows, 0, 0
+    for entry in entries:
+        if entry.stream is Stream.RECHECK or (entry.is_draw and entry.serial > last):
+            continue
+        if entry.group not in seen and entry.copies:
+            seen.add(entry.group)
+            is_positive = labels.get(entry.group) is not Choice.NEGATIVE
+            if entry.serial > since:
+                is_random = entry.is_draw and entry.stream is Stream.AUDIT
+                looks.append((is_positive, unknown, positives, np.inf if is_random else run))
+            unknown -= entry.copies
+            positives += entry.copies * is_positive
+        if not entry.is_draw and not entry.is_undo and entry.choice is not Choice.SKIP:
+            run = 0 if entry.choice is Choice.POSITIVE else run + 1
+    columns = zip(*looks, strict=True) if looks else ((), (), (), ())
+    y, n, f, runs = (np.array(column, float) for column in columns)
+    return Looks(y.astype(bool), n, f, runs, unknown, positives)

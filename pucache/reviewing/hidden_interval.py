@@ -12,6 +12,18 @@ each y_i and in each f_i. The product of E(K_u) over several urns u is a test ma
 are the extremes of sum_u K_u where this product never reached 1 / error. docs/method.md has the proofs. Martingales
 without replacement: Waudby-Smith and Ramdas, "Confidence sequences for sampling without replacement", 2020 (arXiv
 2006.04347).
+
+`Looks` holds an upper limit from every look, where the ranking is no worse than chance. Look t is at one of n_t rows,
+of which K - f_t are positive; y_t says whether it is. Let each look be positive with a probability of at least
+p_t = (K - f_t) / n_t, given the past: a random image is, with equality, and an image of a ranking is where the ranking
+finds positives at least as often as chance. With a factor r in [0, 1) and any rule that says before a look whether it
+counts,
+
+    M(K) = prod_t r^y_t * ((1 - r * p_t) / (1 - p_t))^(1 - y_t)    over the looks that count
+
+is a test supermartingale where K is the truth, and so is the mean over several factors and rules (Ville, as above).
+Looks of a ranking count in a run without positives alone, since each positive costs evidence. M rises with K, and falls
+with each y_t and f_t, so a row without a label counts as positive.
 """
 
 from __future__ import annotations
@@ -27,6 +39,8 @@ WEIGHTS_BELOW = np.array([0.25, 0.2, 0.2, 0.2, 0.15])  # of K' = 0, and of K' at
 WEIGHTS_ABOVE = np.full(4, 0.25)
 REMAINING_MISSES = np.array([0.0, 0.25, 0.5, 0.75])  # (1 - s') / (1 - s) of the alternatives s' of a sensitivity s
 MISS_WEIGHTS = np.array([0.5, 0.2, 0.2, 0.1])
+FACTORS = (0.0, 0.125, 0.5)  # r
+RUNS = (0, 20, 80, 320)  # looks without a positive, after which a look of the ranking counts
 CELLS = (64, 20, 8)  # ranges of totals of an urn that are looked at together, with two, three, four urns
 
 
@@ -202,6 +216,64 @@ def _greatest_sum(
         end - 1 + _greatest_sum(evidence, least, greatest, limit, urn=urn + 1, before=before + evidence(start, urn))
         for start, end in pairwise(starts)
     )
+
+
+@dataclass(frozen=True)
+class Looks:
+    """Looks in order, a picture once: a random image when it was drawn, others when they were first decided.
+
+    Attributes
+    ----------
+    positive : ndarray of bool, (t,)
+        y_t by the label in force; a picture without one is positive.
+    unknown, positives_before : ndarray of float64, (t,)
+        n_t and f_t.
+    run : ndarray of float64, (t,)
+        Decisions since the last positive, as they were made; inf for a random image, which always counts.
+    left : int
+        Rows that nobody has looked at.
+    found : int
+        Rows that were looked at and are positive, or without a label.
+    """
+
+    positive: np.ndarray
+    unknown: np.ndarray
+    positives_before: np.ndarray
+    run: np.ndarray
+    left: int
+    found: int
+
+    def evidence(self, total: float) -> np.ndarray:
+        """Logarithm of the mean of M(K) after each look, float64 (t,); K must allow every look."""
+        hidden = total - self.positives_before
+        paths = []
+        with np.errstate(divide="ignore"):
+            ruled_out = np.log(self.unknown - hidden)
+            for factor in FACTORS:
+                negative = np.log(self.unknown - factor * hidden) - ruled_out
+                step = np.where(self.positive, np.log(factor), negative)
+                paths += [np.cumsum(np.where(self.run >= run, step, 0.0)) for run in RUNS]
+        return np.asarray(np.logaddexp.reduce(paths, axis=0) - np.log(len(paths)))
+
+    def greatest_total(self, error: float) -> int:
+        """Largest K that was never excluded; it is ever too small with a probability of at most `error`."""
+
+        def excluded(total: int) -> bool:
+            return bool(np.max(self.evidence(total), initial=0.0) >= -np.log(error))
+
+        return max(self.found, _first(excluded, self.found, self.found + self.left) - 1)
+
+    def without_positives(self, more: int) -> Looks:
+        """With further looks of the ranking at single rows, none of which is positive."""
+        steps, run = np.arange(more), min(self.run[-1], RUNS[-1]) if self.run.size else 0
+        return Looks(
+            np.append(self.positive, np.zeros(more, bool)),
+            np.append(self.unknown, self.left - steps),
+            np.append(self.positives_before, np.full(more, self.found)),
+            np.append(self.run, run + steps),
+            self.left - more,
+            self.found,
+        )
 
 
 def likeliest_total(history: DrawHistory, *, least: int, greatest: int, urn: int = 0) -> int:

@@ -40,7 +40,7 @@ _TABLES = {
         "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
         "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
         "stream TEXT NOT NULL, choice TEXT, replaces INTEGER, restores INTEGER, unknown INTEGER NOT NULL, "
-        "positives INTEGER NOT NULL, expected REAL, model_version INTEGER NOT NULL, reviewer TEXT, "
+        "positives INTEGER NOT NULL, model_version INTEGER NOT NULL, reviewer TEXT, "
         "time REAL NOT NULL, urn INTEGER NOT NULL DEFAULT 0, zone INTEGER NOT NULL DEFAULT 0"
     ),
 }
@@ -97,7 +97,6 @@ class Entry:
     request: str | None = None  # identifier that the client chose; it is written once, so requests can be repeated
     replaces: int = 0  # serial number of the decision on this group that was in force; 0: none
     restores: int = 0  # serial number of the decision that an undo brought back into force; 0: none
-    expected: float | None = None  # share of positives among the unknown rows by the model, of a draw
     model_version: int = 0  # serial number of the last entry that the model has seen; 0 without a model
     reviewer: str = ""
     key: str = ""  # of the image
@@ -130,7 +129,7 @@ class EpochFacts:
     urns: tuple[int, ...]  # rows of each urn; together the pile, the rows neither labelled nor twins of labelled ones
     pile_checksum: str  # of which images are in the pile
     twins: float | None  # cosine from which on two images share their label; None: equal bytes only
-    grouping: str  # how twins were found, see `pucache.reviewing.twins`
+    grouping: str  # how twins were found, see `pucache.reviewing.pile`
     continued: tuple[int, tuple[int, ...]] | None = None  # first epoch that it goes on with; groups of entries since
 
 
@@ -401,7 +400,6 @@ def _entry(values: dict[str, Any]) -> Entry:
         time=float(values["time"]),
         choice=None if values["choice"] is None else Choice(values["choice"]),
         request=None if values["request"] is None else str(values["request"]),
-        expected=None if values["expected"] is None else float(values["expected"]),
         reviewer=str(values["reviewer"] or ""),
         key=str(values["key"]),
         digest=bytes(values["digest"]),

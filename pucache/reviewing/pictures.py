@@ -124,11 +124,6 @@ class Pictures:
         for row in list(rows)[:AHEAD]:
             self._start(self._ahead, (row, "card"), urgent=False)
 
-    def made(self, row: int) -> Picture | None:
-        """The card of a row where it has been made, else None; makes nothing."""
-        with self._lock:
-            return self._find((row, "card"))
-
     def common_problem(self) -> str:
         """Why no image can be shown, where that is so for each of a few over the cache; else "".
 

@@ -172,16 +172,8 @@ class NextImages:
         exclude: list[int] = []
         if stream is Stream.RECHECK:
             exclude = [*self._recent, *self._reservations.groups.tolist()]
-        expected = self._expected_share()
-        draws = self._session.draw(self._rng, stream, count, expected, self._version, exclude)
+        draws = self._session.draw(self._rng, stream, count, self._version, exclude)
         return self._take(tab, (draw.row for draw in draws), count)
-
-    def _expected_share(self) -> float | None:
-        """Mean probability of the unknown rows; None without a model."""
-        unknown = self._session.unknown
-        if self._p is None or not unknown.any():
-            return None
-        return float(np.mean(self._p, where=unknown, dtype=np.float64))
 
     # --- rows by rank --------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import getpass
 import hashlib
 import json
@@ -16,6 +17,7 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +34,11 @@ from .audit import audit
 from .export import train_command
 from .log import LOG
 from .pictures import Pictures
+from .pile import twin_groups
 from .queue import NextImages
 from .service import ReviewService
 from .session import Session, open_session
-from .session_start import groups_in, lock_folder, session_folder
+from .session_start import lock_folder, session_folder
 from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
@@ -141,7 +144,6 @@ def review(
         warnings = list(_warnings(opened, pictures)) + [f"{name} is left out: {why}" for name, why in failures.items()]
         title = f"Review of {cache.files[0].path.name}"
         application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
-        stack.callback(application.close)
         url = printed_url(host, address.port, address.token)
         opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened)
         for line in [*opening, *warnings, f"open {url}", _ENDING]:
@@ -178,10 +180,11 @@ def open_concept_sessions(
     if (folder / LOG).exists():
         raise SessionError(f"{folder} is the session of a single review; name another folder with --session")
     lock_folder(folder, stack)
-    group, sessions, failures = groups_in(folder, cache, twins, keep=True), {}, dict(labels.failures)
+    sessions, failures = {}, dict(labels.failures)
+    find_twins = functools.cache(partial(twin_groups, cache, twins))
     for name, of_concept in labels.labels.items():
         try:
-            opened = open_session(cache, of_concept, folder=folder / name, twins=twins, group=group)
+            opened = open_session(cache, of_concept, folder=folder / name, twins=twins, find_twins=find_twins)
             sessions[name] = stack.enter_context(opened)
         except PUCacheError as error:
             failures[name] = one_line(error)

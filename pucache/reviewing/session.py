@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -17,16 +18,26 @@ from ..errors import SessionError, StaleDecisionError
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from .audit import Audit, audit
-from .log import DRAWN, AuditedEntries, Choice, Entry, Stream
-from .session_start import ReplayBase, begin_or_resume, image_of, labels_before, lock_folder, read, session_folder
-from .session_state import Proposal, SessionProgress
+from .log import DRAWN, AuditedEntries, Entry, Stream
+from .pile import twin_groups
+from .session_start import (
+    ReplayBase,
+    begin_or_resume,
+    image_of,
+    labels_before,
+    lock_folder,
+    read,
+    rows_of,
+    session_folder,
+)
+from .session_state import Proposal, SessionState
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _REQUEST_LENGTH = 200
 
 
-class Session:
-    """A session that is open; see `open_session`.
+class Session(SessionState):
+    """A session that is open; see `open_session`. Arrays are to be read alone.
 
     Attributes
     ----------
@@ -34,25 +45,39 @@ class Session:
     folder : Path
     urns : tuple of int
         Rows of each urn; together the pile, the rows neither labelled nor twins of labelled ones when the epoch began.
-    grouping : str
-        How twins were found, see `pucache.reviewing.twins`.
     epoch_note : str
         What has changed in the cache since the session began, and what that means for the audit; "" if nothing.
-    lock : threading.RLock
-        Every method holds it; hold it around several that belong together.
     """
 
     def __init__(self, cache: EmbeddingCache, folder: Path, base: ReplayBase, stack: ExitStack):
         self.cache, self.folder, self._stack = cache, folder, stack
-        self.urns, self.grouping = base.facts.urns, base.facts.grouping
-        self.epoch_note = base.note
+        self.urns, self.epoch_note = base.facts.urns, base.note
         self._base, self._log = base, base.log
-        self.lock = threading.RLock()
-        self._load()
+        super().__init__(base.labels, base.groups, base.urn_of)
+        self._replay()
 
-    def _load(self) -> None:
+    def _replay(self) -> None:
         """Bring labels and counts to what the log says."""
-        self._state, self._entries, self._by_request = self._base.replay(self.cache)
+        base, rows = self._base, self.cache.keys.rows
+        zone = rows(base.log.zone(base.first) if base.current else [])
+        self.zone[zone[zone >= 0]] = True
+        for decision in base.carried:
+            self._carry(decision)
+        self._entries: list[Entry] = []  # of the present epoch
+        self._by_request: dict[str, Entry] = {}
+        logged = base.log.entries()
+        for entry, row in zip(logged, rows_of(self.cache, logged).tolist(), strict=True):
+            entry = entry if row < 0 else replace(entry, row=row, group=int(self.groups[row]))
+            if entry.request is not None:
+                self._by_request[entry.request] = entry
+            if base.current and entry.epoch >= base.first:
+                if row < 0 or not self._can_apply(entry):
+                    raise SessionError(
+                        f"{base.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
+                        "from a copy, or name another folder with --session"
+                    )
+                self._apply(entry)
+                self._entries.append(entry)
 
     def close(self) -> None:
         """Close the log and release the folder; closing twice is allowed."""
@@ -70,51 +95,6 @@ class Session:
 
     # --- what stands -------------------------------------------------------------------------------
 
-    @property
-    def groups(self) -> np.ndarray:
-        """Smallest row of the images that show the same picture, int64 (n,)."""
-        return self._base.groups.group
-
-    @property
-    def file_labels(self) -> Labels:
-        """Labels from before the session, without what twins inherit."""
-        return self._base.labels
-
-    @property
-    def unknown(self) -> np.ndarray:
-        """Rows of the pile neither decided nor drawn for the audit, bool (n,); read-only, follows each entry."""
-        return _read_only(self._state.unknown)
-
-    @property
-    def zone(self) -> np.ndarray:
-        """Rows of the zone of the likeliest images, bool (n,); read-only; none before `fix_zone`."""
-        return _read_only(self._state.zone)
-
-    @property
-    def skipped(self) -> np.ndarray:
-        """Rows whose last decision is a skip, bool (n,); read-only, follows each entry."""
-        return _read_only(self._state.skipped)
-
-    @property
-    def label_serial(self) -> int:
-        """Serial number of the last decision; labels are the same as long as it is."""
-        with self.lock:
-            return self._state.last_decision
-
-    def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels as of now, int8 (n,) each.
-
-        s is 1 for what was labelled positive before the session; where nothing was, for the positives decided in it.
-        reviewed is 1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
-        """
-        with self.lock:
-            return self._state.labels()
-
-    def counts(self) -> SessionProgress:
-        """Progress of the review."""
-        with self.lock:
-            return self._state.progress()
-
     def entries(self) -> list[Entry]:
         """Draws and decisions of the present epoch, in order; what the audit is computed from."""
         with self.lock:
@@ -125,44 +105,20 @@ class Session:
         with self.lock:
             return AuditedEntries(list(self._entries), self.urns, int(self.zone.sum()), self._base.since(self._entries))
 
-    def decision_in_force(self, row: int) -> Entry | None:
-        """Decision in force on the picture of a row."""
-        with self.lock:
-            return self._state.in_force(int(self.groups[row]))
-
-    def decision_to_show(self, row: int) -> Entry | None:
-        """As `decision_in_force`, but None where a recheck is pending, which must look like any new image."""
-        with self.lock:
-            draw = self._state.pending.get(int(self.groups[row]))
-            return None if draw is not None and draw.stream is Stream.RECHECK else self.decision_in_force(row)
-
     @property
     def last_change(self) -> float | None:
         """Time of the last entry of the present epoch, in seconds; None before the first."""
         with self.lock:
             return self._entries[-1].time if self._entries else None
 
-    def past(self, before: int, count: int) -> list[tuple[int, int, Choice]]:
-        """Serial number of the decision in force, row and label of decided pictures, newest first; see `correction`.
-
-        Those that wait for a recheck are left out. `before`: only smaller serial numbers, 0 for all.
-        """
-        with self.lock:
-            return self._state.past(before, count)
-
-    def pending_draws(self) -> list[Entry]:
-        """Draws that no decision has answered, in order."""
-        with self.lock:
-            return list(self._state.pending.values())
-
     def random_undecided(self) -> list[int]:
         """Rows drawn for the audit that count there without a label: skipped, or passed over; in order."""
         with self.lock:
             draws = [entry for entry in self._entries if entry.is_draw and entry.stream in DRAWN]
-            waiting = [self._state.pending.get(draw.group) == draw for draw in draws]
+            waiting = [self._pending.get(draw.group) == draw for draw in draws]
             answered = max((number for number, one in enumerate(waiting) if not one), default=-1)
             counted = zip(draws[: answered + 1], waiting, strict=False)
-            return [draw.row for draw, one in counted if one or self._state.skipped[draw.row]]
+            return [draw.row for draw, one in counted if one or self.skipped[draw.row]]
 
     # --- what is written ----------------------------------------------------------------------------
 
@@ -184,7 +140,7 @@ class Session:
             fresh = self._fresh(proposals)
             with self._writing() as written:
                 for proposal, group in fresh:
-                    self._take_in(written, proposal.row, **self._state.decision(proposal, group))
+                    self._take_in(written, proposal.row, **self._decision(proposal, group))
             return [self._by_request[proposal.request] for proposal in proposals]
 
     def _fresh(self, proposals: Sequence[Proposal]) -> list[tuple[Proposal, int]]:
@@ -199,8 +155,8 @@ class Session:
             group, written = int(self.groups[proposal.row]), self._by_request.get(proposal.request)
             earlier = written.group if written else fresh[proposal.request][1] if proposal.request in fresh else None
             if earlier is None:
-                if group in decided or not self._state.accepts(proposal, group):
-                    raise StaleDecisionError(proposal.request, proposal.row, self._state.in_force(group))
+                if group in decided or not self._accepts(proposal, group):
+                    raise StaleDecisionError(proposal.request, proposal.row, self._in_force(group))
                 fresh[proposal.request] = proposal, group
                 decided.add(group)
             elif earlier != group:
@@ -220,18 +176,17 @@ class Session:
         with self.lock:
             chosen = np.zeros(len(self.cache), bool)
             chosen[rows] = True
-            chosen = self._base.groups.spread(chosen) & self._state.unknown
-            if chosen.any() and not self._state.zone.any():
+            chosen = self._groups.spread(chosen) & self.unknown
+            if chosen.any() and not self.zone.any():
                 self._check_writable()
                 self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
-                self._state.zone |= chosen
+                self.zone |= chosen
 
     def draw(
         self,
         rng: np.random.Generator,
         stream: Stream,
         count: int = 1,
-        expected: float | None = None,
         model_version: int = 0,
         exclude: Sequence[int] = (),
     ) -> list[Entry]:
@@ -260,24 +215,24 @@ class Session:
                     break
                 row = int(rng.choice(rows))
                 fields: dict[str, Any] = {"unknown": len(rows)} if stream is Stream.ZONE else {}
-                self._take_in(written, row, stream=stream, expected=expected, model_version=model_version, **fields)
+                self._take_in(written, row, stream=stream, model_version=model_version, **fields)
         return written
 
     def _drawable(self, stream: Stream, excluded: np.ndarray) -> np.ndarray:
         if stream is Stream.AUDIT:
-            return np.flatnonzero(self._state.unknown)
+            return np.flatnonzero(self.unknown)
         if stream is Stream.ZONE:
-            return np.flatnonzero(self._state.unknown & self._state.zone)
-        rows = self._state.recheck_candidates()
+            return np.flatnonzero(self.unknown & self.zone)
+        rows = self._recheck_candidates()
         return rows[~np.isin(self.groups[rows], excluded)]
 
     def _take_in(self, written: list[Entry], row: int, **fields: Any) -> None:
         """Complete the next entry, and let the state run ahead by it."""
         group, (key, digest) = int(self.groups[row]), image_of(self.cache, row)
-        serial, counts = self._log.last + 1 + len(written), self._state.counts_of(group)
+        serial, counts = self._log.last + 1 + len(written), self._counts_of(group)
         named: dict[str, Any] = {"serial": serial, "row": row, "group": group, "key": key, "digest": digest}
         entry = Entry(time=time.time(), **(named | counts | fields))
-        self._state.apply(entry)
+        self._apply(entry)
         written.append(entry)
 
     def _check_writable(self) -> None:
@@ -294,7 +249,8 @@ class Session:
             if written:
                 self._log.append(written)
         except BaseException:
-            self._load()
+            self._reset()
+            self._replay()
             raise
         self._entries += written
         self._by_request |= {entry.request: entry for entry in written if entry.request is not None}
@@ -307,14 +263,14 @@ def open_session(
     negatives: str | Path | None = None,
     folder: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
-    group: np.ndarray | None = None,
+    find_twins: Callable[[], np.ndarray] | None = None,
 ) -> Session:
     """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
     `positives` and `negatives` are labels from before the session, as for `pucache.train_pu`; None: those that the
     session began with, for a new one none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
     `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
-    by equal bytes; see `Session.grouping`. `group` are the groups where they are known, int64 (n,).
+    by equal bytes. `find_twins` returns `pucache.reviewing.pile.twin_groups` of the cache; by default it is computed.
 
     Raises
     ------
@@ -330,7 +286,8 @@ def open_session(
     path = session_folder(cache, folder)
     with ExitStack() as stack:
         lock_folder(path, stack)
-        return Session(cache, path, begin_or_resume(path, cache, given, twins, group), stack.pop_all())
+        find_twins = find_twins or partial(twin_groups, cache, twins)
+        return Session(cache, path, begin_or_resume(path, cache, given, twins, find_twins), stack.pop_all())
 
 
 def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
@@ -396,9 +353,3 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         overlooked=audited.sensitivity_low is not None,
         statements=tuple(audited.statements()),
     )
-
-
-def _read_only(values: np.ndarray) -> np.ndarray:
-    view = values.view()
-    view.flags.writeable = False
-    return view

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,6 @@ from ..labels.label_files import name_first, read_decisions
 from ..labels.labels import Labels, open_labels
 from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import exclusive_lock, make_folder
-from .grown_pile import GrownPile, grown_pile, keep_pile, pile_path
 from .log import (
     LABELS,
     LOG,
@@ -28,8 +28,8 @@ from .log import (
     is_unwritten,
     labelling_decisions,
 )
-from .session_state import SessionState, rows_of_urns
-from .twins import Groups, grouping_of, keep_groups, kept_groups, twin_groups
+from .pile import Groups, KeptPile, grouping_of, keep_pile, kept_pile, pile_path, twin_groups
+from .session_state import rows_of_urns
 
 _LOCK = ".lock"
 MOST_URNS = 4  # the limit is searched over the totals of all but one
@@ -50,6 +50,7 @@ class ReplayBase:
     current: bool = True  # whether the present epoch of the log is of this cache, or of one that has grown to it
     begins: bool = False  # whether an epoch is to begin
     note: str = ""  # what has changed in the cache
+    kept: bool = False  # whether the pile of the cache is kept
 
     @property
     def first(self) -> int:
@@ -59,30 +60,6 @@ class ReplayBase:
     def since(self, entries: Sequence[Entry]) -> int:
         """As `DecisionLog.since`, also where an epoch is to begin."""
         return self.log.last if self.begins and self.facts.continued else self.log.since(entries)
-
-    def replay(self, cache: EmbeddingCache) -> tuple[SessionState, list[Entry], dict[str, Entry]]:
-        """State after all entries, entries of the present epoch, and all decisions by request."""
-        state = SessionState(self.labels, self.groups, self.urn_of)
-        zone = cache.keys.rows(self.log.zone(self.first) if self.current else [])
-        state.zone[zone[zone >= 0]] = True
-        for decision in self.carried:
-            state.carry(decision)
-        entries: list[Entry] = []
-        by_request: dict[str, Entry] = {}
-        logged = self.log.entries()
-        for entry, row in zip(logged, rows_of(cache, logged).tolist(), strict=True):
-            entry = entry if row < 0 else replace(entry, row=row, group=int(self.groups.group[row]))
-            if entry.request is not None:
-                by_request[entry.request] = entry
-            if self.current and entry.epoch >= self.first:
-                if row < 0 or not state.can_apply(entry):
-                    raise SessionError(
-                        f"{self.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
-                        "from a copy, or name another folder with --session"
-                    )
-                state.apply(entry)
-                entries.append(entry)
-        return state, entries, by_request
 
 
 def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
@@ -112,21 +89,6 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
         ) from error
 
 
-def groups_in(folder: Path, cache: EmbeddingCache, twins: float | None, *, keep: bool) -> np.ndarray:
-    """Groups of twins of a cache, int64 (n,); computed once and, where they are to be kept, written to the folder."""
-    identity = "\0".join([repr(twins), *(file.checksum for file in cache.files)])
-    path = folder / f"twins-{hashlib.sha256(identity.encode()).hexdigest()[:16]}.npy"
-    group = kept_groups(path, len(cache))
-    if group is None:
-        group = twin_groups(cache, twins)
-        if keep:
-            keep_groups(path, group)
-            for other in folder.glob("twins-*.npy"):
-                if other != path:
-                    other.unlink(missing_ok=True)
-    return group
-
-
 def labels_before(
     cache: EmbeddingCache, positives: str | Path | np.ndarray | Labels | None, negatives: str | Path | None
 ) -> Labels | None:
@@ -141,9 +103,9 @@ def labels_before(
 
 
 def begin_or_resume(
-    folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None, group: np.ndarray | None = None
+    folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None, find_twins: Callable[[], np.ndarray]
 ) -> ReplayBase:
-    """Begin a session in a locked folder, or go on with the one that is there; `group` as for `open_session`.
+    """Begin a session in a locked folder, or go on with the one that is there; `find_twins` as for `open_session`.
 
     Raises
     ------
@@ -152,8 +114,7 @@ def begin_or_resume(
     """
     path = folder / LOG
     if is_unwritten(path):
-        labels = given or Labels.of(np.zeros(len(cache)))
-        groups = Groups(groups_in(folder, cache, twins, keep=True) if group is None else group)
+        labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(find_twins())
         urn_of = _urns(labels, groups, ())
         facts = _facts(cache, urn_of, twins)
         keep_pile(pile_path(folder, facts.checksums), cache, urn_of, groups)
@@ -161,10 +122,9 @@ def begin_or_resume(
     log = DecisionLog.open(path)
     try:
         _check_twins(log, cache, twins)
-        base = _resume_or_rebase(log, cache, given, twins, group, keep=True)
-        pile = pile_path(folder, base.facts.checksums)
-        if base.begins or not pile.exists():
-            keep_pile(pile, cache, base.urn_of, base.groups)
+        base = _resume_or_rebase(log, cache, given, twins, find_twins)
+        if not base.kept:
+            keep_pile(pile_path(folder, base.facts.checksums), cache, base.urn_of, base.groups)
         if base.begins:
             log.begin_epoch(base.facts, _images(cache, base.labels))
         return replace(base, current=True, begins=False)
@@ -177,7 +137,8 @@ def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = DecisionLog.open(folder / LOG, read_only=True)
     try:
-        return _resume_or_rebase(log, cache, None, log.facts().twins, None, keep=False)
+        twins = log.facts().twins
+        return _resume_or_rebase(log, cache, None, twins, partial(twin_groups, cache, twins))
     except BaseException:
         log.close()
         raise
@@ -188,44 +149,35 @@ def _resume_or_rebase(
     cache: EmbeddingCache,
     given: Labels | None,
     twins: float | None,
-    group: np.ndarray | None,
-    *,
-    keep: bool,
+    find_twins: Callable[[], np.ndarray],
 ) -> ReplayBase:
     """The present epoch of a log, or where the cache has changed, the epoch to begin."""
     facts, images, entries = log.facts(), log.images(), log.entries()
-    if group is None:
-        group = groups_in(log.path.parent, cache, twins, keep=keep)
-    grown = None
-    if (facts.checksums != _checksums(cache) or facts.continued) and facts.twins == twins:
-        grown = grown_pile(pile_path(log.path.parent, facts.checksums), cache, group)
-    groups = Groups(group) if grown is None else grown.groups
+    kept = None
+    if facts.twins == twins:
+        kept = kept_pile(pile_path(log.path.parent, facts.checksums), cache, find_twins)
+    groups = Groups(find_twins()) if kept is None else kept.groups
     first = facts.continued[0] if facts.continued else log.epoch
     image_rows, entry_rows = rows_of(cache, images), rows_of(cache, entries)
     labels = _labels(cache, images, image_rows, log.epoch)
     note = _note(images, image_rows, entries, entry_rows)
+    before = [number for number, entry in enumerate(entries) if entry.epoch < first]
+    carried = _carried([entries[number] for number in before], entry_rows[before], groups)
     if facts.checksums == _checksums(cache):
         _check_labels(log, labels, given)
-        before = [number for number, entry in enumerate(entries) if entry.epoch < first]
-        carried = _carried([entries[number] for number in before], entry_rows[before], groups)
-        urn_of = _urns(labels, groups, carried) if grown is None else grown.urn_of
-        if facts.continued:
-            note = _grown_note(facts.urns[-1])
-        if _pile_checksum(cache, urn_of) == facts.pile_checksum:
-            return ReplayBase(log, facts, labels, groups, urn_of, carried, note=note if log.epoch > 1 else "")
+        urn_of = _urns(labels, groups, carried) if kept is None else kept.urn_of
+        if tuple(rows_of_urns(urn_of)) == facts.urns and _pile_checksum(cache, urn_of) == facts.pile_checksum:
+            note = _grown_note(facts.urns[-1]) if facts.continued else note if log.epoch > 1 else ""
+            return ReplayBase(log, facts, labels, groups, urn_of, carried, note=note, kept=kept is not None)
     elif not (image_rows >= 0).any() and not (entry_rows >= 0).any():
         raise SessionError(
             f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
             "folder with --session"
         )
-    elif (
-        grown is not None and len(facts.urns) < MOST_URNS and _goes_on(grown, labels, given, entries, entry_rows, first)
-    ):
-        before = [number for number, entry in enumerate(entries) if entry.epoch < first]
+    elif kept is not None and len(facts.urns) < MOST_URNS and _goes_on(kept, labels, given, entries, entry_rows, first):
         since = entry_rows[[number for number, entry in enumerate(entries) if entry.epoch >= first]]
-        carried = _carried([entries[number] for number in before], entry_rows[before], groups)
-        labels, urn_of = given or labels, grown.urn_of.copy()
-        came = ~groups.spread(grown.old | ~labels.unlabelled)
+        labels, urn_of = given or labels, kept.urn_of.copy()
+        came = ~groups.spread(kept.old | ~labels.unlabelled)
         urn_of[came] = len(facts.urns)
         urns = (*facts.urns, int(came.sum()))
         continued = first, tuple(groups.group[since].tolist())
@@ -237,7 +189,7 @@ def _resume_or_rebase(
 
 
 def _goes_on(
-    grown: GrownPile,
+    kept: KeptPile,
     labels: Labels,
     given: Labels | None,
     entries: Sequence[Entry],
@@ -246,7 +198,7 @@ def _goes_on(
 ) -> bool:
     """Whether a log goes on with its pile: its images are there, and no label of before has changed."""
     there = all(row >= 0 for entry, row in zip(entries, rows.tolist(), strict=True) if entry.epoch >= first)
-    old = grown.old
+    old = kept.old
     same = given is None or (
         np.array_equal(given.s[old], labels.s[old]) and np.array_equal(given.reviewed[old], labels.reviewed[old])
     )

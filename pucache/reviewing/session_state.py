@@ -7,6 +7,7 @@ serves decisions as they come and the replay of a log, so that a session that is
 from __future__ import annotations
 
 import heapq
+import threading
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..labels.labels import Labels
 from .log import DRAWN, Choice, Entry, Stream
-from .twins import Groups, inherited
+from .pile import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
 _LABELS = {Choice.POSITIVE: 1, Choice.NEGATIVE: -1}
@@ -50,7 +51,7 @@ class SessionProgress:
 
 
 class SessionState:
-    """What the entries of a log amount to.
+    """What the entries of a log amount to. Methods without an underscore hold `lock`.
 
     Parameters
     ----------
@@ -62,29 +63,38 @@ class SessionState:
 
     Attributes
     ----------
+    lock : threading.RLock
+        Hold it around several methods that belong together.
+    file_labels : Labels
+        Labels from before the session, without what twins inherit.
+    groups : ndarray of int64, (n,)
+        Smallest row of the images that show the same picture.
     unknown : ndarray of bool, (n,)
         Rows of the pile neither decided nor drawn for the audit: what is left in the urns.
     skipped : ndarray of bool, (n,)
         Rows whose last decision is a skip.
     zone : ndarray of bool, (n,)
         Rows of the zone; none before it is fixed.
-    pending : dict of int to Entry
-        Draws without a decision, by group, in the order of the draws.
-    last_decision : int
-        Serial number of the last decision.
+    label_serial : int
+        Serial number of the last decision; labels are the same as long as it is.
     """
 
     def __init__(self, labels: Labels, groups: Groups, urn_of: np.ndarray):
-        inheriting = inherited(labels, groups)
+        self.lock = threading.RLock()
+        self.file_labels, self.groups = labels, groups.group
         self._groups, self._urn_of = groups, urn_of
+        self._reset()
+
+    def _reset(self) -> None:
+        """Forget all entries."""
+        inheriting = inherited(self.file_labels, self._groups)
         self._s, self._reviewed = inheriting.s.copy(), inheriting.reviewed.copy()
         self._labelled_before = ~inheriting.unlabelled
-        self._without_labelled = not labels.s.any()
-        self.unknown, self.skipped = urn_of >= 0, np.zeros(len(urn_of), bool)
-        self.zone = np.zeros(len(urn_of), bool)
-        self.pending: dict[int, Entry] = {}
-        self.last_decision = 0
-        self._unknown_rows = rows_of_urns(urn_of)  # n_i and f_i of the next entry, by urn
+        self.unknown = self._urn_of >= 0
+        self.skipped, self.zone = (np.zeros(len(self.unknown), bool) for _ in range(2))
+        self.label_serial = 0
+        self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
+        self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn
         self._positive_rows = [0] * len(self._unknown_rows)
         self._stacks: dict[int, list[tuple[Entry, Entry | None]]] = {}  # decisions and the draws they answer, by group
         self._last: dict[int, int] = {}  # serial number of the last decision, UNDONE too, by group
@@ -94,43 +104,71 @@ class SessionState:
     # --- what stands -------------------------------------------------------------------------------
 
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
-        """Copies of s and reviewed, int8 (n,), with this session's decisions."""
-        return self._s.copy(), self._reviewed.copy()
+        """Labels as of now, int8 (n,) each.
 
-    def in_force(self, group: int) -> Entry | None:
+        s is 1 for what was labelled positive before the session; where nothing was, for the positives decided in it.
+        reviewed is 1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
+        """
+        with self.lock:
+            return self._s.copy(), self._reviewed.copy()
+
+    def decision_in_force(self, row: int) -> Entry | None:
+        """Decision in force on the picture of a row."""
+        with self.lock:
+            return self._in_force(int(self.groups[row]))
+
+    def decision_to_show(self, row: int) -> Entry | None:
+        """As `decision_in_force`, but None where a recheck is pending, which must look like any new image."""
+        with self.lock:
+            draw = self._pending.get(int(self.groups[row]))
+            return None if draw is not None and draw.stream is Stream.RECHECK else self.decision_in_force(row)
+
+    def pending_draws(self) -> list[Entry]:
+        """Draws that no decision has answered, in order."""
+        with self.lock:
+            return list(self._pending.values())
+
+    def _in_force(self, group: int) -> Entry | None:
         """Decision in force on a group."""
         stack = self._stacks.get(group)
         return stack[-1][0] if stack else None
 
     def _labelling(self, group: int) -> Entry | None:
         """Decision that says what a group is: the one in force, or below the label of a recheck the one it checks."""
-        top = self.in_force(group)
+        top = self._in_force(group)
         if top is None or not top.is_recheck_label:
             return top
         checked = next((one for one, _ in reversed(self._stacks[group]) if one.stream is not Stream.RECHECK), None)
         return checked if checked is not None and checked.choice in _LABELS else top
 
     def past(self, before: int, count: int) -> list[tuple[int, int, Choice]]:
-        """Serial number of the decision in force, row and label of decided groups, newest first."""
-        decided = [
-            (stack[-1][0].serial, label.row, label.choice)
-            for group, stack in self._stacks.items()
-            if group not in self.pending and (label := self._labelling(group)) is not None and label.choice is not None
-        ]
+        """Serial number of the decision in force, row and label of decided pictures, newest first.
+
+        Those that wait for a recheck are left out. `before`: only smaller serial numbers, 0 for all.
+        """
+        with self.lock:
+            decided = [
+                (stack[-1][0].serial, label.row, label.choice)
+                for group, stack in self._stacks.items()
+                if group not in self._pending
+                and (label := self._labelling(group)) is not None
+                and label.choice is not None
+            ]
         return heapq.nlargest(count, (one for one in decided if not before or one[0] < before))
 
-    def recheck_candidates(self) -> np.ndarray:
+    def _recheck_candidates(self) -> np.ndarray:
         """Known positive rows without a pending draw, int64."""
         positive = (self._s == 1) | (self._reviewed == 1)
-        for group in self.pending:
+        for group in self._pending:
             positive[self._groups.rows(group)] = False
         return np.flatnonzero(positive)
 
-    def progress(self) -> SessionProgress:
-        """Progress so far, counted over the stacks once after each entry."""
-        if self._progress is None:
-            self._progress = self._count()
-        return self._progress
+    def counts(self) -> SessionProgress:
+        """Progress of the review, counted once after each entry."""
+        with self.lock:
+            if self._progress is None:
+                self._progress = self._count()
+            return self._progress
 
     def _count(self) -> SessionProgress:
         labelling = [one for one in map(self._labelling, self._stacks) if one is not None]
@@ -145,30 +183,30 @@ class SessionState:
             skipped=choices[Choice.SKIP],
             rechecked=sum(draw.stream is Stream.RECHECK for draw in answered),
             unknown=sum(self._unknown_rows),
-            pending=len(self.pending),
+            pending=len(self._pending),
             rate=last.count(Choice.POSITIVE) / len(last) if last else 0.0,
             rate_of=len(last),
         )
 
     # --- an entry before it is written --------------------------------------------------------------
 
-    def accepts(self, proposal: Proposal, group: int) -> bool:
+    def _accepts(self, proposal: Proposal, group: int) -> bool:
         """Whether a proposal replaces what is in force on its group.
 
         A recheck shows a decided image as if it were new, so its answer may replace 0. After an undo both 0 and
         the number of the undo are right.
         """
-        current = self.in_force(group)
+        current = self._in_force(group)
         if proposal.choice is Choice.UNDONE:
             return current is not None and current.serial == proposal.replaces
         if current is None:
             return proposal.replaces in (0, self._last.get(group, 0))
-        blinded = group in self.pending and self.pending[group].stream is Stream.RECHECK
+        blinded = group in self._pending and self._pending[group].stream is Stream.RECHECK
         return proposal.replaces == current.serial or (blinded and proposal.replaces == 0)
 
-    def decision(self, proposal: Proposal, group: int) -> dict[str, Any]:
+    def _decision(self, proposal: Proposal, group: int) -> dict[str, Any]:
         """What an accepted proposal amounts to: fields of its entry."""
-        stack, draw = self._stacks.get(group, []), self.pending.get(group)
+        stack, draw = self._stacks.get(group, []), self._pending.get(group)
         current = stack[-1][0] if stack else None
         shown = draw or (self._labelling(group) if proposal.correction else current)
         fields = {
@@ -186,7 +224,7 @@ class SessionState:
                 fields |= {"choice": below.choice, "restores": below.serial}
         return fields
 
-    def counts_of(self, group: int) -> dict[str, Any]:
+    def _counts_of(self, group: int) -> dict[str, Any]:
         """What a group is worth, and n_i and f_i of its urn: fields of its next entry."""
         rows, urn = self._groups.rows(group), self._urn(group)
         return {
@@ -203,34 +241,34 @@ class SessionState:
 
     # --- entries ------------------------------------------------------------------------------------
 
-    def can_apply(self, entry: Entry) -> bool:
+    def _can_apply(self, entry: Entry) -> bool:
         """Whether the decisions that an undo names are there; they are, unless the log is damaged."""
         if not entry.is_undo:
             return True
         serials = [0, *(decision.serial for decision, _ in self._stacks.get(entry.group, []))]
         return len(serials) > 1 and serials[-2:] == [entry.restores, entry.replaces]
 
-    def apply(self, entry: Entry) -> None:
+    def _apply(self, entry: Entry) -> None:
         """Take in an entry of the log, in order."""
         stack, before = self._stacks.setdefault(entry.group, []), self._labelling(entry.group)
         if entry.is_draw:
-            self.pending[entry.group] = entry
+            self._pending[entry.group] = entry
             if entry.stream in DRAWN:
                 self._drawn.add(entry.group)
         elif not entry.is_undo:
-            stack.append((entry, self.pending.pop(entry.group, None)))
+            stack.append((entry, self._pending.pop(entry.group, None)))
         else:
             _, draw = stack.pop()
             if draw is not None:  # it is to be answered again
-                self.pending[entry.group] = draw
+                self._pending[entry.group] = draw
             if entry.restores:
-                answered, waiting = stack[-1][1], self.pending.get(entry.group)
+                answered, waiting = stack[-1][1], self._pending.get(entry.group)
                 if draw is None and waiting and waiting.stream in DRAWN and entry.choice in _LABELS:
-                    answered = self.pending.pop(entry.group)  # a label from before the draw is its answer
+                    answered = self._pending.pop(entry.group)  # a label from before the draw is its answer
                 stack[-1] = (entry, answered)
         self._follow(entry, before)
 
-    def carry(self, decision: Entry) -> None:
+    def _carry(self, decision: Entry) -> None:
         """Take over a decision in force from an earlier epoch; its rows are not in the pile."""
         self._stacks[decision.group] = [(decision, None)]
         self._follow(decision, None)
@@ -239,7 +277,7 @@ class SessionState:
         """Bring labels and counts to what a group is after an entry, and was before it."""
         group, after = entry.group, self._labelling(entry.group)
         if not entry.is_draw:
-            self.last_decision = self._last[group] = entry.serial
+            self.label_serial = self._last[group] = entry.serial
         label, rows, urn = _label(after), self._groups.rows(group), self._urn(group)
         in_pile = rows[self._urn_of[rows] >= 0]
         unknown = not label and group not in self._drawn
@@ -249,7 +287,7 @@ class SessionState:
         self.skipped[rows] = after is not None and after.choice is Choice.SKIP
         free = rows[~self._labelled_before[rows]]
         self._reviewed[free], self._s[free] = label, 0
-        if after is not None and label == 1 and self._without_labelled and len(free):
+        if after is not None and label == 1 and not self.file_labels.s.any() and len(free):
             self._s[after.row], self._reviewed[after.row] = 1, 0
         self._progress = None
 

@@ -36,7 +36,6 @@ class RankingResult:
 
     scores: np.ndarray  # float32 (n,); higher is more likely positive; known rows have scores too
     posterior: np.ndarray | None  # float32 (n,); None without a head, and with fewer than ten positives
-    expected: float  # mean posterior of the rows whose label is not known, in (0, 1); NaN without a posterior
     seconds: float  # that it took
 
 
@@ -101,8 +100,7 @@ class Trainer:
             Of the last entry of the log that the labels rest on; labels with a number that is not above that of all
             labels of this session before are ignored.
         s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`; left as they are from now on. Without a positive there is nothing
-            to train on.
+            As for `pucache.labels.labels.Labels`; left as they are from now on; with a positive.
         session : int
             Number of the session.
         """
@@ -110,9 +108,7 @@ class Trainer:
             if serial <= self._submitted[session]:
                 return
             self._submitted[session] = serial
-            self._newest.pop(session, None)
-            if (s == 1).any() or (reviewed == 1).any():
-                self._newest[session] = session, serial, s, reviewed
+            self._newest[session] = session, serial, s, reviewed
         self._send_newest()
 
     def prefer(self, session: int) -> None:
@@ -246,7 +242,6 @@ def keep_ranking(folder: Path, identifier: str, result: RankingResult, serial: i
             identifier=np.array(identifier),
             scores=result.scores,
             posterior=posterior,
-            expected=np.float64(result.expected),
             serial=np.int64(serial),
         )
 
@@ -257,11 +252,10 @@ def kept_ranking(folder: Path, identifier: str, n: int) -> tuple[RankingResult, 
         with open(folder / RANKING, "rb") as stream, np.load(stream, allow_pickle=False) as values:
             if str(values["identifier"]) != identifier:
                 return None
-            scores, posterior = values["scores"], values["posterior"]
-            expected, serial = float(values["expected"]), int(values["serial"])
+            scores, posterior, serial = values["scores"], values["posterior"], int(values["serial"])
     except Exception:  # numpy and zipfile raise almost anything on damaged files
         return None
     shapes_fit = scores.shape == (n,) and posterior.shape in ((n,), (0,))
     if not shapes_fit or scores.dtype != np.float32 or posterior.dtype != np.float32 or np.isnan(scores).any():
         return None
-    return RankingResult(scores, posterior if len(posterior) else None, expected, 0.0), serial
+    return RankingResult(scores, posterior if len(posterior) else None, 0.0), serial

@@ -59,7 +59,7 @@ def test_clusters_take_turns(pile, tmp_path, monkeypatch):
     scores = np.random.default_rng(0).random(len(pile.s)).astype(np.float32)
     with open_session(pile.cache, Labels.of(pile.s), folder=tmp_path / "session", twins=None) as session:
         best = np.flatnonzero(session.unknown)[np.argsort(-scores[session.unknown])]
-        turned = clusters_in_turn(RankingResult(scores, None, math.nan, 0.0), session, pile.cache, pile.graph)
+        turned = clusters_in_turn(RankingResult(scores, None, 0.0), session, pile.cache, pile.graph)
     order = best[np.argsort(-turned[best], kind="stable")]
     assert {*order[:30]} == {*best[:30]}
     assert order[0] == best[0]

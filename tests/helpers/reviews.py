@@ -65,7 +65,6 @@ class Opened:
         self.application = Application([self.service], TOKEN)
 
     def close(self):
-        self.application.close()
         self.service.close()
         self.session.close()
 

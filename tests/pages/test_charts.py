@@ -3,7 +3,6 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from helpers.slow import slow
 from sklearn.metrics import precision_recall_curve
 
 from pucache.estimates.calibration import fit_tilt
@@ -98,39 +97,10 @@ def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
         assert bins["counted_low"][at] <= bins["counted"][at] <= bins["counted_high"][at]
 
 
-def test_most_true_shares_lie_within_the_error_bars_of_the_count():
-    inside = []
-    for seed in range(20):
-        bins = charts.reliability(normal_margins(p=100, u=4000, seed=seed))
-        inside += [
-            low <= true <= high
-            for low, true, high in zip(bins["counted_low"], bins["true"], bins["counted_high"], strict=True)
-        ]
-    assert np.mean(inside) > 0.85
-
-
 def test_no_labelled_positive_in_a_bin_still_has_an_upper_bound():
     bins = charts.reliability(normal_margins(p=1))
     empty = [at for at, count in enumerate(bins["labelled"]) if count == 0]
     assert empty and all(bins["counted"][at] == 0 < bins["counted_high"][at] for at in empty)
-
-
-@pytest.mark.parametrize("margin", [0.0, -3.5])
-def test_margins_that_are_all_alike_make_one_bin_and_one_point(margin):
-    flat = np.full(5, margin, np.float32)
-    tilt = fit_tilt(flat, np.array([1, 0, 0, 0, 0]))
-    held_out = HeldOut(flat[:1], flat[1:], tilt, margin, np.array([1, 0, 0, -1], np.int8))
-    assert sum(charts.margin_histogram(held_out)["unlabelled"]) == 4
-    assert charts.precision_recall(held_out)["expected"]["recall"] == [1.0]
-    assert sum(charts.reliability(held_out)["n"]) == 4
-
-
-def test_a_threshold_above_everything_calls_nothing():
-    held_out = normal_margins()
-    above = HeldOut(held_out.positive, held_out.unlabelled, held_out.tilt, 99.0, held_out.truth)
-    curves = charts.precision_recall(above)
-    assert curves["expected"]["at"] == (0.0, 1.0) and curves["counted"]["at"][0] == 0
-    assert above.true()["recall"] == 0
 
 
 def test_no_true_curve_where_no_class_is_known():
@@ -187,16 +157,6 @@ def test_references_within_a_chart_are_to_its_own_ids_and_charts_share_none(draw
     assert len(all_ids) == len(set(all_ids))
 
 
-@pytest.mark.parametrize("name", [name if name == "curve" else slow(name) for name in NAMES])
-def test_a_chart_drawn_twice_is_the_same_text(drawings, name):
-    assert drawn(drawings, name) == drawn(drawings, name)
-
-
 def test_texts_stay_texts(drawings):
     svg = drawn(drawings, "curve")
     assert "recall: share of the positives found" in svg and ">true</text>" in svg
-
-
-def test_a_sweep_without_truth_has_no_line_of_it():
-    svg = drawn({"sweep": (charts.paint_sweep, [swept(0.1)], 0.2)}, "sweep")
-    assert "F1, estimated" in svg and "true" not in svg

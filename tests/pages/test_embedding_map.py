@@ -22,16 +22,6 @@ def test_what_few_labelled_rows_leave_free_is_filled_with_others():
     assert len(rows) == 60 and 7 in rows and np.isin(np.arange(100, 120), rows).all()
 
 
-def test_other_seeds_draw_other_rows_and_equal_seeds_the_same():
-    rows = [choose_rows(np.arange(5), np.arange(5, 900), np.arange(5, 50), sample=50, seed=seed) for seed in (1, 1, 2)]
-    assert np.array_equal(rows[0], rows[1]) and not np.array_equal(rows[0], rows[2])
-
-
-def test_a_small_cache_is_shown_whole():
-    rows = choose_rows(np.array([1]), np.array([0, 2]), np.array([2, 0]), sample=3, seed=0)
-    assert rows.tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize("n", [60, slow(900)])
 def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     X, _, _ = planted(n=n, d=8, apart=3.0)

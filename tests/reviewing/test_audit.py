@@ -11,7 +11,6 @@ from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.reviewing import hidden_interval
 from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit_entries
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below, least_sensitivity
@@ -192,35 +191,6 @@ def test_limits_equal_a_search_over_every_total(log, level):
 
 
 @settings(max_examples=80, deadline=None)
-@given(logs(), st.sampled_from([0.2, 0.5, 0.8]))
-def test_no_labels_of_the_doubtful_make_the_interval_wider(log, level):
-    result = log.audit(level=level)
-    log = without_last_pending(log)
-    doubtful = sorted(doubtful_groups(log))
-    for labels in itertools.product((True, False), repeat=len(doubtful)):
-        low, high = slow_limits(log, label_with(log, dict(zip(doubtful, labels, strict=True))), level)
-        assert result.total_high >= high
-        assert result.total_low <= low
-
-
-@settings(max_examples=80, deadline=None)
-@given(logs(most_groups=30, most_actions=40))
-def test_evidence_is_monotone_in_the_total(log):
-    result = replay(log.entries, [log.pile])
-    greatest = log.pile - int(result.rejected[0])
-    above = [
-        evidence_above(result.all_positive, k, log.pile).max(initial=0)
-        for k in range(int(result.found[0] + result.doubtful[0]), greatest + 1)
-    ]
-    below = [
-        evidence_below(result.all_negative, k, log.pile).max(initial=0)
-        for k in range(int(result.found[0]), greatest - int(result.doubtful[0]) + 1)
-    ]
-    assert (np.diff(above) >= -1e-9).all()
-    assert (np.diff(below) <= 1e-9).all()
-
-
-@settings(max_examples=80, deadline=None)
 @given(logs())
 def test_counts_add_up(log):
     result = log.audit()
@@ -292,12 +262,6 @@ def test_exact_coverage_over_all_orders_of_draws(strategy):
     assert strategy is not nothing or max(chances) > Fraction(1, 20)  # the test can fail
 
 
-def test_exact_coverage_with_skipped_positives():
-    for k in range(1, 6):
-        truth = [True] * k + [False] * (6 - k)
-        assert chance_of_exclusion(truth, greedy, 0.5, skipped={0, 5}) <= Fraction(1, 2)
-
-
 @pytest.mark.parametrize("sensitivity", [0.3, slow(0.7), 0.95])
 def test_exact_coverage_of_the_sensitivity(sensitivity):
     """Over 60 rechecks, looked at after each."""
@@ -323,14 +287,6 @@ def test_without_draws_everything_unknown_may_be_hidden():
     assert (result.draws, result.found, result.unknown) == (0, 1, 8)
     assert result.recall_low == pytest.approx(1 / 9)
     assert math.isnan(result.likeliest_share)
-
-
-def test_an_empty_pile_and_a_pile_that_is_all_decided():
-    assert limits(audit_entries([], [0])) == (0, 0)
-    assert audit_entries([], [0]).recall_low == 1.0
-    result = Log(2).decide(0, NEGATIVE).draw(1, POSITIVE).audit()
-    assert limits(result) == (0, 0)
-    assert result.recall_low == 1.0
 
 
 def test_no_positive_in_m_draws_leaves_about_4_n_over_m():
@@ -383,14 +339,6 @@ def test_images_that_were_drawn_and_not_yet_shown_change_nothing(choice):
     assert log.audit().hidden_high > shown.audit().hidden_high + 20
 
 
-def test_undo_and_the_same_decision_again_change_nothing():
-    plain = Log(40).decide(5, POSITIVE).draw(1, NEGATIVE).draw(2, POSITIVE).decide(6, NEGATIVE).draw(3, NEGATIVE)
-    again = Log(40).decide(5, POSITIVE).draw(1, NEGATIVE).draw(2, POSITIVE)
-    again.decide(2, UNDONE).decide(2, POSITIVE).decide(5, UNDONE).decide(5, POSITIVE).decide(1, UNDONE)
-    again.decide(6, NEGATIVE).draw(3, NEGATIVE).decide(1, NEGATIVE)
-    assert plain.audit(level=0.5) == again.audit(level=0.5)
-
-
 def test_a_ranked_label_that_is_taken_back_was_out_of_the_urn_all_the_same():
     log = Log(12).decide(5, NEGATIVE).draw(1, NEGATIVE).decide(5, UNDONE).draw(2, NEGATIVE)
     history = replay(log.entries, [12])
@@ -412,32 +360,6 @@ def test_twins_enter_with_all_their_rows():
     assert (result.draws, result.positives, result.found, result.unknown) == (3, 1, 3, 20)
 
 
-def test_more_hidden_rows_are_possible_than_draws_were_made():
-    """The limit falls as positives are found in the ranking, whoever finds them."""
-    log = Log(100)
-    for group in range(30):
-        log.draw(group, POSITIVE if group < 10 else NEGATIVE)
-    early = log.audit()
-    for group in range(30, 50):
-        log.decide(group, POSITIVE)
-    late = log.audit()
-    assert late.total_high == early.total_high and late.hidden_high == early.hidden_high - 20
-    for group in range(50, 90):
-        log.decide(group, NEGATIVE)
-    assert log.audit().hidden_high == min(late.hidden_high, 10)
-
-
-def test_the_upper_limit_never_rises_as_long_as_labels_stay():
-    log, limit = Log(400), 400
-    labels = np.random.default_rng(3).random(400) < 0.1
-    for group in range(200):
-        log.draw(group, POSITIVE if labels[group] else NEGATIVE)
-        result = log.audit()
-        assert result.total_high <= limit
-        limit = result.total_high
-        assert result.total_low <= labels.sum() <= result.total_high
-
-
 # --- rechecks ------------------------------------------------------------------------------------------
 
 
@@ -451,12 +373,6 @@ def rechecked(recognised, missed):
     return log
 
 
-def test_rechecks_are_no_audit_draws_and_positives_from_before_are_not_in_the_pile():
-    plain, result = rechecked(0, 0).audit(), rechecked(12, 0).audit()
-    assert (result.rechecks, result.missed, result.sensitivity_low) == (12, 0, None)
-    assert limits(result) == limits(plain) and result.found == plain.found and result.draws == plain.draws
-
-
 @pytest.mark.parametrize(("recognised", "missed"), [(RECHECKS_NEEDED, 0), (12, MISSES_NEEDED), (97, 3)])
 def test_enough_rechecks_divide_the_upper_limit(recognised, missed):
     log = rechecked(recognised, missed)
@@ -467,11 +383,6 @@ def test_enough_rechecks_divide_the_upper_limit(recognised, missed):
     assert result.total_high == math.ceil(without.total_high / sensitivity)
     assert result.total_low == without.total_low
     assert f"{missed} of {recognised + missed} known positives" in result.sentence()
-
-
-def test_a_reviewer_who_recognises_nothing_leaves_no_limit():
-    result = rechecked(0, 5).audit()
-    assert result.sensitivity_low == 0.0 and result.total_high == 3000
 
 
 def test_a_recheck_that_is_skipped_or_taken_back_does_not_count():
@@ -497,14 +408,6 @@ def test_a_recheck_of_a_label_that_was_taken_back_decides():
     assert log.decide(5, NEGATIVE).audit().found == 0 and int(replay(log.entries, [20]).rejected[0]) == 1
     assert Log(20).decide(5, POSITIVE).draw(5, SKIP, stream=Stream.RECHECK).audit().found == 0
     assert Log(20).decide(5, POSITIVE).draw(5, SKIP, stream=Stream.RECHECK).decide(5, NEGATIVE).audit().found == 1
-
-
-@pytest.mark.parametrize("missed", [0, 1, 5, 20])
-def test_the_limit_of_the_sensitivity_is_where_its_evidence_meets_the_error(missed):
-    seen, s = 60 - missed, least_sensitivity(60, missed, 0.01)
-    alternatives = [1 - r * (1 - s) for r in hidden_interval.REMAINING_MISSES]
-    ratios = [(a / s) ** seen * ((1 - a) / (1 - s)) ** missed for a in alternatives]
-    assert np.dot(hidden_interval.MISS_WEIGHTS, ratios) == pytest.approx(100, rel=1e-6)
 
 
 # --- outlook and words ---------------------------------------------------------------------------------
@@ -537,22 +440,6 @@ def test_the_outlook_expects_labels_of_pending_draws_wherever_they_lie(positives
     for number, group in enumerate(pending):
         log.decide(group, POSITIVE if number < positives else NEGATIVE)
     assert log.audit().hidden_high == expected
-
-
-def test_the_outlook_of_all_that_is_left_is_nothing():
-    result = Log(30).draw(0, POSITIVE).draw(1, NEGATIVE).audit()
-    assert result.outlook(28, 0.5) == result.outlook(10**6, 0.5) == 0
-    assert result.outlook(0) == result.hidden_high
-    assert result.outlook(5, 0.0) <= result.outlook(5)
-
-
-def test_the_likeliest_share_is_that_of_the_draws_where_nothing_else_is_decided():
-    log = Log(1000)
-    for group in range(100):
-        log.draw(group, POSITIVE if group < 10 else NEGATIVE)
-    assert log.audit().likeliest_share == pytest.approx(0.1, abs=0.002)
-    log.draw(500, SKIP)
-    assert log.audit().likeliest_share == pytest.approx(0.1, abs=0.002)
 
 
 def test_the_likeliest_total_is_the_one_of_greatest_likelihood():
@@ -649,33 +536,18 @@ def test_limits_of_several_urns_equal_a_search_over_all_their_totals(labels, ord
     assert result.total_low == min([*sums[evidence_below], high], default=high)
 
 
-def test_an_urn_without_draws_adds_all_that_it_may_hold():
-    entries = log_of_urns([[False] * 60, [False] * 40], [0] * 50)
-    alone = log_of_urns([[False] * 60], [0] * 50)
-    both, one = audit_entries(entries, [60, 40]), audit_entries(alone, [60])
-    assert both.hidden_high == one.hidden_high + 40 and both.unknown == 50
-    assert both.outlook(10**6, 0) == 0
-
-
 def test_two_urns_hardly_ever_exclude_the_truth():
     """Limits of all draws exclude what any earlier ones excluded; the first urn is the richer one."""
     rng, excluded = np.random.default_rng(0), 0
-    for _ in range(100):
+    for _ in range(40):
         labels = [(rng.random(60) < 0.3).tolist(), (rng.random(300) < 0.02).tolist()]
         entries = log_of_urns(labels, rng.permutation([0, 1] * 40).tolist())
         result = audit_entries(entries, [60, 300])
         excluded += not result.total_low <= sum(map(sum, labels)) <= result.total_high
-    assert excluded <= 5
+    assert excluded <= 3
 
 
 # --- size, and wrong input -----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_pile_of_millions_with_thousands_of_draws():
-    labels = np.random.default_rng(0).random(3000) < 0.01
-    result = random_review(5_000_000, labels.tolist()).audit()
-    assert result.total_low <= 50_000 <= result.total_high < 100_000
 
 
 def test_draws_that_contradict_the_log_are_refused():

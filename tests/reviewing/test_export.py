@@ -1,15 +1,10 @@
 import csv
-import json
-import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, opened
 from helpers.sessions import decide, labels_of, pile_of
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pucache.errors import LabelError, OutputError
 from pucache.labels.label_files import short_digest
@@ -62,23 +57,6 @@ def test_what_is_exported_is_read_as_the_labels_of_the_session(session, tmp_path
     assert all(row[3] == short_digest(session.cache.digests[row_of(session, row[0])]) for row in rows)
 
 
-@settings(deadline=None, max_examples=15)
-@given(st.lists(st.tuples(st.integers(0, 11), st.sampled_from([POSITIVE, NEGATIVE, SKIP])), min_size=1), st.booleans())
-def test_any_review_is_exported_as_it_stands(course, labelled):
-    with TemporaryDirectory() as folder:
-        cache = pile_of(Path(folder), 14, twins=[(4, 5), (0, 6)])
-        with open_session(cache, labels_of(14, [0]) if labelled else None) as session:
-            for row, choice in course:
-                decide(session, row, choice)
-            path = write_reviewed(session, Path(folder, "reviewed.csv"))
-            if session.labels()[0].any():
-                assert_same(Labels.read(cache, path, path), session)
-            with open_session(cache, Labels.of(labels_of(14, [0])), folder=Path(folder, "other")) as other:
-                import_reviewed(other, path)
-                positives, of_both = ((of.labels()[0] == 1) | (of.labels()[1] == 1) for of in (session, other))
-                assert (of_both >= positives).all()
-
-
 def test_a_path_that_will_not_do_is_refused(session, tmp_path):
     with pytest.raises(OutputError, match="is also an input"):
         write_reviewed(session, session.cache.files[0].path)
@@ -128,11 +106,6 @@ def test_other_tables_and_other_images_are_refused_and_nothing_is_taken(session,
     assert "\n" not in str(caught.value) and not session.entries()
 
 
-def test_a_list_of_keys_has_no_decisions(session, tmp_path):
-    with pytest.raises(LabelError, match="has no decisions"):
-        import_reviewed(session, written(tmp_path, "012.png\n", "found.txt"))
-
-
 def review_page(session, path):
     rows = np.flatnonzero(session.unknown)
     scores = np.linspace(1, 0, len(rows), dtype=np.float32)
@@ -156,14 +129,3 @@ def test_what_the_review_page_exports_is_taken_in_and_written_in_the_same_bytes(
     written_again = write_reviewed(session, tmp_path / "again.csv").read_bytes()
     lines = set(exported.splitlines(keepends=True)) - set(written_again.splitlines(keepends=True))
     assert all(line.startswith(b"011.png") for line in lines)
-
-
-def test_the_page_shows_what_the_session_labels(session, tmp_path):
-    decide(session, row_of(session, "012.png"), NEGATIVE)
-    review_page(session, tmp_path / "review.html")
-    page = (tmp_path / "review.html").read_text("utf-8")
-    labelled = json.loads(re.search('id="data">(.*?)</script>', page)[1])["labelled"]
-    rows = table(write_reviewed(session, tmp_path / "reviewed.csv"))[1:]
-    assert sorted([one["key"], str(one["label"]), str(one["reviewed"]), one["digest"]] for one in labelled) == sorted(
-        rows
-    )

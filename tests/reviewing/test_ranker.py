@@ -9,8 +9,9 @@ from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
+from pucache.neighbours.row_source import row_source
 from pucache.reviewing import ranker as ranker_module
-from pucache.reviewing.ranker import Ranker, RankingFolds
+from pucache.reviewing.ranker import PileFeatures, Ranker, RankingFolds
 
 N, D, POSITIVE = 600, 24, 60
 
@@ -53,20 +54,8 @@ def test_positives_rank_high(pile, positives, negatives):
 def test_posterior_is_a_probability_from_ten_positives_on(pile):
     X, y = pile
     few, many = (Ranker(X).fit(*labels(y, positives, 10)) for positives in (9, 10))
-    assert few.posterior is None and np.isnan(few.expected)
+    assert few.posterior is None
     assert many.posterior is not None and (many.posterior >= 0).all() and (many.posterior <= 1).all()
-    assert 0 < many.expected < 1
-
-
-def test_the_same_calls_give_the_same_results(pile):
-    X, y = pile
-    graph = neighbour_graph(X)
-    rankings = []
-    for _ in range(2):
-        ranker = Ranker(X, graph, seed=3)
-        rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
-    for one, other in zip(*rankings, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 def test_warm_start_ranks_as_cold_start(pile):
@@ -89,14 +78,6 @@ def test_positives_of_the_review_alone_are_enough(pile):
     reviewed[np.flatnonzero(y)[:15]], reviewed[np.flatnonzero(~y)[:15]] = 1, -1
     result = Ranker(X).fit(s, reviewed)
     assert result.posterior is not None and found_on_top(result.scores, y, s, reviewed) > 0.3
-
-
-def test_all_rows_known(pile):
-    X, y = pile
-    s, reviewed = labels(y, 20)
-    reviewed[s == 0] = np.where(y[s == 0], 1, -1)
-    result = Ranker(X).fit(s, reviewed)
-    assert np.isfinite(result.scores).all() and np.isnan(result.expected)
 
 
 @pytest.mark.parametrize(("draw", "helps"), [(clusters, True), (cut_across, False)])
@@ -161,3 +142,75 @@ def test_groups_stay_in_one_fold_and_positives_are_spread():
     before = folds.of_all.copy()
     folds.place(positive)
     np.testing.assert_array_equal(folds.of_all, before)
+
+
+def test_the_same_calls_give_the_same_results(pile):
+    X, y = pile
+    graph = neighbour_graph(X)
+    rankings = []
+    for _ in range(2):
+        ranker = Ranker(X, graph, seed=3)
+        rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
+    for one, other in zip(*rankings, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+# --- features ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=[True, False], ids=["kept", "from the cache"])
+def features(request, monkeypatch):
+    if not request.param:
+        monkeypatch.setattr(ranker_module, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(ranker_module, "_BLOCK_ROWS", 33)
+    X = (np.random.default_rng(0).normal(size=(500, 12)) * np.arange(1, 13) + 3).astype(np.float16)
+    features = PileFeatures(row_source(X), np.random.default_rng(0))
+    assert features.keeps_all == request.param
+    return features, X
+
+
+def test_margins_are_those_of_the_projected_rows(features):
+    features, _ = features
+    draw = np.random.default_rng(1)
+    coef, intercept = draw.normal(size=(3, 12)).astype(np.float32), draw.normal(size=3).astype(np.float32)
+    expected = features.take(np.arange(500)) @ coef.T + intercept
+    np.testing.assert_allclose(features.margins(coef, intercept), expected, atol=1e-4)
+
+
+def test_all_directions_keep_the_distances(features):
+    """As many directions as dimensions: rows are turned, centred and scaled alike."""
+    features, X = features
+    Z, centred = features.take(np.arange(500)), X.astype(np.float64) - X.astype(np.float64).mean(0)
+    gram = centred @ centred.T / np.square(centred).sum(1).mean()
+    np.testing.assert_allclose(Z @ Z.T, gram, atol=1e-3)
+
+
+def test_similarities_are_inner_products_of_centred_unit_rows(features):
+    features, X = features
+    query = np.random.default_rng(2).normal(size=12).astype(np.float32)
+    expected = features.whitening.centred_units(X) @ query
+    np.testing.assert_allclose(features.similarities(query), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("sample", [500, 100])
+def test_rows_that_are_not_finite_are_named(monkeypatch, sample):
+    monkeypatch.setattr(ranker_module, "SAMPLE_ROWS", sample)
+    X = np.random.default_rng(0).normal(size=(500, 4)).astype(np.float32)
+    X[77, 2] = np.nan
+    with pytest.raises(ValueError, match="row 77"):
+        assert 77 in PileFeatures(row_source(X), np.random.default_rng(1)).all
+
+
+@pytest.mark.parametrize("X", [np.ones((20, 3)), np.ones((1, 3)), np.eye(3), np.zeros((5, 1))])
+def test_degenerate_rows(X):
+    features = PileFeatures(row_source(X.astype(np.float32)), np.random.default_rng(0))
+    assert np.isfinite(features.all).all() and np.isfinite(features.similarities(np.ones(X.shape[1], np.float32))).all()
+
+
+def test_many_dimensions_give_the_same_directions(monkeypatch):
+    X = (np.random.default_rng(0).normal(size=(300, 8)) * np.arange(8, 0, -1)).astype(np.float32)
+    whole = PileFeatures(row_source(X), np.random.default_rng(0))
+    monkeypatch.setattr(ranker_module, "_MOST_DIMENSIONS", 4)
+    randomized = PileFeatures(row_source(X), np.random.default_rng(0))
+    np.testing.assert_allclose(whole.whitening.variances, randomized.whitening.variances, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(whole.all), np.abs(randomized.all), atol=1e-2)

@@ -102,25 +102,3 @@ def test_the_demo_opens_its_pile_where_asked_to(folder, demo_done, monkeypatch):
 
 
 # --- command -----------------------------------------------------------------------------------
-
-
-def test_every_option_reaches_the_function(folder, monkeypatch):
-    given = {}
-    monkeypatch.setattr(serve, "review", lambda *arguments, **settings: given.update(settings, arguments=arguments))
-    options = "--session s --images i --reviewer Ann --twins 2 --port 5 --host ::1 --no-browser --device cpu"
-    ended = run("review", "pile.h5", "--positives", "p.txt", "--negatives", "n.txt", *options.split())
-    assert ended.exit_code == 0, ended.output
-    del given["announce"]
-    assert given == {
-        "arguments": (["pile.h5"], "p.txt"),
-        "negatives": "n.txt",
-        "session": "s",
-        "images": "i",
-        "reviewer": "Ann",
-        "twins": None,
-        "port": 5,
-        "host": "::1",
-        "open_browser": False,
-        "device": "cpu",
-        "concepts": None,
-    }

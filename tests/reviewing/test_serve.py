@@ -1,16 +1,8 @@
-import http.client
-import json
 import os
-import resource
 import signal
-import socket
 import stat
-import threading
 import time
-import uuid
-from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
@@ -20,9 +12,7 @@ from helpers.slow import slow
 
 from pucache.cli.main import main
 from pucache.errors import OutputError
-from pucache.reviewing import serve as module
 from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
-from pucache.reviewing.session import read_session
 
 FOUND = ("--positives", "found.txt", "--port", "0")
 
@@ -31,14 +21,6 @@ FOUND = ("--positives", "found.txt", "--port", "0")
 def folder(tmp_path):
     pictured_pile(tmp_path)
     return tmp_path
-
-
-def ipv6():
-    try:
-        listening_socket("::1", 0).close()
-    except (OSError, ValueError, OutputError):
-        return False
-    return True
 
 
 # --- the command -------------------------------------------------------------------------------
@@ -67,28 +49,6 @@ def test_a_review_is_served_until_a_signal_and_goes_on_where_it_was(folder, numb
 
 
 @pytest.mark.slow
-def test_an_event_stream_does_not_hold_up_the_end(folder):
-    with ReviewProcess(folder, *FOUND) as review:
-        client = review.client()
-        stream = socket.create_connection(("127.0.0.1", client.port))
-        stream.sendall(f"GET /api/events HTTP/1.1\r\nHost: localhost\r\nCookie: {client.cookie}\r\n\r\n".encode())
-        assert stream.recv(100).startswith(b"HTTP/1.1 200")
-        assert review.end() == 130
-        stream.close()
-        client.close()
-
-
-@pytest.mark.slow
-def test_a_second_server_on_the_session_is_refused_in_one_line(folder):
-    with ReviewProcess(folder, *FOUND) as first:
-        _ = first.url
-        with ReviewProcess(folder, *FOUND) as second:
-            assert second.process.wait(HANG_SECONDS) == 1
-            assert second.printed.count("\n") == 1 and "in use by another pucache review" in second.printed
-        assert first.process.poll() is None
-
-
-@pytest.mark.slow
 def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
@@ -96,27 +56,6 @@ def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
             client = review.client()
             assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
             client.close()
-
-
-@pytest.mark.skipif(not ipv6(), reason="this machine has no IPv6")
-@pytest.mark.slow
-def test_the_loopback_address_of_ipv6_can_be_served(folder):
-    with ReviewProcess(folder, *FOUND, "--host", "::1") as review:
-        client = ReviewClient(review.url)
-        assert client.origin.startswith("http://[::1]:") and client.enter().get("/api/state")["decided"] == 0
-        client.close()
-
-
-@pytest.mark.slow
-def test_one_positive_is_enough_and_none_too(folder):
-    with ReviewProcess(folder, "--port", "0", "--session", "empty") as review:
-        client = review.client()
-        cards = client.next(6)
-        assert len({card["row"] for card in cards}) == 6 and client.get("/api/state")["hidden"] is None
-        client.decide(cards[0], "positive")
-        wait_for(lambda: client.get("/api/state")["ranking_version"] > 0)
-        assert client.get("/api/state")["found"] == 1
-        client.close()
 
 
 def wait_for(condition):
@@ -216,18 +155,6 @@ def test_a_damaged_address_is_replaced(tmp_path, text):
     assert kept_address(tmp_path) is None
 
 
-def test_no_address_can_be_kept_in_a_folder_that_cannot_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        keep_address(tmp_path / "file", ServerAddress(1, "x" * 43))
-
-
-def test_answers_leave_at_once():
-    """Without TCP_NODELAY an answer of two parts waits 40 ms for an acknowledgement."""
-    with listening_socket("127.0.0.1", 0) as listener:
-        assert listener.proto == socket.IPPROTO_TCP
-
-
 def test_every_port_in_use_is_one_line(monkeypatch):
     monkeypatch.setattr("pucache.reviewing.serve.PORTS", 1)
     with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
@@ -238,126 +165,3 @@ def test_printed_addresses_can_be_opened():
     assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
     assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
     assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"
-
-
-def test_a_user_without_a_name_can_review(monkeypatch):
-    def nameless():
-        raise KeyError("uid 5000")
-
-    monkeypatch.setattr(module.getpass, "getuser", nameless)
-    assert module.user_name() == ""
-
-
-# --- killed ------------------------------------------------------------------------------------
-
-
-class Page:
-    """Decides until told to stop, as the page does: what got no answer is sent again until it does."""
-
-    def __init__(self, client):
-        self.client, self.acknowledged, self.failures = client, {}, 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self):
-        while not self._stop.is_set():
-            cards = self._until_answered(lambda: self.client.next(1))
-            if not cards:
-                return
-            request, choice = uuid.uuid4().hex, "positive" if cards[0]["row"] < 15 else "negative"
-            answer = self._until_answered(lambda: self.client.decide(cards[0], choice, request))  # noqa: B023
-            for accepted in answer["accepted"] if answer else ():
-                self.acknowledged[accepted["request"]] = (accepted["row"], accepted["serial"], accepted["choice"])
-
-    def _until_answered(self, work):
-        while not self._stop.is_set():
-            try:
-                return work()
-            except (OSError, http.client.HTTPException):
-                self.failures += 1
-                time.sleep(0.02)
-        return None
-
-    def goes_on(self):
-        """Wait for further acknowledgements."""
-        before = len(self.acknowledged)
-        wait_for(lambda: len(self.acknowledged) > before + 2 or not self._thread.is_alive())
-
-    def stop(self):
-        self._stop.set()
-        self._thread.join(HANG_SECONDS)
-
-
-def check_log(folder, page):
-    """Every acknowledged decision is in the log, once, as it was acknowledged."""
-    with read_session(folder / "pile.h5") as session:
-        logged = {entry.request: entry for entry in session.entries() if entry.request}
-        serials = [entry.serial for entry in session.entries()]
-    assert serials == sorted(set(serials))
-    for request, (row, serial, choice) in page.acknowledged.items():
-        entry = logged[request]
-        assert (entry.row, entry.serial, str(entry.choice)) == (row, serial, choice)
-    return logged
-
-
-@pytest.mark.parametrize("kills", [3, slow(30)])
-@pytest.mark.slow
-def test_a_killed_server_loses_no_acknowledged_decision_and_the_page_goes_on(tmp_path, kills):
-    pictured_pile(tmp_path, 60 + 60 * kills)
-    draw, page = np.random.default_rng(kills), None
-    for number in range(kills):
-        with ReviewProcess(tmp_path, "--positives", "found.txt", *(["--port", "0"] if page is None else [])) as review:
-            page = page or Page(review.client())
-            assert review.url
-            page.goes_on()
-            if number % 2:
-                kill_trainer(review)
-                page.goes_on()
-            time.sleep(draw.random() * 0.3)
-            os.killpg(review.process.pid, signal.SIGKILL)
-            review.process.wait()
-        check_log(tmp_path, page)
-    page.stop()
-    assert len(page.acknowledged) >= 3 * kills
-    page.client.close()
-
-
-def kill_trainer(review):
-    """Kill the process that trains; the server starts another one."""
-    threads = Path(f"/proc/{review.process.pid}/task").iterdir()
-    children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    assert len(children) == 1
-    os.kill(children[0], signal.SIGKILL)
-
-
-def test_on_a_full_disk_nothing_is_acknowledged_that_is_not_written(tmp_path):
-    pictured_pile(tmp_path, 300)
-    with ReviewProcess(tmp_path, *FOUND) as review:
-        client = review.client()
-        written = tmp_path / "pile.h5.review/decisions.sqlite-wal"
-        cards, acknowledged, errors = client.next(200), [], []
-        no_limit = resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, (written.stat().st_size + 40_000, no_limit[1]))
-        for number, card in enumerate(cards):
-            decision = {"request": f"r{number}", "row": card["row"], "choice": "negative", "replaces": 0}
-            status, _, content = client.ask(
-                "POST",
-                "/api/decide",
-                json.dumps({"session": client.session, "tab": client.tab, "decisions": [decision]}),
-            )
-            answer = json.loads(content)
-            if status == 200:
-                acknowledged.append(decision["request"])
-                continue
-            assert status == 507 and "cannot write" in answer["error"] and "\n" not in answer["error"]
-            errors.append(decision)
-            if len(errors) == 3:
-                break
-        assert acknowledged and len(errors) == 3
-        assert client.get("/api/state")["decided"] == len(acknowledged)
-        with read_session(tmp_path / "pile.h5") as session:
-            assert [entry.request for entry in session.entries() if entry.request] == acknowledged
-        resource.prlimit(review.process.pid, resource.RLIMIT_FSIZE, no_limit)
-        assert len(client.post("/api/decide", decisions=errors)["accepted"]) == 3
-        client.close()

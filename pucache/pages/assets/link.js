@@ -83,7 +83,7 @@ function stored() {
 
 const waiting = []; // oldest first
 const inForce = new Map(); // row -> serial number of the decision in force; 0: none
-const listeners = {}; // state, ranking, saved, stale, refused, recover, trouble
+const listeners = {}; // state, saved, stale, refused, recover, trouble
 let sending = false;
 let batch = BATCH;
 let lastTime = 0;
@@ -215,7 +215,6 @@ let events = null;
 function listen() {
   events = new EventSource(`/api/events?${query}`);
   events.addEventListener("state", ({ data }) => listeners.state(JSON.parse(data)));
-  events.addEventListener("ranking", ({ data }) => listeners.ranking(JSON.parse(data).version));
   events.addEventListener("open", () => failures && attempt());
   events.addEventListener("error", () => failures || attempt()); // a lost stream may mean a lost server
 }

@@ -226,7 +226,6 @@ function start() {
   recall();
   link({
     state: onState,
-    ranking: onRanking,
     saved: remember,
     stale: onStale,
     refused: onRefused,

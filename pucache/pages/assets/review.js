@@ -1,7 +1,7 @@
 "use strict";
 /* The review page. `decisions` holds one word per candidate; everything on the screen is drawn from it. The
    number of a candidate is its index in `candidates` (its rank minus one). Its position is its index in `order`,
-   the filtered and sorted list. */
+   the filtered list. */
 
 /* ---- Data and elements of the page -------------------------------------------------------------- */
 
@@ -60,14 +60,6 @@ function undo() {
   if (position >= 0) moveTo(position);
 }
 
-function reset() {
-  const decided = [...decisions.keys()].filter((number) => decisions[number]);
-  if (!decided.length) return notify("There is no decision to take back.");
-  if (!confirm(`Take back all ${decided.length} decisions? Undo would bring them back.`)) return;
-  change(decided.map((number) => [number, ""]));
-  notify(`Took back ${decided.length} decisions. Undo (U) brings them back.`);
-}
-
 function counts() {
   const totals = { all: decisions.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
   for (const decision of decisions) totals[decision] += 1;
@@ -124,17 +116,11 @@ function onBeforeUnload(event) {
 
 let order = [];
 let current = 0; // position of the current candidate; its page is the one shown
-let size = 60;
+const SIZE = 60; // candidates of a page
 
-const COMPARE = {
-  rank: (a, b) => a - b,
-  doubt: (a, b) => Math.abs(candidates[a].p - 0.5) - Math.abs(candidates[b].p - 0.5) || a - b,
-  key: (a, b) => (candidates[a].key < candidates[b].key ? -1 : 1),
-};
-
-const pageStart = () => current - (current % size);
-const pageNumbers = () => order.slice(pageStart(), pageStart() + size);
-const lastPage = () => Math.max(0, Math.ceil(order.length / size) - 1);
+const pageStart = () => current - (current % SIZE);
+const pageNumbers = () => order.slice(pageStart(), pageStart() + SIZE);
+const lastPage = () => Math.max(0, Math.ceil(order.length / SIZE) - 1);
 
 function chosen() {
   const wanted = document.querySelector("input[name=filter]:checked").value;
@@ -148,15 +134,10 @@ function chosen() {
 /* Called only on request: a list that shrank with each decision would move while the user is deciding. */
 function arrange() {
   const before = order[current];
-  order = [...candidates.keys()].filter(chosen()).sort(COMPARE[byId("sort").value]);
+  order = [...candidates.keys()].filter(chosen());
   current = Math.max(0, order.indexOf(before));
   drawPage();
   announce(`${order.length} candidates listed`);
-}
-
-function resize() {
-  size = Number(byId("size").value);
-  drawPage();
 }
 
 function goToUndecided() {
@@ -186,18 +167,18 @@ function step(by) {
 function stepRow(by) {
   const across = columns();
   const position = current + by * across;
-  if (position >= pageStart() && position < Math.min(order.length, pageStart() + size)) moveTo(position);
+  if (position >= pageStart() && position < Math.min(order.length, pageStart() + SIZE)) moveTo(position);
 }
 
 function turn(by) {
-  const page = Math.min(lastPage(), Math.max(0, pageStart() / size + by));
-  if (page * size === pageStart()) return;
-  moveTo(page * size);
+  const page = Math.min(lastPage(), Math.max(0, pageStart() / SIZE + by));
+  if (page * SIZE === pageStart()) return;
+  moveTo(page * SIZE);
   announce(whereText());
 }
 
 function whereText() {
-  return `page ${pageStart() / size + 1} of ${lastPage() + 1}`;
+  return `page ${pageStart() / SIZE + 1} of ${lastPage() + 1}`;
 }
 
 /* ---- Cards ------------------------------------------------------------------------------------- */
@@ -220,7 +201,7 @@ function drawPage() {
   byId("nothing").hidden = order.length > 0;
   for (const element of document.querySelectorAll(".where")) element.textContent = whereText();
   for (const button of document.querySelectorAll("[data-turn]")) {
-    const end = button.dataset.turn === "1" ? lastPage() * size : 0;
+    const end = button.dataset.turn === "1" ? lastPage() * SIZE : 0;
     button.setAttribute("aria-disabled", pageStart() === end); // `disabled` would lose the focus
   }
   drawDecisions(pageNumbers());
@@ -392,13 +373,11 @@ function start() {
   listenForKeys(keysFor);
   listenToGrid((number) => order.indexOf(number), (position, decision) => toggle(order[position], decision));
   listenToButtons();
-  onEach("input[name=filter], #sort", "change", arrange);
+  onEach("input[name=filter]", "change", arrange);
   onEach("#search", "input", arrange);
-  onEach("#size", "change", resize);
   onEach("#update", "click", arrange);
   onEach("#undo", "click", undo);
   onEach("#export", "click", exportFile);
-  onEach("#reset", "click", reset);
   byId("import").addEventListener("change", importFile);
   zoomDialog.addEventListener("close", () => moveTo(current));
   addEventListener("storage", onStorage);

@@ -1,7 +1,6 @@
 """The limit that assumes a ranking no worse than chance: brute force, monotony and coverage over all orders."""
 
 import math
-from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 
@@ -11,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.reviewing.audit import audit_entries
-from pucache.reviewing.audit_log import replay
-from pucache.reviewing.chance_limit import FACTORS, RUNS, Looks, looks_of
+from pucache.reviewing.audit_log import looks_of, replay
+from pucache.reviewing.hidden_interval import FACTORS, RUNS, Looks
 from pucache.reviewing.log import Choice, Entry, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
@@ -79,20 +78,6 @@ def test_the_limit_is_that_of_a_search_over_every_total_and_evidence_rises_with_
     assert (np.diff(evidence) >= -1e-9).all()
     kept = [total for total, value in zip(totals, evidence, strict=True) if max(1.0, value) < 1 / error]
     assert of.greatest_total(error) == max(kept, default=of.found)
-
-
-@settings(deadline=None)
-@given(some_looks(), st.data())
-def test_a_row_without_a_label_lowers_the_evidence_where_it_is_positive(of, data):
-    number = data.draw(st.integers(0, of.positive.size - 1))
-    negative, positive = of.positive.copy(), of.positive.copy()
-    negative[number], positive[number] = False, True
-    both = [replace(of, positive=y, positives_before=np.append(0, np.cumsum(y)[:-1])) for y in (negative, positive)]
-    least, greatest = int(positive.sum()), int(negative.sum()) + of.left
-    if least <= greatest:
-        total = data.draw(st.integers(least, greatest))
-        low, high = (one.evidence(total).max() for one in both)
-        assert high <= low + 1e-9
 
 
 @pytest.mark.parametrize(("rows", "positives"), [(6, 1), (6, 3), (7, 2)])

@@ -2,9 +2,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pucache.reviewing.audit import audit_entries
 from pucache.reviewing.log import Choice, Entry, Stream
-from pucache.reviewing.stop_advice import advice, best_rate
+from pucache.reviewing.service import advice, best_rate
 
 
 @dataclass(frozen=True)
@@ -70,18 +69,6 @@ def test_advice(counts, audit, options, said):
     assert all(part in text for part in said) if said else text == ""
 
 
-def test_the_advice_rests_on_a_true_audit():
-    common = {"copies": 1, "stream": Stream.AUDIT, "positives": 0, "time": 0.0}
-    entries = []
-    for row in range(40):
-        at = {"row": row, "group": row, "unknown": 500 - row, **common}
-        entries.append(Entry(serial=2 * row + 1, **at))
-        entries.append(Entry(serial=2 * row + 2, choice=Choice.NEGATIVE, request=str(row), **at))
-    found = audit_entries(entries, [500])
-    text = advice(Counts(unknown=460), found)
-    assert f"at most {found.hidden_high:,} by now, about {found.outlook(200):,} after 200 more" in text
-
-
 def test_the_best_rate_is_that_of_a_hundred_decisions_in_a_row():
     positive = [True] * 80 + [False] * 100 + [True] * 30
 
@@ -92,12 +79,3 @@ def test_the_best_rate_is_that_of_a_hundred_decisions_in_a_row():
 
     assert [best_rate(entries(upto)) for upto in (0, 99, 100, 210)] == [0, 0, 0.8, 0.8]
     assert best_rate(entries(210, Stream.RECHECK)) == 0
-
-
-@pytest.mark.parametrize("closing", [False, True])
-@pytest.mark.parametrize("rate", [0.0, 0.02, 0.5])
-@pytest.mark.parametrize("audit", [None, Audited(draws=0, positives=0), Audited()])
-def test_it_is_one_line(closing, rate, audit):
-    text = advice(Counts(rate=rate), audit, closing_audit=closing)
-    assert "\n" not in text
-    assert not text or text.endswith(".")
