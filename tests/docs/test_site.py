@@ -156,7 +156,7 @@ OURS = {
     },
     "pucache.reviewing.session": {"Session", "open_session", "read_session", "session_labels"},
     "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
-    "pucache.scaling.rank_shards": {"ShardPasses"},
+    "pucache.scaling.rank_shards": {"ShardScorer"},
     "pucache.scaling.tasks": {"ShardTasks", "cores_per_task", "count", "is_retry"},
     "pucache.storage.rows": {
         "drop_pages",

@@ -32,7 +32,6 @@ def cache(request, tmp_path, monkeypatch):
     """Shards that begin amid blocks of 40 rows; with equal rows, copies of positives and equal digests."""
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 40 * D * 4)
     monkeypatch.setattr("pucache.neighbours.whitening.SAMPLE", 100)
-    monkeypatch.setattr("pucache.scaling.rank_shards._SPARE", 1)
     rows, digests = X.copy(), np.random.default_rng(1).integers(0, 256, (N, 32), np.uint8)
     positives, others = np.flatnonzero(S == 1), np.flatnonzero(S == 0)
     rows[others[:60:2]] = rows[positives[:30]]  # copies of positives
