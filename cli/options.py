@@ -109,9 +109,8 @@ def encoding(command: Callable[..., Any]) -> Callable[..., Any]:
             "--runtime",
             default="auto",
             show_default=True,
-            type=click.Choice(["auto", "torch", "compile", "openvino"]),
-            help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch. compile "
-            "(torch.compile) takes up to a minute to start.",
+            type=click.Choice(["auto", "torch", "openvino"]),
+            help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch.",
         ),
         device,
         click.option(
