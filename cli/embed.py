@@ -11,7 +11,6 @@ from . import options, output
 
 if TYPE_CHECKING:
     from pucache.embedding.embed import EmbedReport
-    from pucache.scaling.embed_shards import ShardsReport
 
 
 @click.command()
@@ -103,13 +102,13 @@ def embed(
         write_labels(opened, label_column, labels_to)
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        from pucache.scaling.embed_shards import embed_shards
+        from pucache.scaling.embed_shards import embed_shards, shard_names
 
-        in_shards = embed_shards(
+        report = embed_shards(
             opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
         )
-        output.print_result({**_result(in_shards), "shards": in_shards.shards}, [*_lines(in_shards, pruned)], as_json)
-        output.exit_for_failures(len(in_shards.failures), strict)
+        output.print_result({**_result(report), "shards": shard_names(count)}, [*_lines(report, pruned)], as_json)
+        output.exit_for_failures(len(report.failures), strict)
         return
     from pucache.embedding.embed import EmbedOptions, run_embedding
     from pucache.encoders.deferred import EncoderOptions
@@ -119,9 +118,9 @@ def embed(
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     embed_options = EmbedOptions(shard=options.parse_shard(shard), **rest)
     report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
-    timing = {"profile": report.profile.summary()} if profile else {}
-    lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
-    output.print_result({**_result(report), **timing}, lines, as_json)
+    stages = report.profile if profile else None
+    lines = [*_lines(report, pruned), *([stages.line()] if stages else [])]
+    output.print_result({**_result(report), **({"profile": stages.summary()} if stages else {})}, lines, as_json)
     output.exit_for_failures(len(report.failures), strict)
 
 
@@ -138,7 +137,7 @@ def _shards_for_ray(shards: int | None, shard: str | None, profile: bool) -> int
     return shards
 
 
-def _result(report: EmbedReport | ShardsReport) -> dict[str, Any]:
+def _result(report: EmbedReport) -> dict[str, Any]:
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     return {
         "cache": report.name,
@@ -151,7 +150,7 @@ def _result(report: EmbedReport | ShardsReport) -> dict[str, Any]:
     }
 
 
-def _lines(report: EmbedReport | ShardsReport, pruned: bool) -> Iterator[str]:
+def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
     yield f"{report.name}: {report.rows:,} rows of {report.encoder}{'' if report.written else '; nothing had changed'}"
     yield (

@@ -108,7 +108,15 @@ OURS = {
     },
     "pucache.estimates.dataset_shift": {"PileSample", "check_shift", "margin_distance", "weights_at"},
     "pucache.cache.exporting": {"check_parquet"},
-    "pucache.storage.tables": {"Row", "open_table", "read_rows", "read_table", "six_digits", "table_writer"},
+    "pucache.storage.tables": {
+        "Row",
+        "has_columns",
+        "open_table",
+        "read_rows",
+        "read_table",
+        "six_digits",
+        "table_writer",
+    },
     "pucache.scoring.score": {
         "load_encoder_of",
         "at_given_share",
@@ -155,7 +163,7 @@ OURS = {
         "user_name",
     },
     "pucache.reviewing.session": {"Session", "open_session", "read_session", "session_labels"},
-    "pucache.scaling.embed_shards": {"ShardsJob", "Share"},
+    "pucache.scaling.embed_shards": {"ShardsJob", "Share", "shard_names"},
     "pucache.scaling.rank_shards": {"ShardScorer"},
     "pucache.scaling.tasks": {"ShardTasks", "cores_per_task", "count", "is_retry"},
     "pucache.storage.rows": {
