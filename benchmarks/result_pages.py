@@ -137,9 +137,7 @@ PAGES = (
     ResultPage(
         "concepts", "many concepts on one cache beside one", "speed.concepts", "DIR --work FOLDER", 15, CIFAR, LONG
     ),
-    ResultPage(
-        "distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"
-    ),
+    ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),

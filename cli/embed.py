@@ -12,7 +12,7 @@ from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.images.parquet import write_labels
 from pucache.images.source import open_source
-from pucache.scaling.embed_shards import ShardsReport, embed_shards
+from pucache.scaling.embed_shards import embed_shards, shard_names
 
 from . import options, output
 from .progress import terminal_progress
@@ -99,20 +99,20 @@ def embed(
         write_labels(opened, label_column, labels_to)
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        in_shards = embed_shards(
+        report = embed_shards(
             opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
         )
-        output.print_result({**_result(in_shards), "shards": in_shards.shards}, [*_lines(in_shards, pruned)], as_json)
-        output.exit_for_failures(len(in_shards.failures), strict)
+        output.print_result({**_result(report), "shards": shard_names(count)}, [*_lines(report, pruned)], as_json)
+        output.exit_for_failures(len(report.failures), strict)
         return
     options.refuse_cluster_options(address=address, shards=shards)
     names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     embed_options = EmbedOptions(shard=shard, **rest)
     report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
-    timing = {"profile": report.profile.summary()} if profile else {}
-    lines = [*_lines(report, pruned), *([report.profile.line()] if profile else [])]
-    output.print_result({**_result(report), **timing}, lines, as_json)
+    stages = report.profile if profile else None
+    lines = [*_lines(report, pruned), *([stages.line()] if stages else [])]
+    output.print_result({**_result(report), **({"profile": stages.summary()} if stages else {})}, lines, as_json)
     output.exit_for_failures(len(report.failures), strict)
 
 
@@ -129,7 +129,7 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
     return shards
 
 
-def _result(report: EmbedReport | ShardsReport) -> dict[str, Any]:
+def _result(report: EmbedReport) -> dict[str, Any]:
     counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
     return {
         "cache": report.name,
@@ -142,7 +142,7 @@ def _result(report: EmbedReport | ShardsReport) -> dict[str, Any]:
     }
 
 
-def _lines(report: EmbedReport | ShardsReport, pruned: bool) -> Iterator[str]:
+def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
     yield f"{report.name}: {report.rows:,} rows of {report.encoder}{'' if report.written else '; nothing had changed'}"
     yield (

@@ -120,9 +120,8 @@ encoding = _all_of(  # options of commands that run an encoder
         "--runtime",
         default="auto",
         show_default=True,
-        type=click.Choice(["auto", "torch", "compile", "openvino"]),
-        help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch. compile "
-        "(torch.compile) takes up to a minute to start.",
+        type=click.Choice(["auto", "torch", "openvino"]),
+        help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch.",
     ),
     click.option(
         "--precision",

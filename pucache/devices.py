@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pucache")
 PRECISIONS = ("fp32", "bf16", "fp16")
-RUNTIMES = ("torch", "compile", "openvino")
+RUNTIMES = ("torch", "openvino")
 _OTHERS = 0.05  # share of a GPU's memory above which what is neither free nor torch's is that of other processes
 
 
@@ -166,14 +166,14 @@ def choose_training_precision(precision: str, device: torch.device) -> str:
 
 
 def choose_runtime(runtime: str, device: torch.device) -> str:
-    """Return ``torch``, ``compile`` or ``openvino``; ``auto`` is OpenVINO where it is installed and the CPU is used."""
+    """Return ``torch`` or ``openvino``; ``auto`` is OpenVINO where it is installed and the CPU is used."""
     installed = importlib.util.find_spec("openvino") is not None
     if runtime == "auto":
         return "openvino" if device.type == "cpu" and installed else "torch"
     if runtime not in RUNTIMES:
         raise ValueError(f"unknown runtime {runtime!r}; use auto, {', '.join(RUNTIMES)}")
     if runtime == "openvino" and device.type != "cpu":
-        raise ValueError(f"openvino runs on the CPU here, not on {device}; use --runtime torch or compile")
+        raise ValueError(f"openvino runs on the CPU here, not on {device}; use --runtime torch")
     if runtime == "openvino" and not installed:
         raise ValueError("openvino is not installed; pip install 'pucache[openvino]', or use --runtime torch")
     return runtime

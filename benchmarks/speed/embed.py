@@ -28,7 +28,7 @@ from benchmarks.common.environment import environment
 from benchmarks.common.jpegs import write_jpegs
 
 JPEGS = 3000
-PATHS = (("torch", "fp32"), ("torch", "bf16"), ("compile", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))
+PATHS = (("torch", "fp32"), ("torch", "bf16"), ("openvino", "fp32"), ("openvino", "bf16"))
 FORWARD_SECONDS = 4.0
 PEER_BATCH, PEER_IMAGES = 64, 384
 
@@ -250,14 +250,13 @@ def main(arguments: argparse.Namespace) -> str:
         write_jpegs(jpeg, JPEGS)
     bench, paths = Bench(arguments), [f"{runtime}-{precision}" for runtime, precision in PATHS]
     (arguments.work / "again.h5").unlink(missing_ok=True)
-    for number in range(arguments.rounds):
+    for _ in range(arguments.rounds):
         for folder in (png, jpeg):
             bench.cell("peer", folder)
             for threads in (1, 2):
                 bench.cell("stages", folder, threads=threads)
             for path in paths:
-                if number == 0 or not path.startswith("compile"):  # which takes a minute to start
-                    bench.cell("end_to_end", folder, path)
+                bench.cell("end_to_end", folder, path)
     for _ in range(arguments.rounds):
         for path in ("torch-fp32", "torch-bf16"):
             bench.cell("allocator", png, path)
@@ -273,7 +272,7 @@ def report(bench: Bench, png: Path, jpeg: Path, paths: list[str], arguments: arg
         "",
         f"`python -m benchmarks.speed.embed CIFAR_FOLDER WORK`: bundled encoder at 224 px, {arguments.images:,} "
         f"CIFAR-10 PNG files and {JPEGS:,} JPEG files of 500 x 375, float16 cache; images a second, medians of "
-        f"{arguments.rounds} rounds (compile: of one).",
+        f"{arguments.rounds} rounds.",
     ]
     for name, folder in (("PNG files of 32 x 32", png), ("JPEG files of 500 x 375", jpeg)):
         plain = bench.median("peer", folder)["end to end"]

@@ -144,49 +144,33 @@ class EmbeddingCache:
         """
         return not_finite_error(self.files, rows)
 
-    @property
+    @cached_property
     def matrix(self) -> RowMatrix:
         """Embeddings, (n, d) float16 or float32, read-only and never copied as a whole.
 
         The mapped array of one file; `StackedRows` of several files, which take slices and row numbers as an
         array does.
         """
-        return self.files[0].X if len(self.files) == 1 else self._stacked_embeddings
+        return self.files[0].X if len(self.files) == 1 else StackedRows([file.X for file in self.files])
 
-    @property
+    @cached_property
     def digest_matrix(self) -> RowMatrix:
         """sha256 of each image's bytes, (n, 32) uint8, read-only and never copied as a whole, as `matrix`."""
-        return self.files[0].digests if len(self.files) == 1 else self._stacked_digests
+        return self.files[0].digests if len(self.files) == 1 else StackedRows([file.digests for file in self.files])
 
-    @property
+    @cached_property
     def X(self) -> np.ndarray:
         """Embeddings as one array, (n, d) float16 or float32, read-only.
 
         The mapped array of one file. Of several files, a copy in memory that is made once; to read these in bounded
         memory use `matrix`, `blocks` or `take`, as all commands do.
         """
-        return self.files[0].X if len(self.files) == 1 else self._joined_embeddings
+        return self.files[0].X if len(self.files) == 1 else _read_only_copy(self.matrix)
 
-    @property
+    @cached_property
     def digests(self) -> np.ndarray:
         """sha256 of each image's bytes, (n, 32) uint8, read-only; mapped or copied as `X`."""
-        return self.files[0].digests if len(self.files) == 1 else self._joined_digests
-
-    @cached_property
-    def _stacked_embeddings(self) -> StackedRows:
-        return StackedRows([file.X for file in self.files])
-
-    @cached_property
-    def _stacked_digests(self) -> StackedRows:
-        return StackedRows([file.digests for file in self.files])
-
-    @cached_property
-    def _joined_embeddings(self) -> np.ndarray:
-        return _read_only_copy(self._stacked_embeddings)
-
-    @cached_property
-    def _joined_digests(self) -> np.ndarray:
-        return _read_only_copy(self._stacked_digests)
+        return self.files[0].digests if len(self.files) == 1 else _read_only_copy(self.digest_matrix)
 
     def verify(self) -> None:
         """Check every byte of every file against the checksums; damage raises `CacheError`."""
@@ -279,7 +263,7 @@ def _folder_files(folder: Path) -> list[Path]:
     return files
 
 
-def _read_only_copy(rows: StackedRows) -> np.ndarray:
+def _read_only_copy(rows: RowMatrix) -> np.ndarray:
     array = np.array(rows)
     array.setflags(write=False)  # shared by all callers, like a mapped file
     return array

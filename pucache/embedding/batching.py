@@ -83,7 +83,8 @@ class BatchRunner:
 
     def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
         with self._profile.stage("encoder"):
-            return EmbeddedImages(positions, self._encoder.forward(self._encoder.runtime.joined(pieces)))
+            pixels = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+            return EmbeddedImages(positions, self._encoder.forward(pixels))
 
 
 def whole_batches(batch_size: int, images: int) -> int:

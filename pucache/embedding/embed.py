@@ -91,14 +91,14 @@ class EmbedOptions:
 
 @dataclass(frozen=True)
 class EmbedReport:
-    """What one run of `run_embedding` did.
+    """What one run of `run_embedding` did, or the sum over the shards of `pucache.embed_shards`.
 
     Attributes
     ----------
-    cache : Path
-        The cache file on this machine.
+    cache : Path or str
+        The cache file on this machine; of shards, their folder or its URL.
     name : str
-        Its path, or the URL that it was sent to.
+        Path of the cache, or the URL that it was sent to.
     encoder : EncoderSpec
     rows : int
         Rows in the finished cache.
@@ -117,14 +117,14 @@ class EmbedReport:
         False where nothing had changed and the cache was left as it was.
     seconds : float
         Without loading the encoder.
-    profile : Profile
-        Seconds by stage.
+    profile : Profile or None
+        Seconds by stage; None of shards.
     cosine : float or None
         Least cosine between the first embeddings and those of the same model in float32 by torch. None
         where nothing was embedded, or where the model ran in float32 by torch.
     """
 
-    cache: Path
+    cache: Path | str
     name: str
     encoder: EncoderSpec
     rows: int
@@ -137,7 +137,7 @@ class EmbedReport:
     ignored: Counter[str]
     written: bool
     seconds: float
-    profile: Profile
+    profile: Profile | None
     cosine: float | None
 
 

@@ -59,7 +59,8 @@ def embed_images(
     """Load and embed the images of a job: yields every chunk in order, and the embeddings of its images later.
 
     `workers` processes read and decode images; 0 does it in threads of this process. By default one per core up to 16
-    with a GPU, and none on the CPU, where the encoder's threads load images.
+    with a GPU, and none on the CPU, where the encoder's threads load images. Of a source that is decoded from its
+    beginning (Parquet, a compressed tar) one process at most reads images, and by default the threads do.
     """
     runtime = job.encoder.runtime
     on_cpu = runtime.device.type == "cpu"
@@ -85,10 +86,11 @@ def _images_per_call(images: int, threads: int) -> int:
 
 
 def _processes(job: Job, workers: int | None) -> int:
+    sequential = getattr(job.source, "sequential", False)
     if workers is None:
         on_gpu = job.encoder.runtime.device.type == "cuda" and len(job.keys) > _FEW_IMAGES
-        workers = min(_MOST_PROCESSES, cores()) if on_gpu else 0
-    return min(workers, -(-len(job.keys) // CHUNK_ROWS))
+        workers = min(_MOST_PROCESSES, cores()) if on_gpu and not sequential else 0
+    return min(workers, 1 if sequential else -(-len(job.keys) // CHUNK_ROWS))
 
 
 def _chunks(

@@ -1,4 +1,4 @@
-"""Backends of a forward pass: torch, torch.compile, OpenVINO, and streams and memory on CUDA."""
+"""Backends of a forward pass: torch and OpenVINO."""
 
 from __future__ import annotations
 
@@ -44,22 +44,6 @@ class PixelModel(torch.nn.Module):
         return self.network(x.to(self.dtype)).float()
 
 
-def compile_with_torch(model: PixelModel, *, freeze: bool) -> ForwardPass:
-    """Compile with torch.compile; `freeze` lays the weights out for the CPU once instead of in every pass."""
-    compiled: ForwardPass = torch.compile(model, dynamic=False, options={"freezing": True} if freeze else None)
-
-    def run(pixels: torch.Tensor) -> torch.Tensor:
-        try:
-            with torch.inference_mode(False), torch.no_grad():  # freezing refuses inference tensors
-                # one kind of tensor, as torch compiles anew for the other
-                return compiled(pixels.clone() if pixels.is_inference() else pixels)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            reason = " ".join(str(error).split())[:160]
-            raise EncoderError(f"torch.compile failed ({reason}); use --runtime torch") from error
-
-    return run
-
-
 def compile_with_openvino(model: PixelModel, shape: tuple[int, ...], precision: str, *, streams: int) -> ForwardPass:
     """Compile for the CPU with OpenVINO, which folds, fuses and lays out the weights itself.
 
@@ -98,49 +82,3 @@ def compile_with_openvino(model: PixelModel, shape: tuple[int, ...], precision: 
         return torch.from_numpy(request.get_output_tensor(0).data.copy())
 
     return run
-
-
-class TimedKernels:
-    """Lets cuDNN time its kernels once for each shape and keep the fastest: a context for passes of fixed shapes.
-
-    The setting is one for the process. It is restored when the last of the threads within leaves.
-    """
-
-    def __init__(self) -> None:
-        self._lock, self._within, self._before = threading.Lock(), 0, False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._within:
-                self._before = torch.backends.cudnn.benchmark
-                torch.backends.cudnn.benchmark = True
-            self._within += 1
-
-    def __exit__(self, *raised: object) -> None:
-        with self._lock:
-            self._within -= 1
-            if not self._within:
-                torch.backends.cudnn.benchmark = self._before
-
-
-TIMED_KERNELS = TimedKernels()
-
-
-class CudaStreams:
-    """Runs passes on CUDA from several threads, each in a stream of its own: one copies while another computes."""
-
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._thread_state = threading.local()
-
-    def run(self, forward: ForwardPass, pixels: torch.Tensor) -> torch.Tensor:
-        """Embed a batch that lies on the CPU; the result lies there too. Pinned memory is copied without waiting."""
-        if not hasattr(self._thread_state, "stream"):
-            self._thread_state.stream = torch.cuda.Stream(self._device)
-        stream = self._thread_state.stream
-        with torch.cuda.stream(stream), TIMED_KERNELS:
-            embeddings = forward(pixels.to(self._device, non_blocking=True))
-            on_host = torch.empty(embeddings.shape, dtype=embeddings.dtype, pin_memory=True)
-            on_host.copy_(embeddings, non_blocking=True)
-            stream.synchronize()
-        return on_host

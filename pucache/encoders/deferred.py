@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..devices import choose_device
+from ..devices import RUNTIMES, choose_device
 from ..errors import EncoderError
 from ..images.decoding import DECODER
 from . import pretrained_file
@@ -111,6 +111,8 @@ def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) ->
 def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     """Whether `load_encoder` would choose the precision and the runtime of `like`, and decodes images as it did."""
     if like.decoder != DECODER or (options.batch_size is not None and options.batch_size < 1):
+        return False
+    if like.runtime not in RUNTIMES:
         return False
     if options.precision not in ("auto", like.precision) or options.runtime not in ("auto", like.runtime):
         return False

@@ -3,7 +3,8 @@
 Every batch that reaches the network has one fixed shape, and the last one is padded, so a row does not
 depend on the other images in its batch. Several passes may run at once, in threads of the caller. On the
 CPU there is one pass per core, each on one thread (with more than eight cores: on a few threads), so that
-no thread waits for another at a barrier. On CUDA two passes run at once: one copies while the other computes.
+no thread waits for another at a barrier. On CUDA there are two, so that one batch is
+prepared while the other is computed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -19,12 +19,12 @@ import torch
 from ..allocator import keep_freed_memory
 from ..devices import cores, torch_dtype
 from ..errors import EncoderError
-from .backends import CudaStreams, ForwardPass, PixelModel, compile_with_openvino, compile_with_torch
+from .backends import ForwardPass, PixelModel, compile_with_openvino
 from .batchnorm_folding import fold_batch_norm
 
 log = logging.getLogger("pucache")
 
-CPU_BATCH = {"torch": 16, "compile": 16, "openvino": 4}  # images; small batches stay in the processor's caches
+CPU_BATCH = {"torch": 16, "openvino": 4}  # images; small batches stay in the processor's caches
 CUDA_BATCH = 512  # images; larger batches are no faster
 _MOST_CPU_STREAMS = 8  # with more cores each stream gets several threads
 _COMPARED_IMAGES = 8  # images on which a precision or runtime is compared with float32 by torch
@@ -63,7 +63,6 @@ class Runtime:
         self._reference: PixelModel | None = PixelModel(model.eval().requires_grad_(False), mean, std)
         self._forward: ForwardPass | None = None
         self._lock = threading.RLock()
-        self._cuda = CudaStreams(device)
 
     def network(self) -> PixelModel:
         """The network with its normalisation, as float32 in torch, before it is built for its device."""
@@ -85,13 +84,6 @@ class Runtime:
                     raise EncoderError(
                         f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
                     ) from error
-
-    def joined(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join pixels, uint8 (b, H, W, 3) each on the CPU; on CUDA in pinned memory, which needs no further copy."""
-        if self.device.type != "cuda":
-            return pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
-        shape = (sum(map(len, pieces)), *self.input_size, 3)
-        return torch.cat(list(pieces), out=torch.empty(shape, dtype=torch.uint8, pin_memory=True))
 
     @torch.inference_mode()
     def __call__(self, pixels: torch.Tensor) -> np.ndarray:
@@ -116,14 +108,14 @@ class Runtime:
         assert self._forward is not None
         black = pixels.new_zeros((batch_size - len(pixels), *pixels.shape[1:]))
         batch = torch.cat([pixels, black]) if len(black) else pixels
-        X = self._cuda.run(self._forward, batch) if self.device.type == "cuda" else self._forward(batch)
-        return X[: len(pixels)].numpy()
+        return self._forward(batch.to(self.device))[: len(pixels)].cpu().numpy()
 
     def _build(self) -> ForwardPass:
         assert self._reference is not None
         reference = self._reference
         if self.device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # fp32 must not mean TF32
+            torch.backends.cudnn.benchmark = True  # every batch has one shape
         sample = torch.rand((1, 3, *self.input_size), generator=torch.Generator().manual_seed(0))
         reference.network = fold_batch_norm(reference.network, sample)
         reference.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -131,33 +123,23 @@ class Runtime:
         model = (reference if is_reference else copy.deepcopy(reference)).convert(torch_dtype(self.precision))
         if self.device.type == "cuda":
             self._warm_up(model)
-        forward = self._compile(model)
-        if self.name == "compile":  # now, and not in several threads at once
-            self._warm_up(forward)
         if is_reference:
             self._reference = None  # nothing to compare with
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # streams of other threads do not wait for this thread's
-        return forward
+        if self.name == "openvino":
+            shape = (self.batch_size, *self.input_size, 3)
+            return compile_with_openvino(model, shape, self.precision, streams=self.streams)
+        return model
 
-    def _warm_up(self, forward: ForwardPass) -> None:
+    def _warm_up(self, model: PixelModel) -> None:
         """Run a batch, and halve it until the device has the memory."""
         while True:
             batch_size = self.batch_size
             try:
-                forward(torch.zeros((batch_size, *self.input_size, 3), dtype=torch.uint8, device=self.device))
+                model(torch.zeros((batch_size, *self.input_size, 3), dtype=torch.uint8, device=self.device))
             except torch.OutOfMemoryError:
                 self._halve_batch(batch_size)
             else:
                 return
-
-    def _compile(self, model: PixelModel) -> ForwardPass:
-        if self.name == "openvino":
-            shape = (self.batch_size, *self.input_size, 3)
-            return compile_with_openvino(model, shape, self.precision, streams=self.streams)
-        if self.name == "compile":
-            return compile_with_torch(model, freeze=self.device.type == "cpu")
-        return model
 
     def _halve_batch(self, failed_size: int) -> None:
         with self._lock:

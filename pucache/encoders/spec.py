@@ -48,7 +48,7 @@ class EncoderSpec:
     dim : int
         d, the length of an embedding.
     precision, runtime : str
-        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch``, ``compile`` or ``openvino``.
+        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch`` or ``openvino``, in older caches ``compile``.
     normalization : str
         ``l2`` if each embedding was scaled to length 1 after the encoder, else empty.
     origin : str

@@ -15,9 +15,7 @@ import itertools
 import mmap
 import multiprocessing
 import multiprocessing.connection
-import os
 import signal
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -89,7 +87,6 @@ class ChunkLoader:
         self.keys = keys
         self.shape = (chunk_size, *resize.input_size, 3)  # of the pixels of a full chunk
         self._source, self._resize, self._sizes = source, resize, sizes
-        self.in_order = bool(getattr(source, "sequential", False))  # one process reads, so that nothing is read twice
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
 
     def __len__(self) -> int:
@@ -102,12 +99,8 @@ class ChunkLoader:
         pixels: torch.Tensor | None = None,
         *,
         on_image: Callable[[int], None] | None = None,
-        read: Callable[[int], bytes] | None = None,
     ) -> Chunk:
-        """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read.
-
-        ``read`` gives the bytes of the image at a position in place of the source.
-        """
+        """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read."""
         chunk_size = self.shape[0]
         first = number * chunk_size
         if pixels is None:
@@ -119,17 +112,17 @@ class ChunkLoader:
             if on_image is not None:
                 on_image(position)
             try:
-                chunk.outcomes.append(self._load(position, chunk, read or self.read))
+                chunk.outcomes.append(self._load(position, chunk))
             except ImageError as error:
                 chunk.outcomes.append(str(error))
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
-    def _load(self, position: int, chunk: Chunk, read: Callable[[int], bytes]) -> bytes:
+    def _load(self, position: int, chunk: Chunk) -> bytes:
         """Load one image into the chunk and return its digest."""
         times = [time.perf_counter()]
         try:
-            data = read(position)
+            data = self._read(position)
             times.append(time.perf_counter())
             digest = image_digest(data)
             times.append(time.perf_counter())
@@ -144,8 +137,7 @@ class ChunkLoader:
             for stage, (began, ended) in enumerate(itertools.pairwise(times)):
                 chunk.seconds[stage] += ended - began
 
-    def read(self, position: int) -> bytes:
-        """Encoded bytes of an image; raises `ImageError`."""
+    def _read(self, position: int) -> bytes:
         data = self._source.read(self.keys[position])
         listed = self._sizes[position]
         if listed not in (UNKNOWN, len(data)):
@@ -182,8 +174,6 @@ class LoaderProcesses:
         self._pixels = torch.from_numpy(_shared_zeros(shape, np.uint8))
         self._positions = _shared_zeros((count,), np.int64)  # of the image that each worker is loading, or -1
         self._positions[:] = -1
-        # of each slot, of a source that this process reads alone: the encoded images of the chunk
-        self._encoded = [tempfile.TemporaryFile() for _ in range(_SLOTS * count if loader.in_order else 0)]  # noqa: SIM115
         self._pipes: list[Any] = []
         self._processes: list[Any] = []
 
@@ -218,8 +208,6 @@ class LoaderProcesses:
             process.terminate()
         for process in self._processes:
             process.join()
-        for file in self._encoded:
-            file.close()
 
     def chunks(self) -> Iterator[Chunk]:
         """Yield every chunk in order, a bounded number loaded in advance; `SourceError` where a worker died."""
@@ -231,9 +219,8 @@ class LoaderProcesses:
             while number not in loaded:
                 while idle and free_slots and submitted < len(self._loader):
                     slot = free_slots.popleft()
-                    found = self._read_ahead(submitted, slot)
                     with contextlib.suppress(OSError):  # of a worker that died, which its next answer shows
-                        self._pipes[idle.popleft()].send((submitted, slot, found))
+                        self._pipes[idle.popleft()].send((submitted, slot))
                     submitted += 1
                 for pipe in multiprocessing.connection.wait(self._pipes):
                     worker = self._pipes.index(pipe)
@@ -244,34 +231,6 @@ class LoaderProcesses:
             chunk.pixels = self._pixels[slot, : len(chunk.to_embed)].clone()
             free_slots.append(slot)
             yield chunk
-
-    def _read_ahead(self, number: int, slot: int) -> list[int | str]:
-        """Write the encoded images of a chunk to the slot's file; returns the length or the failure of each."""
-        if not self._loader.in_order:
-            return []
-        file, found = self._encoded[slot], list[int | str]()
-        first = number * self._loader.shape[0]
-        try:
-            file.seek(0)
-            file.truncate()
-            for position in range(first, min(len(self._loader.keys), first + self._loader.shape[0])):
-                try:
-                    found.append(file.write(self._loader.read(position)))
-                except ImageError as error:
-                    found.append(str(error))
-            file.flush()
-        except OSError as error:
-            problem = f"cannot write images to {tempfile.gettempdir()}: {error.strerror}"
-            raise SourceError(f"{problem}; name another folder in TMPDIR, or use --workers 0") from error
-        return found
-
-    def _encoded_image(self, slot: int, found: list[int | str], at: int) -> bytes:
-        """In the worker process: what `_read_ahead` wrote of an image; raises `ImageError` where that failed."""
-        length = found[at]
-        if isinstance(length, str):
-            raise ImageError(length)
-        start = sum(each for each in found[:at] if isinstance(each, int))
-        return os.pread(self._encoded[slot].fileno(), length, start)
 
     def _answer(self, worker: int) -> tuple[int, int, Chunk]:
         try:
@@ -306,21 +265,18 @@ class LoaderProcesses:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
         with contextlib.suppress(EOFError, OSError):  # of the pipe alone: the parent has ended
             while True:
-                number, slot, found = pipe.recv()
+                number, slot = pipe.recv()
                 try:
-                    answer: Any = (number, slot, self._load(worker, number, slot, found))
+                    answer: Any = (number, slot, self._load(worker, number, slot))
                 except Exception as error:  # a bug, for example in a source: the parent raises it
                     answer = picklable_error(error)
                 pipe.send(answer)
 
-    def _load(self, worker: int, number: int, slot: int, found: list[int | str]) -> Chunk:
-        first = number * self._loader.shape[0]
-
+    def _load(self, worker: int, number: int, slot: int) -> Chunk:
         def set_position(position: int) -> None:
             self._positions[worker] = position
 
-        read = (lambda position: self._encoded_image(slot, found, position - first)) if found else None
-        chunk = self._loader(number, self._pixels[slot], on_image=set_position, read=read)
+        chunk = self._loader(number, self._pixels[slot], on_image=set_position)
         chunk.pixels = chunk.pixels[:0].clone()  # the pixels are in the slot
         set_position(-1)
         return chunk

@@ -175,13 +175,8 @@ def mean_of(source: RowSource) -> np.ndarray:
     """Mean of the rows, float32 (d,)."""
     total = np.zeros(source.d)
     for rows, X in source.blocks(check=True):
-        total += block_sum(source, rows, X)
+        block_sum = X.sum(0, dtype=np.float64)
+        if not np.isfinite(block_sum).all():
+            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+        total += block_sum
     return (total / len(source)).astype(np.float32)
-
-
-def block_sum(source: Any, rows: slice, X: np.ndarray) -> np.ndarray:
-    """Sum of the rows of a block, float64 (d,); raises the error of the source where one is not finite."""
-    total = X.sum(0, dtype=np.float64)
-    if not np.isfinite(total).all():
-        raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
-    return np.asarray(total)

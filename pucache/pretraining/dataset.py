@@ -120,7 +120,8 @@ def open_images(
         return StreamedImages(source, listing, squash)
     if is_first:
         if workers is None:
-            workers = min(16, cores()) if len(listing.keys) > _FEW_IMAGES else 0
+            in_threads = len(listing.keys) <= _FEW_IMAGES or getattr(source, "sequential", False)
+            workers = 0 if in_threads else min(16, cores())
         decode_all(source, listing, folder, squash, workers=workers, progress=progress)
     process_group.barrier()
     return MappedImages(folder, listing, side)
@@ -218,7 +219,7 @@ def _is_complete(folder: Path, settings: dict[str, object], images: int) -> bool
 def _decoded_chunks(source: Source, listing: Listing, squash: Squash, *, workers: int) -> Iterator[Chunk]:
     """Decoded chunks in the order of the listing."""
     loader = ChunkLoader(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), chunk_size=_CHUNK)
-    workers = min(workers, len(loader))
+    workers = min(workers, 1 if getattr(source, "sequential", False) else len(loader))
     if workers:
         with LoaderProcesses(loader, workers) as processes:
             yield from processes.chunks()

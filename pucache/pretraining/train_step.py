@@ -11,7 +11,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..encoders.backbones import share_batch_norm_on_gpus
-from ..encoders.backends import TIMED_KERNELS
 from ..errors import RunError
 from . import process_group
 from .augmentations import VIEWS, Augment, random_numbers
@@ -56,6 +55,7 @@ class Training:
         dtype: torch.dtype,
     ):
         check_batch(images, recipe)
+        torch.backends.cudnn.benchmark = True  # all batches have one shape
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.dtype = device, dtype
         try:
@@ -98,7 +98,7 @@ class Training:
         randoms = randoms[process_group.rank() * len(images) : (process_group.rank() + 1) * len(images)]
         try:
             self.optimizer.zero_grad()
-            with TIMED_KERNELS, process_group.lost_processes_reported():  # all batches have one shape
+            with process_group.lost_processes_reported():
                 loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
                 loss = process_group.sum_over_processes(loss.detach()) / process_group.world_size()
             self.optimizer.step()

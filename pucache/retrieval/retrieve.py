@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,10 +156,9 @@ def rank_unlabelled(
     scorer: Scorer | None = None,
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
-    mean_of: Callable[[EmbeddingCache], np.ndarray] = lambda cache: whitening.mean_of(row_source(cache)),
     progress: Progress | None = None,
 ) -> Ranking:
-    """Rank unlabelled rows by a scorer; `mean_of` gives the mean row of a cache, (d,), for a diverse selection."""
+    """Rank unlabelled rows by a scorer."""
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
     wanted = _check(cache, labels, k, diverse, twins)
     cache.check("keys", "digests")
@@ -169,7 +168,7 @@ def rank_unlabelled(
     if diverse and len(rows):
         order = np.argsort(rows)
         Z = np.empty((len(rows), cache.encoder.dim), np.float32)  # in the order of `rows`
-        Z[order] = whitening.centred_units(cache.take(rows[order]), mean_of(cache))
+        Z[order] = whitening.centred_units(cache.take(rows[order]), whitening.mean_of(row_source(cache)))
         rows = rows[select_diverse(Z, wanted, diverse)]
     return Ranking(
         rows=rows,

@@ -11,7 +11,6 @@ import contextlib
 import os
 import platform
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,9 +18,9 @@ from pathlib import Path
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
 from ..devices import choose_precision, choose_runtime
-from ..embedding.embed import EmbedOptions, run_embedding
+from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from ..encoders.deferred import EncoderOptions
-from ..encoders.spec import BUNDLED, EncoderSpec
+from ..encoders.spec import BUNDLED
 from ..errors import EngineError, ImageError, PUCacheError
 from ..images.listing import Listing, check_shard_images, take_shards
 from ..images.source import Source, image_digest, open_source
@@ -33,45 +32,6 @@ from .shards import absolute, probe_file
 _PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 _PROBED_IMAGES = 16  # to find a readable one that every node must be able to read
 _SUMS = ("rows", "computed", "reused", "kept", "vanished", "damaged")
-
-
-@dataclass(frozen=True)
-class ShardsReport:
-    """What one run of `embed_shards` did: figures of `pucache.embedding.embed.EmbedReport`, summed over the shards.
-
-    Attributes
-    ----------
-    name : str
-        The folder, or its URL without secrets.
-    shards : list of str
-        Names of the files in it.
-    encoder : EncoderSpec
-    rows, computed, reused, kept, vanished, damaged : int
-    failures : dict of str to str
-        Key to reason.
-    ignored : Counter
-        Number of files left out, by ending.
-    written : bool
-        False where nothing had changed and every shard was left as it was.
-    seconds : float
-    cosine : float or None
-        The least of the shards.
-    """
-
-    name: str
-    shards: list[str]
-    encoder: EncoderSpec
-    rows: int
-    computed: int
-    reused: int
-    kept: int
-    vanished: int
-    damaged: int
-    failures: dict[str, str]
-    ignored: Counter[str]
-    written: bool
-    seconds: float
-    cosine: float | None
 
 
 @dataclass(frozen=True)
@@ -118,7 +78,7 @@ class Share:
         return f"its {len(self.listing.keys):,} images"
 
 
-def _embed(job: ShardsJob, share: Share) -> ShardsReport:
+def _embed(job: ShardsJob, share: Share) -> EmbedReport:
     """Embed one share; the work of a task."""
     from .tasks import is_retry
 
@@ -130,8 +90,7 @@ def _embed(job: ShardsJob, share: Share) -> ShardsReport:
     path, options = job.paths[share.number - 1], replace(job.options, shard=(share.number, len(job.paths)))
     workers = 1 if is_retry() else None  # one process reads the images, so that one that kills it is named
     report = run_embedding(job.source, path, job.encoder, options=options, listing=share.listing, workers=workers)
-    figures = {name: value for name, value in vars(report).items() if name in ShardsReport.__annotations__}
-    return ShardsReport(shards=[os.path.basename(path)], **figures)
+    return replace(report, profile=None)  # which holds a lock
 
 
 def embed_shards(
@@ -154,7 +113,7 @@ def embed_shards(
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
-) -> ShardsReport:
+) -> EmbedReport:
     """Embed every image of a source into a folder of shards, one Ray task for each; run it again to continue.
 
     The files ``00001.h5``, ``00002.h5``, ... are those that `pucache.embed` writes with ``shard=(I, shards)``.
@@ -185,7 +144,8 @@ def embed_shards(
 
     Returns
     -------
-    ShardsReport
+    EmbedReport
+        Figures of all shards.
 
     Raises
     ------
@@ -239,8 +199,8 @@ def embed_shards(
         reports = _succeeded(outcomes, shards)
     return replace(
         reports[0],
+        cache=os.fspath(folder),
         name=without_secrets(os.fspath(folder)),
-        shards=[name for report in reports for name in report.shards],
         **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
         failures={key: reason for report in reports for key, reason in report.failures.items()},
         written=any(report.written for report in reports),
@@ -259,7 +219,12 @@ def _shard_paths(folder: str | Path, shards: int) -> list[str]:
         raise ValueError(
             f"Ray writes a folder of shards, got the file {shown}; write {shown.removesuffix('.h5')} --shards {shards}"
         )
-    return [f"{folder}/{number:05}.h5" for number in range(1, shards + 1)]
+    return [f"{folder}/{name}" for name in shard_names(shards)]
+
+
+def shard_names(shards: int) -> list[str]:
+    """Names of the files in a folder of so many shards."""
+    return [f"{number:05}.h5" for number in range(1, shards + 1)]
 
 
 def _precision_and_runtime(precision: str, runtime: str, device: str, paths: list[str]) -> dict[str, str]:
@@ -282,7 +247,7 @@ def _readable_image(source: Source, listing: Listing) -> tuple[str, bytes] | Non
     return None
 
 
-def _succeeded(outcomes: Iterable[tuple[ShardsReport, Exception | None]], shards: int) -> list[ShardsReport]:
+def _succeeded(outcomes: Iterable[tuple[EmbedReport, Exception | None]], shards: int) -> list[EmbedReport]:
     """The reports of all shards; once all have ended, raises the first error, which names its shard."""
     reports, errors = [], {}
     for number, (report, error) in enumerate(outcomes, 1):

@@ -52,13 +52,6 @@ def test_damage_of_a_column_is_named_down_to_its_block_of_rows(tmp_path, name, r
     assert np.flatnonzero(rows).tolist() == list(range(600))[block * 256 : (block + 1) * 256]
 
 
-@pytest.mark.parametrize("name", ["failures/keys", "failures/reasons"])
-def test_damage_of_failures_is_named_and_costs_no_row(path, name):
-    damage(path, name)
-    assert f"{name} are not as they were written" in refusal(CacheFile(path).verify)
-    assert not CacheFile(path).damaged_rows()[0].any()
-
-
 SENSIBLE = {"offset": 0, "size": 1, "block": 1, "sha256": [""]}
 SENSELESS = [
     *("{", "[]", "{}", "[" * 100_000, '{"columns":{"keys":7},"rest":"","size":1}'),

@@ -131,10 +131,3 @@ def test_clearing_removes_copies_alone(work, fetched, unfinished, tmp_path):
     assert not any(path.exists() for path in fetched) and all(other.exists() for other in [*others, unfinished])
     assert [copy.url for copy in cache_dir().copies] == ["memory://a.h5", "memory://made.h5"]
     assert local_copies("memory://a.h5") == [copy] and copy.read_bytes() == b"a.h5"
-
-
-def test_a_cache_that_is_open_is_read_to_its_end_when_its_copy_is_removed(memory, tmp_path):
-    memory.pipe_file("/c.h5", write_cache(tmp_path / "c.h5", X).files[0].path.read_bytes())
-    opened = EmbeddingCache("memory://c.h5")
-    assert [removed.url for removed in cache_dir(clear=True).removed] == ["memory://c.h5"]
-    assert sum(len(block) for _, block in opened.blocks(check=True)) == 40

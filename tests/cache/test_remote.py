@@ -2,15 +2,13 @@
 
 import numpy as np
 import pytest
-from helpers.planted import planted, write_cache
+from helpers.planted import write_cache
 
 from pucache.cache.embedding_cache import EmbeddingCache, is_cache
-from pucache.cache.layout import COLUMNS
 from pucache.cache.local_copies import url_of_copy
 from pucache.cache.remote import file_name, local_copies, remote_headers
 from pucache.errors import CacheError, OutputError, SourceError
 
-X, *_ = planted(300)
 FAILURES = {f"{number:05}.png": "cannot be decoded: " + "x" * 90 for number in range(2000)}
 
 
@@ -167,21 +165,6 @@ def test_of_a_cache_of_50_mb_less_than_one_mb_is_read(store, tmp_path, work):
     assert large.stat().st_size > 50e6 and store.relay.sent["c.h5"] < 1e6
     assert (header.rows, failures) == (40_000, FAILURES)
     assert not work.exists()
-
-
-def test_every_damage_outside_of_the_columns_is_named_with_the_url(memory, tmp_path):
-    path = write_cache(tmp_path / "c.h5", X, failures=FAILURES).files[0].path
-    whole = path.read_bytes()
-    columns = EmbeddingCache(path).files[0].header.checksums.columns
-    inside = np.zeros(len(whole), bool)
-    for name in COLUMNS:
-        inside[columns[name].offset : columns[name].offset + columns[name].size] = True
-    for position in np.random.default_rng(1).choice(np.flatnonzero(~inside), 60, replace=False).tolist():
-        damaged = bytearray(whole)
-        damaged[position] ^= 1
-        memory.pipe_file("/c.h5", bytes(damaged))
-        with pytest.raises(CacheError, match=r"memory://c\.h5 "):
-            remote_headers("memory://c.h5")
 
 
 def test_a_header_that_cannot_be_read_is_one_line_and_one_that_was_cut_is_read_again(store, cache):

@@ -1,5 +1,4 @@
 import re
-import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -201,20 +200,6 @@ def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
     assert cosines.min() > least
     assert encoder.runtime.cosine == pytest.approx(cosines[:8].min(), abs=1e-4)
     np.testing.assert_array_equal(encoder.forward(photographs[:1]), found[:1])
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++"))), reason="torch.compile needs a C++ compiler")
-@pytest.mark.filterwarnings("ignore")
-def test_a_compiled_network_gives_what_the_plain_one_does_and_is_compiled_once():
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
-    run = runtime(network(), name="compile")
-    for count in (BATCH, 1):
-        batch = pixels(count)
-        np.testing.assert_allclose(run(batch), plain(network(), batch), rtol=1e-4, atol=1e-4)
-    assert run.cosine == pytest.approx(1, abs=1e-5)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 class Singular(torch.nn.Module):

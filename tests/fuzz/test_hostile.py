@@ -21,7 +21,6 @@ from fuzz.test_damaged import FILES, agreeing, array, check, image, known, weigh
 from pucache.cache.keys import encode_keys
 from pucache.cli.main import main
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError
-from pucache.images.source import open_source
 from pucache.labels.label_files import find_keys
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
@@ -250,15 +249,6 @@ def claims():
 def test_a_size_that_a_tar_header_claims_is_not_allocated_nor_followed_backwards(tmp_path):
     for data in claims():
         check(FILES["tar"], tmp_path, "x.tar", data)
-
-
-def test_no_link_is_followed_out_of_a_tar(tmp_path):
-    (tmp_path / "links.tar").write_bytes(tars()["links.tar"])
-    source = open_source(tmp_path / "links.tar")
-    listing = source.scan()
-    links = ("soft", "hard", "out", "hard-out", "passwd", "loop", "b")
-    assert set(listing.failures) == {f"{name}.png" for name in links}
-    assert [source.read(key)[:4] for key in listing.keys] == [b"\x89PNG"]
 
 
 # --- globs -------------------------------------------------------------------------------------

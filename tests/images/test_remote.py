@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from helpers.pictures import refusal
-from helpers.ray_cluster import free_port
 from helpers.sources import picture, tar, write
 from helpers.tiny import save_image, tiny_encoder
 
@@ -77,12 +76,6 @@ def test_what_a_web_server_does_not_have_any_more_is_a_failure(store, site, mani
     listing = open_source(manifest).scan()
     assert listing.keys == [f"{site}/a.png"]
     assert listing.failures == {f"{site}/b.png": f"cannot be read: no such file: {site}/b.png"}
-
-
-def test_a_web_server_that_cannot_be_reached_does_not_say_that_there_is_no_such_file(store, tmp_path):
-    manifest = write(tmp_path / "list.txt", f"http://127.0.0.1:{free_port()}/a.png\n".encode())
-    with pytest.raises(SourceError, match=r"cannot look up 1 of the 1 images .*Connect.* \(tried 4 times\)"):
-        open_source(manifest).scan()
 
 
 def test_a_folder_below_whose_listing_fails_is_not_taken_for_an_empty_one(store, site):
@@ -274,12 +267,6 @@ def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(st
 
 
 # --- listing a store ---------------------------------------------------------------------------
-
-
-def test_a_listing_that_fails_once_is_done_again(store):
-    store.put("root/a.png", b"data")
-    store.relay.fail("GET", "", "busy", times=1)
-    assert open_source("s3://bucket/root").scan().keys == ["a.png"]
 
 
 def test_a_shard_that_cannot_be_read_is_no_damaged_shard(store):

@@ -27,21 +27,14 @@ def in_process(monkeypatch):
     monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
 
 
-@pytest.fixture(params=[[333, 350], [7, 15, 15, 400]], ids=str)
-def cache(request, tmp_path, monkeypatch):
-    """Shards that begin amid blocks of 40 rows; with equal rows, copies of positives and equal digests."""
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Shards that begin amid blocks of 40 rows; with copies of positives."""
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 40 * D * 4)
-    monkeypatch.setattr("pucache.neighbours.whitening.SAMPLE", 100)
-    monkeypatch.setattr("pucache.scaling.rank_shards._SPARE", 1)
-    rows, digests = X.copy(), np.random.default_rng(1).integers(0, 256, (N, 32), np.uint8)
-    positives, others = np.flatnonzero(S == 1), np.flatnonzero(S == 0)
-    rows[others[:60:2]] = rows[positives[:30]]  # copies of positives
-    rows[others[100:160]] = rows[others[100]]  # equal scores
-    digests[others[200:205]] = digests[positives[0]]
-    digests[others[300:400]] = 0
-    for number, part in enumerate(np.array_split(np.arange(N), request.param)):
-        keys = [f"{row:04}.png" for row in part]
-        write_cache(tmp_path / f"{number}.h5", rows[part], keys, digests=digests[part])
+    rows = X.copy()
+    rows[np.flatnonzero(S == 0)[:60:2]] = rows[np.flatnonzero(S == 1)[:30]]
+    for number, part in enumerate(np.array_split(np.arange(N), [7, 15, 15, 400])):
+        write_cache(tmp_path / f"{number}.h5", rows[part], [f"{row:04}.png" for row in part])
     return EmbeddingCache(tmp_path)
 
 
@@ -56,13 +49,10 @@ def labels():
     "options",
     [
         {},
-        {"k": 7, "similarity": "centroid"},
         {"k": None, "similarity": "topk"},
         {"k": 30, "similarity": "max", "twins": None},
-        {"k": 5, "twins": 0.7},
         {"k": 20, "diverse": 0.5},
         {"k": 50, "by": "classifier"},
-        {"k": None, "by": "classifier", "twins": None},
         {"k": 10, "by": "classifier", "diverse": 0.3},
     ],
     ids=str,

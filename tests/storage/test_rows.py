@@ -158,11 +158,3 @@ def test_pages_of_all_parts_are_released_where_together_they_are_large(maps, mon
     assert maps[0].sum() == maps[0].size and resident_pages(maps[0]) == PAGES
     release_pages(maps[0][:3].view())  # any view of a map
     assert resident_pages(maps[0]) == PAGES, "which alone is small"
-
-
-def test_pages_of_small_maps_and_stacks_stay(maps):
-    stack = StackedRows(maps)
-    stack[:].sum()
-    for matrix in (maps[0], stack):
-        release_pages(matrix)
-        assert sum(map(resident_pages, maps)) == 4 * PAGES
