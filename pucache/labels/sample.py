@@ -165,24 +165,11 @@ def draw_sample(
 
 def smallest_numbers(keys: Keys, among: np.ndarray, size: int, seed: int) -> np.ndarray:
     """The `size` rows whose keys have the smallest numbers, of those that are `among`, bool (n,), in no order."""
-    share = (size + 8 * size**0.5 + 64) / max(1, int(among.sum()))  # all but surely holds the smallest
-    rows, numbers = _below(keys, among, seed, share)
-    if len(rows) < size:
-        rows, numbers = _below(keys, among, seed, 1.0)
-    return rows[np.argsort(numbers, kind="stable")[:size]]
-
-
-def _below(keys: Keys, among: np.ndarray, seed: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose numbers are in the lowest share of all possible ones, ascending, and these numbers."""
-    limit = np.uint64(min(_BITS, int(share * 2.0**64)))
-    rows, numbers = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    rows, numbers = np.flatnonzero(among), np.empty(len(keys), np.uint64)
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         part = slice(start, start + _KEYS_AT_ONCE)
-        of_keys = key_numbers(keys.encoded(part), seed)
-        taken = np.flatnonzero(among[part] & (of_keys <= limit))
-        rows.append(taken + start)
-        numbers.append(of_keys[taken])
-    return np.concatenate(rows), np.concatenate(numbers)
+        numbers[part] = key_numbers(keys.encoded(part), seed)
+    return rows if size >= len(rows) else rows[np.argpartition(numbers[rows], size)[:size]]
 
 
 def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:

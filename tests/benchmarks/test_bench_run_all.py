@@ -3,17 +3,14 @@
 import re
 import subprocess
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from helpers.hangs import HANG_SECONDS
 
 from benchmarks import index, run_all
 from benchmarks.common.environment import HERE
-from benchmarks.result_pages import BENCH, PAGES, Bench, ResultPage
-from benchmarks.run_all import PageRun, Settings
+from benchmarks.result_pages import PAGES, Bench, ResultPage
+from benchmarks.run_all import Settings
 
 RESULTS = HERE / "docs" / "results"
 
@@ -67,63 +64,6 @@ def test_a_run_goes_on_where_the_last_one_ended(at, scripts, capsys):
     assert next(one.status for one in run_all.run_pages(at, pages, again=True)).startswith("failed")
 
 
-def test_a_page_whose_file_is_gone_is_made_again(at, scripts):
-    run_all.run_pages(at, (page("a"),))
-    (at.results / "a.md").unlink()
-    run_all.run_pages(at, (page("a"),))
-    assert (at.results / "a.md").exists()
-
-
-def test_minutes_of_all_runs_of_a_page_are_added(at):
-    for minutes, status in ((2.0, "failed, exit code 1"), (3.0, "done")):
-        run_all.append(at.log, asdict(PageRun("a", minutes, 2 * minutes, 0.1, status)))
-    assert run_all.earlier_runs(at) == {"a": PageRun("a", 5.0, 10.0, 0.1, "done")}
-
-
-def test_other_commits_do_not_count(at, scripts, monkeypatch):
-    run_all.run_pages(at, (page("a"),))
-    monkeypatch.setattr(run_all, "commit", lambda: "other")
-    assert run_all.earlier_runs(at) == {}
-
-
-def test_a_benchmark_that_hangs_is_ended_with_its_processes(tmp_path, monkeypatch):
-    log, waits = tmp_path / "log", subprocess.Popen.wait
-
-    def wait(process, timeout=None):
-        """Let the time run out once the shell has printed the number of its child."""
-        assert timeout is None or eventually(lambda: log.read_text().endswith("\n"))
-        return waits(process, timeout and 0.01)
-
-    monkeypatch.setattr(subprocess.Popen, "wait", wait)
-    assert run_all.run(["sh", "-c", "sleep 3600 & echo $!; wait"], log, 1.0) == "ended after 0.0 minutes"
-    process = Path(f"/proc/{log.read_text().strip()}/stat")
-    assert eventually(lambda: not process.exists() or process.read_text().split()[2] == "Z")
-
-
-def eventually(holds, seconds=HANG_SECONDS):
-    """Whether a condition holds within some seconds: a process that was killed takes a moment to end."""
-    until = time.monotonic() + seconds
-    while not holds() and time.monotonic() < until:
-        time.sleep(0.01)
-    return holds()
-
-
-def test_the_limit_leaves_time_for_the_pages_after_it(at, scripts):
-    run_all.run_pages(at, (page("a"), page("b", limited=True), page("c")))
-    assert 5 < scripts[1]["b"] <= 9  # less what the first page takes
-    assert run_all.limit_of(page("a", limited=True), [page("b")], 0.2, False) == 0.5
-
-
-def test_a_page_that_overruns_is_ended_before_it_takes_the_time_of_the_later_ones(at, scripts, monkeypatch):
-    later = [page("b"), page("c", limited=True)]
-    assert run_all.longest_of(page("a"), later, 10, False) == 10 + run_all.RESERVE - 1.5
-    assert run_all.longest_of(page("a"), later, -5, False) == 1
-    assert run_all.longest_of(later[1], [page("d")], 0.1, False) == 0.5 + run_all.RESERVE  # a cell is never cut off
-    monkeypatch.setattr(run_all, "longest_of", lambda *_: 0.02)
-    scripts[0]["a"] = "import time; time.sleep(600)"
-    assert [run.status for run in run_all.run_pages(at, (page("a"),))] == ["ended after 0.0 minutes"]
-
-
 def test_arguments_name_the_sources_and_leave_out_what_is_not_there(at):
     command = run_all.arguments_of(page("a", limited=True), at, 3)
     assert command == [
@@ -133,19 +73,6 @@ def test_arguments_name_the_sources_and_leave_out_what_is_not_there(at):
     without = Settings(at.cifar, None, at.results, at.work, 10, quick=True)
     command = run_all.arguments_of(page("a"), without, 3)
     assert "--fashion" not in command and "--quick" in command and "--short" not in command
-
-
-def test_the_page_of_times_has_a_row_for_each_and_the_sum(at):
-    made = [PageRun("paper", 10.5, 20.0, 0.1, "done"), PageRun("peers", 2.0, 1.0, 1.5, "failed, exit code 1")]
-    text = run_all.times_page(made, at)
-    assert "| [paper](paper.md) | 10.5 | 20.0 | 11.0 | 0.10 | done |" in text
-    assert "| all | 12.5 | 21.0 | 10 allowed |" in text and "failed, exit code 1" in text
-
-
-def test_make_bench_fits_into_its_minutes():
-    assert sum(one.bench.minutes for one in BENCH) <= run_all.MINUTES
-    assert sum(one.bench.quick_minutes for one in BENCH) <= run_all.QUICK_MINUTES
-    assert run_all.MINUTES + run_all.RESERVE < 40 and run_all.QUICK_MINUTES + run_all.QUICK_RESERVE < 5
 
 
 # --- the table of pages --------------------------------------------------------------------------------
@@ -177,10 +104,6 @@ def test_every_benchmark_can_be_imported():
     assert done.returncode == 0, done.stderr
 
 
-def test_names_of_pages_are_unique():
-    assert len({page.name for page in PAGES}) == len(PAGES)
-
-
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.md")), ids=lambda path: path.stem)
 def test_the_commands_on_a_page_name_modules_that_are_there(path):
     text = path.read_text()
@@ -204,20 +127,6 @@ def test_the_index_names_every_page_with_the_commit_at_its_end():
             assert row, f"{path.name} is not in index.md: python -m benchmarks.index writes it"
             commits = index.commits_of(path.read_text())
             assert ", ".join(commits) in row, f"{path.name} is newer than index.md: python -m benchmarks.index"
-
-
-def test_commits_are_those_of_the_last_lines():
-    text = "# Page\n\nFaster than commit 1234567.\n\n" + "x\n" * 5 + "Measured on a machine; commit abcdef0-dirty.\n"
-    assert index.commits_of(text) == ["abcdef0-dirty"]
-    assert index.made_at("No figures.") == "not stated"
-
-
-def test_commits_are_those_that_measured_the_cells_where_a_page_names_them():
-    end = "Measured on a machine; commit abcdef0."
-    cells = "3 cells were measured at commit 1111111. 4 cells were measured at commit 2222222; the commit below "
-    assert index.commits_of(f"{cells}wrote the page.\n\n{end}\n") == ["1111111", "2222222"]
-    assert index.commits_of(f"{cells}measured the others.\n\n{end}\n") == ["1111111", "2222222", "abcdef0"]
-    assert index.commits_of(f"Text.\n\n{end} Reviews of 1111111, 2222222.\n") == ["1111111", "2222222"]
 
 
 def test_a_page_without_an_entry_is_named(tmp_path):
