@@ -103,7 +103,7 @@ OURS = {
     },
     "pucache.estimates.intervals": {"interval_of", "prior_range", "say_nothing", "stated_text"},
     "pucache.estimates.label_requirements": {"assumption", "figure", "range_text"},
-    "pucache.estimates.metrics": {"precision_at"},
+    "pucache.estimates.metrics": {"precision_at", "share_above"},
     "pucache.estimates.scar": {"two_sample"},
     "pucache.estimates.thresholds": {"expected_recall_precision", "near_share", "parse_rule"},
     "pucache.estimates.priors": {
@@ -130,7 +130,6 @@ OURS = {
     },
     "pucache.scoring.score_tables": {
         "EarlierScores",
-        "ScoredRows",
         "check_output",
         "part_outputs",
         "write_scores",

@@ -140,15 +140,6 @@ def test_many_heads_together_are_as_each_alone(data, name):
         same(together.take([k]), alone, atol=1e-4)
 
 
-def test_batches_without_positives_are_borne(data):
-    X, s = data
-    one = np.zeros_like(s)
-    one[17] = 1
-    for name in ("imbupu", "imbnnpu", "nnpu", "bce"):
-        heads = fit(X, one, risk=PURisk(name))
-        assert np.isfinite(heads.coef).all() and np.isfinite(heads.risk).all()
-
-
 # --- how long ----------------------------------------------------------------------------------
 
 
