@@ -247,14 +247,9 @@ def _refuse_surplus(folder: str, suffix: str, shards: list[Path]) -> None:
 
 def _stems(folder: str, suffix: str) -> set[str]:
     """Names without the suffix of the visible files that have it; none where the folder does not exist."""
-    try:
-        if is_url(folder):
-            with store_errors(OutputError, "read", without_secrets(folder)):
-                names = list(folder_files(*open_filesystem(folder), suffix))
-        else:
-            names = os.listdir(folder)
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise OutputError(f"cannot list {folder}: {error.strerror}; choose another folder") from error
-    return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}
+    if is_url(folder):
+        with store_errors(OutputError, "read", without_secrets(folder)):
+            names = list(folder_files(*open_filesystem(folder), suffix))
+    else:
+        names = [path.name for path in Path(folder).glob(f"[!.]*{suffix}")]
+    return {name.removesuffix(suffix) for name in names}

@@ -136,7 +136,7 @@ OURS = {
         "write_wide_scores",
     },
     "pucache.training.train_on_cache": {"is_audited", "label_note"},
-    "pucache.labels.sample": {"SampledRows", "draw_sample", "key_numbers", "sample_size", "smallest_numbers"},
+    "pucache.labels.sample": {"copied_rows", "draw_sample", "key_numbers", "sample_size", "smallest_numbers"},
     "pucache.retrieval.ranking": {
         "Scorer",
         "Scores",
