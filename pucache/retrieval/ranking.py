@@ -146,10 +146,10 @@ class Ranking:
             from pandas import DataFrame
         except ImportError as error:
             raise MissingExtraError("to_frame makes a table of pandas, which is missing; pip install pandas") from error
-        return DataFrame(self.columns if self.posterior is None else self.columns | {"posterior": self.posterior})
+        return DataFrame(self._columns if self.posterior is None else self._columns | {"posterior": self.posterior})
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def _columns(self) -> dict[str, Any]:
         """Columns of the table, by name: ``rank`` (from 1), ``key`` and ``score``, (k,) each."""
         return {"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores}
 
@@ -187,7 +187,7 @@ class Ranking:
         """
         checked = check_writable(path, is_table=True)
         with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:
-            write(self.columns)
+            write(self._columns)
 
 
 def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
@@ -196,7 +196,7 @@ def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
     types = {"concept": "string"} | _TYPES
     with replacing(checked) as temporary, open_table(temporary, types, parquet=False) as write:
         for concept, ranking in rankings.items():
-            write(ranking.columns | {"concept": [concept] * len(ranking.keys)})
+            write(ranking._columns | {"concept": [concept] * len(ranking.keys)})
 
 
 def top_rows(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from pucache.estimates.metrics import TINY, from_pu, precision_at, with_labels
+from pucache.estimates.metrics import TINY, from_pu, with_labels
 from pucache.heads.risks import PURisk, negative_loss, positive_loss
 
 ROWS = st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3), st.integers(0, 1)), min_size=1, max_size=25)
@@ -38,11 +38,6 @@ def test_one_class_alone_has_no_auc(y):
     result = with_labels(np.full(3, y), np.arange(3), np.zeros(3))
     assert math.isnan(result["auc"]) and math.isnan(result["average_precision"])
     assert (result["precision"], result["recall"], result["f1"], result["accuracy"]) == (0, 0, 0, 1 - y)
-
-
-def test_precision_at_breaks_ties_by_position():
-    y, scores = np.array([0, 1, 1, 0, 1]), np.array([0.5, 0.5, 0.9, 0.5, 0.1], np.float32)
-    assert [precision_at(y, scores, k) for k in (1, 2, 3, 4, 9)] == pytest.approx([1, 1 / 2, 2 / 3, 2 / 4, 3 / 5])
 
 
 def pu(P, U):

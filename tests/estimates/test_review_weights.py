@@ -1,17 +1,12 @@
 import numpy as np
 import pytest
-from helpers.planted import planted, write_cache
+from helpers.planted import planted
 
 from pucache.estimates.audited_prior import AuditedHidden
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.labels.folds import assign_folds
-from pucache.labels.labels import Labels
-from pucache.training.cross_fitting import CrossFitter, HeadSettings
-from pucache.training.labelled_cache import LabelledCache
-from pucache.training.prior_sweep import sweep_on
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -110,25 +105,6 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
 
 
 # --- by every verb -----------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    cache = write_cache(tmp_path_factory.mktemp("known") / "cache.h5", X)
-    return [LabelledCache.of(cache, labels, twins=None) for labels in (Labels.of(S), Labels(S, REVIEWED))]
-
-
-@pytest.mark.parametrize("loss", ["imbupu", "nnpu"])
-def test_a_sweep_trains_on_a_review_and_counts_by_the_labels(data, loss):
-    classifier = PULinearClassifier(loss=loss, penalty=1e-3, device="cpu")
-    before, after = (sweep_on(one, classifier, priors=[0.3], seeds=[0]).rows[0] for one in data)
-    assert before["risk"] != after["risk"] and after["recall"] == pytest.approx(before["recall"], abs=0.15)
-    fold = assign_folds(data[1].training_labels.training_s, 5, 0, data[1].group)
-    prior = data[1].training_labels.training_prior(0.3)
-    settings = HeadSettings(PURisk(loss))
-    fitter = CrossFitter(data[1].design_matrix("cpu"), data[1].training_labels, fold, prior, settings)
-    heads = fitter.fit((1e-3,))[0].heads
-    assert after["risk"] == pytest.approx(heads.risk.mean(), abs=2e-3)
 
 
 # --- the file ----------------------------------------------------------------------------------

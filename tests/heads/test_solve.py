@@ -9,7 +9,6 @@ from pucache.heads import design_matrix
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.moments import Moments
-from pucache.heads.objective import WIDTH
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads, fit_soft_targets
 from pucache.progress import Silent
@@ -18,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 N, D, PRIOR, PENALTY = 400, 6, 0.3, 0.01
 TIGHT = 1e-5
 QUICK = SGDSettings(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
-CLAMPED = {"nnpu": "upu", "imbnnpu": "imbupu"}  # and what each is without its clamp
 EVERY = ["upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce"]
 SOLVERS = pytest.mark.parametrize("solver", ["batch", "sgd"])
 CPU = torch.device("cpu")
@@ -64,26 +62,6 @@ def same(one, other, **tolerance):
 
 
 # --- both solvers ----------------------------------------------------------------------------
-
-
-@SOLVERS
-def test_what_is_given_once_holds_for_every_head(data, solver):
-    X, s, _ = data
-    once = fit(X, s, prior=0.2, penalty=[0.1], seed=[0, 1, 2], solver=solver)
-    same(once, fit(X, s, prior=[0.2] * 3, penalty=[0.1] * 3, seed=[0, 1, 2], column=0, solver=solver), atol=0)
-    spelt_out = fit(X, s, weights=np.ones((N, 3)), prior=[0.2] * 3, penalty=0.1, seed=[0, 1, 2], solver=solver)
-    np.testing.assert_allclose(once.coef, spelt_out.coef, atol=1e-4)
-
-
-def test_heads_are_taken_joined_and_averaged(data):
-    X, s, _ = data
-    heads = fit(X, s, "upu", prior=[0.1, 0.2, 0.3])
-    taken = heads.take([2, 0])
-    both = taken.joined(heads.take([1]))
-    for name in ("coef", "intercept", "risk", "clamped", "residual"):
-        np.testing.assert_array_equal(getattr(both, name), getattr(heads, name)[[2, 0, 1]])
-    assert both.passes == heads.passes
-    np.testing.assert_allclose(heads.mean().margins(X)[:, 0], heads.margins(X).mean(1), atol=1e-5)
 
 
 @SOLVERS
@@ -148,23 +126,6 @@ def test_cross_entropy_heads_are_scikit_learn_s_logistic_regression(data, name, 
     assert heads.passes <= 15, "without its preconditioner the solver takes up to 38"
     np.testing.assert_allclose(heads.coef[0], model.coef_[0], atol=1e-4)
     np.testing.assert_allclose(heads.margins(X)[:, 0], model.decision_function(X), atol=5e-4)
-
-
-def negative_part(X, s, prior, name, heads):
-    sigmoid = expit(heads.margins(X)[:, 0].astype(np.float64))
-    factor = 1 if name == "nnpu" else 1 / (2 * (1 - prior))
-    return factor * (sigmoid[s == 0].mean() - prior * sigmoid[s == 1].mean())
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.05])
-@pytest.mark.parametrize("name", ["nnpu", "imbnnpu"])
-def test_where_the_clamp_acts_the_negative_part_ends_at_its_bound(data, name, beta):
-    X, s, _ = data
-    free, held = (fit(X, s, risk, prior=0.7) for risk in (CLAMPED[name], PURisk(name, beta=beta)))
-    of = [negative_part(X, s, 0.7, name, heads) for heads in (free, held)]
-    assert of[0] < -beta - 20 * WIDTH
-    assert abs(of[1] + beta) < 3 * WIDTH
-    assert 0.2 < held.clamped[0] <= 1 and free.clamped[0] == 0
 
 
 def test_imbalanced_upu_is_free_of_the_prior(data):

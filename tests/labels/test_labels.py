@@ -86,12 +86,6 @@ def test_a_review_is_read_whatever_its_columns_order_and_line_ends(
     assert by_key(odd, Labels.read(odd, path)) == alone
 
 
-@pytest.mark.parametrize("word, counts", [("1.0", True), ("true", True), (" 1 ", True), ("0.0", False), ("", False)])
-def test_what_counts_as_reviewed_is_what_counts_as_a_label(odd, write_sheet, word, counts):
-    labels = Labels.read(odd, write_sheet((ODD[0], 1), (ODD[1], 1, word)))
-    assert (labels.s.sum(), labels.reviewed.sum()) == ((1, 1) if counts else (2, 0))
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_key_listed_as_labelled_and_as_confirmed_is_labelled(odd, write_sheet, order):
     labels = Labels.read(odd, write_sheet(*[(ODD[0], 1), (ODD[3], 1, 1), (ODD[3], 1, 0)][::order]))

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.planted import planted, write_cache
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -34,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 N, LABELLED, LIMIT = 600, 40, 300
 X, S, _ = planted(N, labelled=LABELLED, prior=0.2, seed=3)
 NAMES = [f"{'a' * (row % 17)}/{row:04}.png" for row in range(N)]  # of many widths, and in another order than the rows
-UTF8 = st.characters(codec="utf-8", exclude_characters="\0")
 LINEAR = {"method": "linear", "device": "cpu"}
 
 
@@ -70,19 +67,6 @@ def sampled_keys(data: LabelledCache) -> list[str]:
 
 
 # --- the draw ------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.text(UTF8, min_size=1, max_size=40), min_size=1, max_size=30),
-    st.integers(0, 2**63),
-)
-def test_the_number_of_a_key_depends_on_the_key_and_the_seed_alone(names, seed):
-    together = key_numbers(encode_keys(names), seed)
-    for name, number in zip(names, together, strict=True):
-        for width in (len(name.encode()), 8, 33, 200):
-            alone = encode_keys([name])
-            assert key_numbers(alone.astype(f"S{max(width, alone.itemsize)}"), seed)[0] == number
 
 
 @pytest.mark.parametrize("size", [1, 7, 250, 559, 560])

@@ -98,22 +98,6 @@ def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opene
     check_exact(result, whitened_cosines(X)[np.ix_(some, some)], 10, 5e-3)
 
 
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        ([3, 1], "ascending"),
-        ([1, 1], "ascending"),
-        ([-1, 4], "0 to 299"),
-        ([5, 300], "0 to 299"),
-        ([[1, 2]], "vector"),
-        ([0.5], "vector"),
-    ],
-)
-def test_rows_that_are_no_subset_are_refused(rows, message):
-    with pytest.raises(ValueError, match=message):
-        neighbour_graph(X, rows=np.array(rows), device="cpu")
-
-
 def test_no_rows_have_no_neighbours():
     for result in (neighbour_graph(X[:0]), neighbour_graph(X, rows=np.empty(0, np.int64))):
         assert result.rows.shape == (0, 30) and result.weighted_means(np.empty(0, np.float32)).shape == (0,)

@@ -81,15 +81,6 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
 
 
-def test_paths_are_scored_as_the_opened_model_and_cache_are(cache, model, tmp_path):
-    model.save(tmp_path / "model.safetensors")
-    score(model, cache, tmp_path / "expected.csv")
-    for where in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
-        report = score(str(tmp_path / "model.safetensors"), where, tmp_path / "scores.csv")
-        assert (report.rows, report.cache.name) == (200, str(tmp_path / "cache.h5"))
-        assert (tmp_path / "scores.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
-
-
 @pytest.mark.parametrize("unused", [{"cache": "new.h5"}, {"device": "cpu", "batch_size": 2}], ids=str)
 def test_options_of_embedding_are_refused_where_a_cache_is_scored(cache, model, tmp_path, unused):
     with pytest.raises(ValueError, match=f"{', '.join(unused)} is for images that are to be embedded"):

@@ -121,14 +121,6 @@ def test_a_deployment_share_shifts_odds_and_threshold_and_no_margin(fitted, shar
     assert np.sign(fitted.threshold_ - model.threshold_) == np.sign(share - 0.3)
 
 
-def test_where_no_hidden_positive_is_expected_the_share_is_that_among_all_rows():
-    few = classifier(prior=0.004).fit(X, S)  # 0.8 of 200
-    assert few.share_ == pytest.approx(40 / N + (1 - 40 / N) * 0.004)
-    assert few.posterior(np.array([few.threshold_]))[0] == pytest.approx(0.5)
-    assert classifier(prior=0.006).fit(X, S).share_ == 0.006  # 1.2 of 200
-    assert classifier(prior=0.004, deploy_prior=0.1).fit(X, S).share_ == 0.1
-
-
 # --- labels, rows and weights ------------------------------------------------------------------
 
 
