@@ -28,6 +28,7 @@ import numpy as np
 from scipy.special import expit
 
 from .calibration import Tilt
+from .metrics import share_above
 from .share_of_new_images import PileMargins
 
 MOST_ROWS, MOST_POSITIVES = 2000, 500  # kept of a pile
@@ -180,7 +181,7 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
     is_new = np.arange(len(rows)) >= len(kept)
     weights = np.concatenate([w, np.full(len(X), 1 / len(X))])
     odds = _cross_fitted(rows, is_new, weights)
-    auc = _weighted_auc(odds[~is_new], w, odds[is_new])
+    auc = share_above(odds[is_new], odds[~is_new], w)
     above = np.cumsum(w[order := np.argsort(-odds[~is_new])])
     beyond = float(np.mean(odds[is_new] > odds[~is_new][order][np.searchsorted(above, _TAIL)]))
     chance = float(np.sqrt((np.square(w).sum() + 1 / len(X)) / 12))  # error of the AUC of equal distributions
@@ -215,11 +216,3 @@ def _cross_fitted(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarr
             coef -= np.linalg.solve(hessian, A.T @ (w * (p - target)) + penalty * coef)
         odds[~train] = design[~train] @ coef
     return odds
-
-
-def _weighted_auc(kept: np.ndarray, weights: np.ndarray, new: np.ndarray) -> float:
-    """Probability that a new row is above one of the kept, drawn by weights; ties count half."""
-    order = np.argsort(kept)
-    below = np.append(0.0, np.cumsum(weights[order]))
-    ends = [np.searchsorted(kept[order], new, side) for side in ("left", "right")]  # type: ignore[call-overload]
-    return float(np.mean([below[end].mean() for end in ends]))

@@ -28,9 +28,8 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
     n_positive, n_called, hits = int(positive.sum()), int(called.sum()), int((positive & called).sum())
     auc = average_precision = float("nan")
     if 0 < n_positive < len(positive):
-        true_positives, false_positives = _cumulative_counts(positive, margins)
-        auc = _roc_auc(true_positives, false_positives)
-        average_precision = _average_precision(true_positives, false_positives)
+        auc = share_above(margins[positive], margins[~positive])
+        average_precision = _average_precision(positive, margins)
     return {
         "n": len(positive),
         "n_positive": n_positive,
@@ -43,31 +42,20 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
     }
 
 
-# Equal to the last bit to sklearn.metrics, whose import alone takes more than a second.
+def share_above(high: np.ndarray, low: np.ndarray, weights: np.ndarray | None = None) -> float:
+    """Probability that one of `high` is above one of `low`, drawn by weights, ties one half: the area under the ROC."""
+    order = np.argsort(low)
+    below = np.append(0.0, np.cumsum(np.ones(len(low)) if weights is None else weights[order]))
+    ends = np.searchsorted(low[order], high, "left"), np.searchsorted(low[order], high, "right")
+    return float((below[ends[0]] + below[ends[1]]).mean() / (2 * below[-1]))
 
 
-def _cumulative_counts(positive: np.ndarray, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """True and false positives at or above each distinct margin, from the highest down, (m,) each."""
-    order = np.argsort(margins, kind="stable")[::-1]
+def _average_precision(positive: np.ndarray, margins: np.ndarray) -> float:
+    """Mean precision over the steps of recall, without interpolation, as scikit-learn, which takes long to import."""
+    order = np.argsort(-margins, kind="stable")
     last = np.append(np.flatnonzero(np.diff(margins[order])), len(order) - 1)  # of rows with equal margins
-    true_positives = np.cumsum(positive[order], dtype=np.float64)[last]
-    return true_positives, 1 + last - true_positives
-
-
-def _roc_auc(true_positives: np.ndarray, false_positives: np.ndarray) -> float:
-    """Area under the ROC curve, by trapezoids between its corners."""
-    corner = np.ones(len(true_positives), bool)
-    corner[1:-1] = (np.diff(false_positives, 2) != 0) | (np.diff(true_positives, 2) != 0)
-    recall = np.append(0, true_positives[corner]) / true_positives[-1]
-    false_positive_rate = np.append(0, false_positives[corner]) / false_positives[-1]
-    return float(np.trapezoid(recall, false_positive_rate))
-
-
-def _average_precision(true_positives: np.ndarray, false_positives: np.ndarray) -> float:
-    """Mean precision over the steps of recall, without interpolation."""
-    precision = (true_positives / (true_positives + false_positives))[::-1]
-    recall = np.append((true_positives / true_positives[-1])[::-1], 0)
-    return float(max(0.0, -np.sum(np.diff(recall) * precision)))
+    true_positives = np.cumsum(positive[order])[last]
+    return float(np.sum(np.diff(true_positives, prepend=0) * true_positives / (last + 1)) / true_positives[-1])
 
 
 def precision_at(y: np.ndarray, scores: np.ndarray, k: int) -> float:
@@ -142,7 +130,7 @@ def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float =
         raise ValueError("threshold must be a number, got NaN")
     called = margins > threshold
     recall, share_of_u = float(called[positive].mean()), float(called[~positive].mean())
-    pauc = _pauc(margins[positive], margins[~positive])
+    pauc = share_above(margins[positive], margins[~positive])
     return {
         "pauc": pauc,
         "auc": _clipped((pauc - prior / 2) / (1 - prior)),
@@ -166,13 +154,6 @@ def _checked_rows(margins: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.nd
         kind = "unlabelled row (s = 0)" if positive.any() else "labelled positive (s = 1)"
         raise ValueError(f"s must have both kinds of rows, got no {kind} in {len(s)}")
     return margins, positive
-
-
-def _pauc(labelled: np.ndarray, unlabelled: np.ndarray) -> float:
-    unlabelled = np.sort(unlabelled)
-    below = np.searchsorted(unlabelled, labelled, "left")
-    not_above = np.searchsorted(unlabelled, labelled, "right")
-    return float((below + not_above).mean() / (2 * len(unlabelled)))
 
 
 def _decisions(recall: float, share_of_u: float, prior: float) -> dict[str, float]:

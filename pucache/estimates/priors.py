@@ -49,26 +49,10 @@ class PriorEstimate:
 
     method: str
     prior: float | None
-    low: float
-    high: float
-    level: float
-    draws: int
-
-    @classmethod
-    def without_interval(cls, method: str, prior: float, level: float = 0.9) -> PriorEstimate:
-        """Estimate that has no interval.
-
-        Parameters
-        ----------
-        method : str
-        prior : float
-        level : float
-
-        Returns
-        -------
-        PriorEstimate
-        """
-        return cls(method=method, prior=prior, low=0.0, high=1.0, level=level, draws=0)
+    low: float = 0.0
+    high: float = 1.0
+    level: float = 0.9
+    draws: int = 0
 
     def stated(self, count: LabelCount) -> PriorEstimate:
         """The estimate as far as the labels allow it to be stated.
@@ -156,8 +140,9 @@ def label_frequency(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> 
 
     labelled = weights[s == 1].sum() / weights.sum()
     w = np.where(s == 1, weights / weights[s == 1].sum(), weights / weights[s == 0].sum())
-    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(margins, (s == 1).astype(float), sample_weight=w)
-    q = isotonic.predict(margins)  # with P and U of equal total weight
+    rank = np.unique(margins, return_inverse=True)[1]  # scikit-learn gives NaN between margins that hardly differ
+    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(rank, (s == 1).astype(float), sample_weight=w)
+    q = isotonic.predict(rank)  # with P and U of equal total weight
     odds = q / np.maximum(1 - q, _TINY) * labelled / (1 - labelled)
     c = float((w * odds / (1 + odds))[s == 1].sum())
     return (labelled / max(c, _TINY) - labelled) / (1 - labelled)
@@ -256,14 +241,7 @@ def profile_interval(
             profile_ends(priors, profile, limit), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True
         )
     )
-    return PriorEstimate(
-        method="tilt",
-        prior=prior,
-        low=max(low, bounds[0]),
-        high=min(high, bounds[1]),
-        level=level,
-        draws=0,
-    )
+    return PriorEstimate("tilt", prior, max(low, bounds[0]), min(high, bounds[1]), level)
 
 
 def deviance_limit(labels: float, level: float = 0.9) -> float:

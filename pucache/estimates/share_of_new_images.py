@@ -154,7 +154,7 @@ def estimate_share(
         bound if end is None else moved(end, share, np.sqrt(limit) * error)
         for end, bound, error in zip(ends, (0.0, 1.0), (ERROR_BELOW, MODEL_ERROR), strict=True)
     )
-    return PriorEstimate(METHOD, share, min(low, share), max(high, share), level, 0).stated(labels)
+    return PriorEstimate(METHOD, share, min(low, share), max(high, share), level).stated(labels)
 
 
 def _profile(

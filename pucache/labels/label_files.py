@@ -194,49 +194,51 @@ def _row_numbers(
     """Row in the cache of each row of a table, int64 (m,); keys may begin with the path of the source."""
     listed = [row["key"] for row in table]
     rows = keys.rows(listed)
-    if (rows < 0).any() and (prefix := _source_prefix(keys, [listed[at] for at in np.flatnonzero(rows < 0)], sources)):
-        log.warning("the keys of %s begin with %r, the source itself: it is left out", path, prefix)
-        listed = [key.removeprefix(prefix) if row < 0 else key for key, row in zip(listed, rows.tolist(), strict=True)]
-        rows = keys.rows(listed)
     unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
-    if unknown and not len(keys):
+    if not unknown:
+        return rows
+    if not len(keys):
         raise LabelError(f"{holder} is empty; no key of {path} is in it")
-    if unknown:
-        remedy = _remedy(unknown, lambda changed: bool((keys.rows(changed) >= 0).all()))
-        raise LabelError(
-            f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
-            + (remedy or f"keys are paths relative to the source, such as {keys[0]!r}")
-        )
-    return rows
+
+    def are_known(changed: list[str]) -> bool:
+        return bool((keys.rows(changed) >= 0).all())
+
+    prefix = _prefix(unknown, are_known)
+    if prefix and _is_of_source(prefix, unknown[0], sources):
+        log.warning("the keys of %s begin with %r, the source itself: it is left out", path, prefix)
+        rows[rows < 0] = keys.rows([key.removeprefix(prefix) for key in unknown])
+        return rows
+    raise LabelError(
+        f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
+        + (_remedy(unknown, are_known) or f"keys are paths relative to the source, such as {keys[0]!r}")
+    )
 
 
-def _source_prefix(keys: Keys, unknown: list[str], sources: Sequence[str]) -> str:
-    """``./``, the end of a source's path or a doubled folder, where without it all unknown keys are known; else ""."""
-    folder = unknown[0].removeprefix("./").split("/")[0] + "/"
-    prefixes = {"./", *([folder] if unknown[0].removeprefix("./").startswith(folder * 2) else [])}
-    for source in sources:
-        parts = source.rstrip("/").split("/")
-        prefixes |= {"/".join(parts[at:]) + "/" for at in range(len(parts))}
-    for prefix in sorted(prefixes | {"./" + prefix for prefix in prefixes}, key=len):
-        if (
-            all(key.startswith(prefix) for key in unknown)
-            and (keys.rows([key.removeprefix(prefix) for key in unknown]) >= 0).all()
-        ):
-            return prefix
+def _prefix(unknown: Sequence[str], are_known: Callable[[list[str]], bool]) -> str:
+    """Folders at the beginning of all unknown keys, without which they are known; else ""."""
+    first = unknown[0]
+    for end in (place + 1 for place, character in enumerate(first) if character == "/"):
+        if all(key.startswith(first[:end]) for key in unknown) and are_known([key[end:] for key in unknown]):
+            return first[:end]
     return ""
+
+
+def _is_of_source(prefix: str, key: str, sources: Sequence[str]) -> bool:
+    """Whether a prefix of a key is ``./``, the end of a source's path, or a folder that follows once more."""
+    folders = prefix.removeprefix("./")
+    return key.removeprefix(prefix).startswith(folders) or any(
+        f"/{source.rstrip('/')}/".endswith(f"/{folders}") for source in sources
+    )
 
 
 def _remedy(unknown: Sequence[str], are_known: Callable[[list[str]], bool]) -> str:
     """A change after which all unknown keys are known: without quotes, or without the folders before them; else ""."""
     if not unknown:
         return ""
-    first = unknown[0]
     if are_known([key.strip(" \"'\t") for key in unknown]):
         return "without the quotes or spaces around them they are there: remove these"
-    for end in (place + 1 for place, character in enumerate(first) if character == "/"):
-        if all(key.startswith(first[:end]) for key in unknown) and are_known([key[end:] for key in unknown]):
-            return f"without {first[:end]!r} at the beginning they are there: remove it"
-    return ""
+    prefix = _prefix(unknown, are_known)
+    return f"without {prefix!r} at the beginning they are there: remove it" if prefix else ""
 
 
 def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -36,7 +34,6 @@ _BLOCK_VALUES = 1 << 21  # values of X worked on at once
 _PAIRS = 1 << 20  # pairs in memory at once; a row with more neighbours is taken alone
 _PAIRS_COMPARED = 1 << 16  # pairs whose projections are compared at once
 _CROWD = 1 << 10  # neighbours from which on those of the same group are left out of the search
-_ROWS_FOR_THREADS = 1 << 16  # rows from which on the tree is searched by several threads
 _ROUNDING = 1e-6  # of distances between unit rows in float32
 _SLACK = 1e-5  # added to distances between projections
 _COSINE_ROUNDING = 1e-6  # error of a cosine in float32
@@ -132,18 +129,12 @@ class DuplicateScan:
         if self._limit <= 1:
             zero = np.flatnonzero(~self._not_zero)  # not all equal in bytes, as there is -0.0
             _join(parent, zero, zero[:1].repeat(len(zero)))
-            self._join_near_duplicates(parent, X, np.flatnonzero(distinct))
+            rows = np.flatnonzero(distinct)
+            projection = self._projection[rows]
+            del self._projection
+            if len(rows):
+                _join_near(parent, X, rows, projection, max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING))
         return _roots(parent, np.arange(len(parent)))
-
-    def _join_near_duplicates(self, parent: np.ndarray, X: RowMatrix, distinct: np.ndarray) -> None:
-        if not len(distinct):
-            return
-        # neighbours in space get nearby numbers
-        distinct = distinct[_tree(self._projection[distinct]).indices]
-        projection = self._projection[distinct]
-        del self._projection
-        radius = max(float(np.sqrt(2 - 2 * self._limit)), _ROUNDING)
-        _join_near(parent, X, distinct, projection, radius)
 
 
 def equal_digests(digests: RowMatrix) -> np.ndarray:
@@ -254,6 +245,8 @@ def _tree(projection: np.ndarray) -> cKDTree:
 
 def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: np.ndarray, radius: float) -> None:
     """Join the rows whose unit rows are within the radius."""
+    order = _tree(projection).indices  # neighbours in space get nearby numbers
+    rows, projection = rows[order], projection[order]
     step = max(1, _BLOCK_VALUES // (2 * X.shape[1]))
     for first, second in _candidates(parent, rows, projection, radius + _SLACK):
         for start in range(0, len(first), step):
@@ -268,8 +261,7 @@ def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: n
 def _candidates(parent: np.ndarray, rows: np.ndarray, projection: np.ndarray, radius: float) -> Iterator[_Pairs]:
     """Yield pairs that are near in projection, a bounded number at a time; in a crowd, not those joined already."""
     tree = _tree(projection)
-    workers = cores() if len(rows) > _ROWS_FOR_THREADS else 1
-    count = tree.query_ball_point(tree.data, radius, return_length=True, workers=workers)
+    count = tree.query_ball_point(tree.data, radius, return_length=True, workers=cores())
     busy = np.flatnonzero(count > 1)  # each row is near itself
     for part in np.split(busy, 1 + np.flatnonzero(np.diff(np.cumsum(count[busy]) // _PAIRS))):
         others, nearby = np.arange(len(rows)), tree
@@ -318,50 +310,29 @@ def duplicates_of(
     ndarray of bool, (m,)
     """
     digests = cache.digest_matrix
-    labelled = LabelledPictures(take_rows(digests, labelled_rows), cache.take(labelled_rows))
-    is_duplicate = labelled.have_digests(take_rows(digests, rows))
+    known = take_rows(digests, labelled_rows)
+    is_duplicate = np.isin(_as_bytes(take_rows(digests, rows)), _as_bytes(known[known.any(1)]))  # zeros are unknown
     if cosine is None or cosine > 1:
         return is_duplicate
+    labelled = centred_units(cache.take(labelled_rows))
     for part in row_slices(len(rows), cache.encoder.dim):
-        is_duplicate[part] |= labelled.are_close(cache.take(rows[part]), cosine)
+        is_duplicate[part] |= _are_close(centred_units(cache.take(rows[part])), labelled, cosine)
     return is_duplicate
 
 
-@dataclass(frozen=True)
-class LabelledPictures:
-    """Labelled images, to compare others with.
-
-    Their digests, uint8 (p, 32), and embeddings (p, d) as stored.
-    """
-
-    digests: np.ndarray
-    embeddings: np.ndarray
-
-    @cached_property
-    def _recorded_digests(self) -> np.ndarray:
-        return _as_bytes(self.digests[self.digests.any(1)])  # a digest of zeros is unknown
-
-    @cached_property
-    def _units(self) -> np.ndarray:
-        return centred_units(self.embeddings)
-
-    def have_digests(self, digests: np.ndarray) -> np.ndarray:
-        """Mark the digests, uint8 (m, 32), that are one of the labelled images'; bool (m,)."""
-        return np.asarray(np.isin(_as_bytes(digests), self._recorded_digests))
-
-    @one_blas_thread
-    def are_close(self, X: np.ndarray, cosine: float) -> np.ndarray:
-        """Mark the rows, (m, d) as stored, with this cosine to a labelled image, or a greater one; bool (m,)."""
-        units, least, close = centred_units(X), cosine - _COSINE_ROUNDING, np.zeros(len(X), bool)
-        for begin in range(0, len(self._units), _LABELLED_PER_BLOCK):
-            labelled = self._units[begin : begin + _LABELLED_PER_BLOCK]
-            greatest = (units @ labelled.T).max(1, initial=-1)
-            above = greatest >= least
-            # a product of matrices may round a row differently beside other rows; single products do not
-            for row in np.flatnonzero(np.abs(greatest - least) < _COSINE_DOUBT):
-                above[row] = np.vecdot(units[row], labelled).max() >= least
-            close |= above
-        return close
+@one_blas_thread
+def _are_close(units: np.ndarray, labelled: np.ndarray, cosine: float) -> np.ndarray:
+    """Mark the unit rows (m, d) with this cosine to one of the labelled (p, d), or a greater one; bool (m,)."""
+    least, close = cosine - _COSINE_ROUNDING, np.zeros(len(units), bool)
+    for begin in range(0, len(labelled), _LABELLED_PER_BLOCK):
+        block = labelled[begin : begin + _LABELLED_PER_BLOCK]
+        greatest = (units @ block.T).max(1, initial=-1)
+        above = greatest >= least
+        # a product of matrices may round a row differently beside other rows; single products do not
+        for row in np.flatnonzero(np.abs(greatest - least) < _COSINE_DOUBT):
+            above[row] = np.vecdot(units[row], block).max() >= least
+        close |= above
+    return close
 
 
 def _as_bytes(digests: np.ndarray) -> np.ndarray:

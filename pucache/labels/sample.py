@@ -11,7 +11,6 @@ estimated on it. Numbers of images are shares times the number of all unlabelled
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -96,44 +95,13 @@ class UnlabelledSample:
         return sample
 
 
-@dataclass(frozen=True)
-class SampledRows:
-    """Rows of a cache: all labelled positives and a sample of the others.
-
-    Attributes
-    ----------
-    sample : UnlabelledSample
-    rows : ndarray of int64, (m,)
-        Row numbers in the cache, ascending.
-    X : ndarray of float16 or float32, (m, d)
-        A copy of their embeddings.
-    digests : ndarray of uint8, (m, 32)
-    """
-
-    sample: UnlabelledSample
-    rows: np.ndarray
-    X: np.ndarray
-    digests: np.ndarray
-
-    @classmethod
-    def read(cls, cache: EmbeddingCache, sample: UnlabelledSample, rows: np.ndarray) -> SampledRows:
-        """Copy the rows while the whole cache is verified: one read, in order."""
-        X = np.empty((len(rows), cache.encoder.dim), cache.files[0].dtype)
-        for block_rows, block in cache.verified_blocks():
-            begin, end = np.searchsorted(rows, (block_rows.start, block_rows.stop))
-            X[begin:end] = block[rows[begin:end] - block_rows.start]
-        return cls(sample, rows, X, _digests(cache, rows))
-
-
-def _digests(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
-    starts = np.cumsum([0, *map(len, cache.files)])
-    ends = np.searchsorted(rows, starts)
-    parts = [
-        file.take("digests", rows[begin:end] - start)
-        for file, start, (begin, end) in zip(cache.files, starts[:-1], pairwise(ends), strict=True)
-        if end > begin
-    ]
-    return np.concatenate(parts)
+def copied_rows(cache: EmbeddingCache, rows: np.ndarray) -> np.ndarray:
+    """Copy some rows of a cache, (m, d), given their ascending numbers, while all of it is verified in one read."""
+    X = np.empty((len(rows), cache.encoder.dim), cache.files[0].dtype)
+    for block_rows, block in cache.verified_blocks():
+        begin, end = np.searchsorted(rows, (block_rows.start, block_rows.stop))
+        X[begin:end] = block[rows[begin:end] - block_rows.start]
+    return X
 
 
 def sample_size(row_bytes: int) -> int:
@@ -165,24 +133,11 @@ def draw_sample(
 
 def smallest_numbers(keys: Keys, among: np.ndarray, size: int, seed: int) -> np.ndarray:
     """The `size` rows whose keys have the smallest numbers, of those that are `among`, bool (n,), in no order."""
-    share = (size + 8 * size**0.5 + 64) / max(1, int(among.sum()))  # all but surely holds the smallest
-    rows, numbers = _below(keys, among, seed, share)
-    if len(rows) < size:
-        rows, numbers = _below(keys, among, seed, 1.0)
-    return rows[np.argsort(numbers, kind="stable")[:size]]
-
-
-def _below(keys: Keys, among: np.ndarray, seed: int, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Rows whose numbers are in the lowest share of all possible ones, ascending, and these numbers."""
-    limit = np.uint64(min(_BITS, int(share * 2.0**64)))
-    rows, numbers = [np.empty(0, np.int64)], [np.empty(0, np.uint64)]
+    rows, numbers = np.flatnonzero(among), np.empty(len(keys), np.uint64)
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         part = slice(start, start + _KEYS_AT_ONCE)
-        of_keys = key_numbers(keys.encoded(part), seed)
-        taken = np.flatnonzero(among[part] & (of_keys <= limit))
-        rows.append(taken + start)
-        numbers.append(of_keys[taken])
-    return np.concatenate(rows), np.concatenate(numbers)
+        numbers[part] = key_numbers(keys.encoded(part), seed)
+    return rows if size >= len(rows) else rows[np.argpartition(numbers[rows], size)[:size]]
 
 
 def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:

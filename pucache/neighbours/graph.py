@@ -24,7 +24,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.rows import RowMatrix
-from .graph_file import checksums_of, graph_path, read_graph, write_graph
+from .graph_file import NEIGHBOURS, NeighbourGraph, checksums_of, graph_path, kept_graph, write_graph
 from .row_source import row_source, subset
 from .search import (
     FAISS_CPU,
@@ -37,11 +37,8 @@ from .search import (
     search_index,
     spaced,
 )
-from .weighted_graph import NeighbourGraph
 from .whitening import Whitening
 
-NEIGHBOURS = 30
-METHODS = ("auto", "exact", "ivf")
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
 _VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 33, 1 << 13, 0.125  # rows visited: by all rows; by one; share of the pile
 _SAMPLE_PER_CELL = 64  # rows that a centroid is learned from
@@ -55,7 +52,6 @@ def neighbour_graph(
     *,
     k: int = NEIGHBOURS,
     rows: np.ndarray | None = None,
-    method: str = "auto",
     device: str = "auto",
     progress: Progress | None = None,
 ) -> NeighbourGraph:
@@ -68,8 +64,6 @@ def neighbour_graph(
     k : int
     rows : ndarray of int64, (m,), optional
         Ascending: the graph of these rows alone, numbered from 0 to m - 1. They are whitened as rows of X.
-    method : {"auto", "exact", "ivf"}
-        Compare all rows, or the rows of near cells; ``auto`` compares all where that takes seconds.
     device : str
     progress : Progress, optional
 
@@ -84,14 +78,14 @@ def neighbour_graph(
     ValueError
         An array holds values that are not finite, or a parameter is outside its domain.
     """
-    check(k, method)
+    _check(k)
     source = row_source(X)
     part = source if rows is None else subset(source, rows)
     if not len(part):
         return _graph(no_neighbours(0, k), None)
     gpu = find_gpu(device)
     whitening = Whitening.estimate(source)
-    exact = is_exact(method, len(part), "cuda" if gpu else "cpu")
+    exact = len(part) ** 2 <= _EXACT_PAIRS["cuda" if gpu else "cpu"]
     whitened = WhitenedRows(part, whitening, gpu if exact else None)
     with progress or Silent() as progress:
         if not exact:
@@ -125,7 +119,7 @@ def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progr
     ValueError
         A parameter is outside its domain.
     """
-    graph = _kept_graph(cache)
+    graph = kept_graph(cache)
     if graph is None:
         graph = neighbour_graph(cache, device=device, progress=progress)
         try:
@@ -152,7 +146,7 @@ class NeighbourSearch:
         `NeighbourGraph.weighted_means` takes values of its rows. Raises `CacheError` for a damaged cache, and
         `ValueError` for queries of other dimensions or values that are not finite.
         """
-        check(k)
+        _check(k)
         source, asked = self._source, row_source(np.asarray(queries))
         if asked.d != source.d:
             raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
@@ -207,28 +201,7 @@ def _nearest_in_cells(rows: WhitenedRows, k: int, progress: Progress) -> tuple[L
     return lists, f"search in {cells:,} cells, recall {recall:.3f} on {len(sample)} rows"
 
 
-def is_exact(method: str, n: int, device_type: str) -> bool:
-    """Whether a method compares all of n rows on a device of this type."""
-    return n * n <= _EXACT_PAIRS[device_type] if method == "auto" else method == "exact"
-
-
-def _kept_graph(cache: EmbeddingCache) -> NeighbourGraph | None:
-    """The graph beside a cache; None where there is none, or one of another cache, or of another k."""
-    path = graph_path(cache)
-    try:
-        graph, checksums = read_graph(path)
-    except PUCacheError as error:
-        _log.debug("%s; making it anew", error)
-        return None
-    if checksums != checksums_of(cache) or graph.rows.shape != (len(cache), NEIGHBOURS):
-        _log.debug("%s is of another state of the cache; making it anew", path)
-        return None
-    return graph
-
-
-def check(k: int, method: str = "exact") -> None:
-    """Raise ValueError for less than one neighbour, or an unknown method."""
+def _check(k: int) -> None:
+    """Raise ValueError for less than one neighbour."""
     if k < 1:
         raise ValueError(f"k must be at least 1 neighbour, got {k}")
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; use {', '.join(METHODS)}")

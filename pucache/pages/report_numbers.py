@@ -173,7 +173,7 @@ def train(
 
 
 def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
-    if data.sampled is not None:
+    if data.rows is not None:
         model.check_fits(data.cache)
         return model.margins(data.X)
     margins = np.empty(len(data.s), np.float32)

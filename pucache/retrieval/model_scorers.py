@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import CacheError
 from ..labels.labels import Labels
-from ..neighbours.graph import NEIGHBOURS, NeighbourGraph, NeighbourSearch, cached_graph
-from ..neighbours.graph_file import checksums_of, graph_path, read_graph
+from ..neighbours.graph import NeighbourSearch, cached_graph
+from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
 from ..progress import Progress, Silent
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from ..training.model_file import label_count
@@ -131,11 +130,7 @@ def _graph_of_all_rows(cache: EmbeddingCache, device: str, progress: Progress | 
     """Graph of all rows; None in a large cache that none is kept of."""
     if len(cache) ** 2 <= _MAX_PAIRS:
         return cached_graph(cache, device=device, progress=progress)
-    try:
-        graph, checksums = read_graph(graph_path(cache))
-    except CacheError:
-        return None
-    return graph if checksums == checksums_of(cache) and graph.rows.shape == (len(cache), NEIGHBOURS) else None
+    return kept_graph(cache)
 
 
 def _candidates(margins: np.ndarray, labels: Labels, count: int | None, prior: float) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -146,8 +146,12 @@ class Ranking:
             from pandas import DataFrame
         except ImportError as error:
             raise MissingExtraError("to_frame makes a table of pandas, which is missing; pip install pandas") from error
-        columns = {"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores}
-        return DataFrame(columns if self.posterior is None else columns | {"posterior": self.posterior})
+        return DataFrame(self._columns if self.posterior is None else self._columns | {"posterior": self.posterior})
+
+    @property
+    def _columns(self) -> dict[str, Any]:
+        """Columns of the table, by name: ``rank`` (from 1), ``key`` and ``score``, (k,) each."""
+        return {"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores}
 
     def first(self, k: int) -> Ranking:
         """The best k rows.
@@ -183,7 +187,7 @@ class Ranking:
         """
         checked = check_writable(path, is_table=True)
         with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:
-            write({"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores})
+            write(self._columns)
 
 
 def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
@@ -192,9 +196,7 @@ def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
     types = {"concept": "string"} | _TYPES
     with replacing(checked) as temporary, open_table(temporary, types, parquet=False) as write:
         for concept, ranking in rankings.items():
-            count = len(ranking.keys)
-            columns = {"rank": np.arange(1, count + 1), "key": ranking.keys, "score": ranking.scores}
-            write(columns | {"concept": [concept] * count})
+            write(ranking._columns | {"concept": [concept] * len(ranking.keys)})
 
 
 def top_rows(values: np.ndarray, rows: np.ndarray, count: int) -> np.ndarray:

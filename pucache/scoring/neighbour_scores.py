@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import checksums_of
 from ..progress import Progress, Silent
+from ..storage.prefetch import prefetch
+from ..training.model_file import label_count
 from ..training.propagation import neighbour_log_odds, probabilities
+from .score_tables import ScoredRows
 
 if TYPE_CHECKING:
-    from ..training.neighbour_evidence import NeighbourSettings
     from ..training.sklearn_classifier import PULinearClassifier
 
 _VALUES_AT_ONCE = 1 << 25  # of new rows that are compared with the pile at once
@@ -104,32 +106,28 @@ class Pile:
     p: np.ndarray
 
     @classmethod
-    def of(cls, model: PULinearClassifier, cache: EmbeddingCache) -> Pile:
+    def of(cls, model: PULinearClassifier, neighbours: CacheLike) -> Pile:
         """Score the pile.
 
         Raises `ModelError` where the model chose no weight for neighbours or is of another encoder than the pile,
         `CacheError` for damage, and `ValueError` for a cache without rows.
         """
-        check_weight(model)
+        if not chosen_weight(model):
+            raise ModelError(f"this model does not score with neighbours; leave neighbours out ({reason(model)})")
+        cache = open_cache(neighbours)
         if not len(cache):
             raise ValueError(f"{cache.name} has no rows, so nothing has neighbours in it; leave neighbours out")
         scorer = NeighbourScores(model, chosen_weight(model))
         return cls(model=model, cache=cache, p=scorer.probabilities(_margins(model, cache)))
 
-    @property
-    def threshold(self) -> float:
-        """Score above which a row is called positive."""
-        return self._settings.threshold
-
-    def posterior(self, scores: np.ndarray) -> np.ndarray:
-        """Probability of being positive, float64 (b,), of rows with these scores."""
-        return self._settings.tilt.posterior(scores, self.model.share_)
-
-    @property
-    def _settings(self) -> NeighbourSettings:
-        check_weight(self.model)
-        assert self.model.neighbours_ is not None
-        return self.model.neighbours_
+    def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[ScoredRows]:
+        """Score all rows of a cache with neighbours, in blocks."""
+        settings, has_posterior = self.model.neighbours_, label_count(self.model).has_points
+        assert settings is not None
+        for rows, scores in prefetch(self.scores_of(cache, progress)):
+            posterior = settings.tilt.posterior(scores, self.model.share_) if has_posterior else None
+            label = (scores > np.float32(settings.threshold)).astype(np.int8)
+            yield {"key": cache.keys.encoded(rows), "margin": scores, "posterior": posterior, "label": label}
 
     def scores_of(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[tuple[slice, np.ndarray]]:
         """Scores with neighbours of every row of a cache, in blocks.
@@ -164,9 +162,3 @@ def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
     for rows, block in model.margins_of(cache):
         margins[rows] = block
     return margins
-
-
-def check_weight(model: PULinearClassifier) -> None:
-    """Raise `ModelError` where a model chose no weight for neighbours."""
-    if not chosen_weight(model):
-        raise ModelError(f"this model does not score with neighbours; leave neighbours out ({reason(model)})")

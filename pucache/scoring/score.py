@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from ..encoders.deferred import DeferredEncoder
     from ..encoders.encoder import Encoder
     from ..images.source import Source
-    from .neighbour_scores import Pile
 
 _CHECKED = 1000  # images of an earlier table whose margins tell whether it is of the same model
 _LEAST_SHARE = 1e-4  # that decisions are made at
@@ -157,7 +156,10 @@ def score(
         if neighbours is not None and deploy_prior is not None:
             raise ValueError("neighbours have a threshold of their own; leave out deploy_prior, or neighbours")
         model = at_given_share(model, deploy_prior)
-        pile = None if neighbours is None else _open_pile(model, neighbours)  # is checked before images are embedded
+        if neighbours is not None:  # is checked before images are embedded
+            from .neighbour_scores import Pile  # imports torch
+
+            pile = Pile.of(model, neighbours)
     source = _source_of(images)
     encoder = EncoderOptions(
         weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
@@ -174,24 +176,18 @@ def score(
     if isinstance(model, ConceptModels):
         report, tables = planned(model, opened, out, parts)
         return _score_concepts(model, report, caches, tables)
-    if pile is not None:
-        if parts is not None:
-            raise ValueError("neighbours are searched into one table; leave out parts")
-        opened.check("keys")
-        failures = len(opened.failures)
-        positives = write_scores(out, _rows_with_neighbours(pile, opened, progress))
-        new = check_new_images(model, opened)
-        return ScoreReport(opened, len(opened), positives, failures, pile.cache, new_images=new, share=model.share_)
+    if pile is not None and parts is not None:
+        raise ValueError("neighbours are searched into one table; leave out parts")
     report, tables = planned(model, opened, out, parts)
     earlier = [
         earlier_scores(model, *one) if deploy_prior == "auto" else None for one in zip(caches, tables, strict=True)
     ]
     model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
     for part, table, known in zip(caches, tables, earlier, strict=True):
-        rows = scored_rows(model, part)
+        rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
         positives = write_scores(table, rows if known is None else map(known.kept, rows))
         report = replace(report, positives=report.positives + positives)
-    return report
+    return report if pile is None else replace(report, neighbours=pile.cache)
 
 
 def _score_concepts(
@@ -214,12 +210,14 @@ def open_model(
     return ConceptModels.load(model) if os.path.isdir(model) else PULinearClassifier.load(model)
 
 
-def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[tuple[np.ndarray, dict[str, ScoredRows]]]:
-    """Keys of all rows, in blocks, and their scores by each model; the bytes read are verified."""
+def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[str, np.ndarray]]:
+    """Keys of all rows, in blocks, and posterior and label by each model; the bytes read are verified."""
     for rows, margins in prefetch(models.margins_of(cache)):
-        key = cache.keys.encoded(rows)
-        columns = zip(models.items(), np.ascontiguousarray(margins.T), strict=True)
-        yield key, {name: with_posterior(model, key, of_model) for (name, model), of_model in columns}
+        columns = {"key": cache.keys.encoded(rows)}
+        for (name, model), of_model in zip(models.items(), np.ascontiguousarray(margins.T), strict=True):
+            scored = with_posterior(model, columns["key"], of_model)
+            columns |= {f"{name}_{column}": scored[column] for column in ("posterior", "label")}
+        yield columns
 
 
 def at_given_share(model: PULinearClassifier, deploy_prior: float | str | None) -> PULinearClassifier:
@@ -293,14 +291,8 @@ def scored_rows(model: PULinearClassifier, cache: EmbeddingCache) -> Iterator[Sc
 def with_posterior(model: PULinearClassifier, key: np.ndarray, margins: np.ndarray) -> ScoredRows:
     """Scored rows of a model, given their keys and margins."""
     labels = (margins > np.float32(model.threshold_)).astype(np.int8)
-    return ScoredRows(key, margins, model.posterior(margins) if label_count(model).has_points else None, labels)
-
-
-def _rows_with_neighbours(pile: Pile, cache: EmbeddingCache, progress: Progress | None) -> Iterator[ScoredRows]:
-    threshold, has_posterior = np.float32(pile.threshold), label_count(pile.model).has_points
-    for rows, scores in prefetch(pile.scores_of(cache, progress)):
-        posterior = pile.posterior(scores) if has_posterior else None
-        yield ScoredRows(cache.keys.encoded(rows), scores, posterior, (scores > threshold).astype(np.int8))
+    posterior = model.posterior(margins) if label_count(model).has_points else None
+    return {"key": key, "margin": margins, "posterior": posterior, "label": labels}
 
 
 def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Source) -> str | Source | None:
@@ -325,13 +317,6 @@ def _refuse(values: dict[str, object], shard: tuple[int, int], encoder: EncoderO
     unused += ["shard"] if shard != (1, 1) else []
     if unused:
         raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
-
-
-def _open_pile(model: PULinearClassifier, neighbours: CacheLike) -> Pile:
-    from .neighbour_scores import Pile, check_weight  # imports torch
-
-    check_weight(model)
-    return Pile.of(model, open_cache(neighbours))
 
 
 def embed_for(

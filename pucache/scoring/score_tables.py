@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,24 +30,9 @@ _LONGEST_KEY = 1 << 17  # bytes; a longer one is several rows behind a damaged q
 _NAMES_SHOWN = 3
 
 
-@dataclass(frozen=True)
-class ScoredRows:
-    """Some rows of a table of scores, by column.
-
-    Attributes
-    ----------
-    key : list of str, or ndarray of their UTF-8 (dtype S), (b,)
-    margin : ndarray of float32, (b,)
-    posterior : ndarray of float64, (b,), or None
-        None where the model has too few labels for probabilities; the cells are empty then.
-    label : ndarray of int8, (b,)
-        0 or 1.
-    """
-
-    key: list[str] | np.ndarray
-    margin: np.ndarray
-    posterior: np.ndarray | None
-    label: np.ndarray
+# Some rows of a table by column, (b,) each: key as a list of str or as their UTF-8 (dtype S), margin float32, posterior
+# float64 (None where the model has too few labels for probabilities; the cells are empty then), and label int8
+ScoredRows = dict[str, Any]
 
 
 def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
@@ -75,39 +59,32 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
 
     Raises `OutputError` where it cannot be written.
     """
-    from ..cache.destination import atomic_output  # imports h5py, which readers do not need
-
-    positives = 0
-    parquet = _format(out) == "parquet"
-    with atomic_output(out) as temporary, open_table(temporary, _TYPES, parquet=parquet) as write:
-        for rows in blocks:
-            positives += int(rows.label.sum())
-            write(vars(rows))
-    return positives
+    return _write(out, _TYPES, blocks)["label"]
 
 
-def write_wide_scores(
-    out: str | Path, concepts: Sequence[str], blocks: Iterable[tuple[np.ndarray, dict[str, ScoredRows]]]
-) -> dict[str, int]:
-    """Write a table of the posterior and the label by each concept's model as a whole, or not at all.
+def write_wide_scores(out: str | Path, concepts: Sequence[str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Write a table of the columns CONCEPT_posterior and CONCEPT_label of each concept, as `write_scores`.
 
-    Returns the number of rows above the threshold of each. Raises `OutputError` where it cannot be written.
+    Returns the number of rows above the threshold of each.
     """
-    from ..cache.destination import atomic_output  # imports h5py, which readers do not need
-
     types = {"key": "string"}
     for name in concepts:
         types |= {f"{name}_posterior": "float32", f"{name}_label": "int8"}
-    positives = dict.fromkeys(concepts, 0)
+    positives = _write(out, types, blocks)
+    return {name: positives[f"{name}_label"] for name in concepts}
+
+
+def _write(out: str | Path, types: dict[str, str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
+    """Write a table; returns the sum of each column of labels."""
+    from ..cache.destination import atomic_output  # imports h5py, which readers do not need
+
+    sums = {name: 0 for name, kind in types.items() if kind == "int8"}
     parquet = _format(out) == "parquet"
     with atomic_output(out) as temporary, open_table(temporary, types, parquet=parquet) as write:
-        for key, rows in blocks:
-            columns: dict[str, Any] = {"key": key}
-            for name, scored in rows.items():
-                positives[name] += int(scored.label.sum())
-                columns |= {f"{name}_posterior": scored.posterior, f"{name}_label": scored.label}
+        for columns in blocks:
+            sums = {name: total + int(columns[name].sum()) for name, total in sums.items()}
             write(columns)
-    return positives
+    return sums
 
 
 def read_scores(path: str | Path) -> dict[str, np.ndarray]:
@@ -179,13 +156,14 @@ class EarlierScores:
 
     def kept(self, rows: ScoredRows) -> ScoredRows:
         """Those rows with posterior and label of the earlier run where there are any."""
-        assert isinstance(rows.key, np.ndarray)
-        found = self.find(rows.key, rows.margin)
-        old, posterior = found >= 0, rows.posterior
-        if posterior is not None and old.any():
+        found, posterior = self.find(rows["key"], rows["margin"]), rows["posterior"]
+        old = found >= 0
+        if not old.any():
+            return rows
+        if posterior is not None:
             posterior = np.where(old, self._columns["posterior"][found], posterior)
-        label = np.where(old, self._columns["label"][found], rows.label) if old.any() else rows.label
-        return ScoredRows(rows.key, rows.margin, posterior, label.astype(np.int8))
+        label = np.where(old, self._columns["label"][found], rows["label"]).astype(np.int8)
+        return rows | {"posterior": posterior, "label": label}
 
 
 def _format(out: str | Path) -> str:
@@ -269,14 +247,9 @@ def _refuse_surplus(folder: str, suffix: str, shards: list[Path]) -> None:
 
 def _stems(folder: str, suffix: str) -> set[str]:
     """Names without the suffix of the visible files that have it; none where the folder does not exist."""
-    try:
-        if is_url(folder):
-            with store_errors(OutputError, "read", without_secrets(folder)):
-                names = list(folder_files(*open_filesystem(folder), suffix))
-        else:
-            names = os.listdir(folder)
-    except FileNotFoundError:
-        return set()
-    except OSError as error:
-        raise OutputError(f"cannot list {folder}: {error.strerror}; choose another folder") from error
-    return {name.removesuffix(suffix) for name in names if name.endswith(suffix) and not name.startswith(".")}
+    if is_url(folder):
+        with store_errors(OutputError, "read", without_secrets(folder)):
+            names = list(folder_files(*open_filesystem(folder), suffix))
+    else:
+        names = [path.name for path in Path(folder).glob(f"[!.]*{suffix}")]
+    return {name.removesuffix(suffix) for name in names}

@@ -112,9 +112,7 @@ def estimates_by_method(
     return [
         profile_interval(model.held_out_margins_, data.s, level, bounds=bounds)
         if method == "tilt"
-        else PriorEstimate.without_interval(
-            method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level
-        )
+        else PriorEstimate(method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level=level)
         for method in methods
     ]
 

@@ -17,8 +17,8 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..labels.near_duplicates import DuplicateScan, groups, unlabelled_twins
-from ..labels.sample import SampledRows, UnlabelledSample, draw_sample
-from ..storage.rows import RowMatrix
+from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
+from ..storage.rows import RowMatrix, take_rows
 
 if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
@@ -36,21 +36,27 @@ class LabelledCache:
     cache : EmbeddingCache
     labels : Labels
         Of the n rows.
+    X : ndarray or StackedRows, (n, d)
+        Embeddings of the rows; may be mapped.
     group : ndarray of int64, (n,)
         Number of each row's group, see `pucache.labels.near_duplicates.groups`.
     moments : Moments or None
         Of the embeddings; None where there is a GPU, which computes them from the rows that go up.
-    sampled : SampledRows or None
-        None where the rows are all rows of the cache.
+    rows : ndarray of int64, (n,), or None
+        Row numbers in the cache, ascending; None where the rows are all rows of the cache.
+    sample : UnlabelledSample or None
+        Size of the sample of the unlabelled rows; None where all are taken.
     labelled_by_any : ndarray of int64, (m,), or None
         Rows that any of several concepts labels, ascending; None where there is one.
     """
 
     cache: EmbeddingCache
     labels: Labels
+    X: RowMatrix
     group: np.ndarray
     moments: Moments | None
-    sampled: SampledRows | None = None
+    rows: np.ndarray | None = None
+    sample: UnlabelledSample | None = None
     labelled_by_any: np.ndarray | None = None
     _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
     _shared: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what knows no labels
@@ -64,16 +70,6 @@ class LabelledCache:
     def training_labels(self) -> TrainingLabels:
         """Labels and weights that heads are trained on."""
         return TrainingLabels.of(self.labels.s, self.labels.reviewed, hidden=self.labels.hidden)
-
-    @property
-    def X(self) -> RowMatrix:
-        """Embeddings of the rows, (n, d); may be mapped."""
-        return self.cache.matrix if self.sampled is None else self.sampled.X
-
-    @property
-    def sample(self) -> UnlabelledSample | None:
-        """Size of the sample of the unlabelled rows; None where all are taken."""
-        return None if self.sampled is None else self.sampled.sample
 
     @property
     def n_unlabelled(self) -> int:
@@ -91,7 +87,7 @@ class LabelledCache:
         -------
         ndarray of int64, (m,)
         """
-        return rows if self.sampled is None else self.sampled.rows[rows]
+        return rows if self.rows is None else self.rows[rows]
 
     def keys(self, rows: np.ndarray) -> list[str]:
         """Keys of some of these rows.
@@ -117,7 +113,7 @@ class LabelledCache:
         -------
         ndarray, (n, ...)
         """
-        return values if self.sampled is None else values[self.sampled.rows]
+        return values if self.rows is None else values[self.rows]
 
     @classmethod
     def of(
@@ -181,16 +177,18 @@ class LabelledCache:
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
         if drawn is not None:
-            sampled = SampledRows.read(cache, *drawn)
-            group = groups(sampled.X, sampled.digests, cosine=twins)
-            return cls(cache, labels.take(sampled.rows), group, Moments.of(sampled.X) if on_host else None, sampled)
+            sample, numbers = drawn
+            X = copied_rows(cache, numbers)
+            group = groups(X, take_rows(cache.digest_matrix, numbers), cosine=twins)
+            moments = Moments.of(X) if on_host else None
+            return cls(cache, labels.take(numbers), X, group, moments, numbers, sample)
         scan, sums = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins), MomentSums()
-        for rows, X in cache.verified_blocks():
-            scan.add(rows.start, X)
+        for block_rows, block in cache.verified_blocks():
+            scan.add(block_rows.start, block)
             if on_host:
-                sums.add(X)
+                sums.add(block)
         group = scan.groups(cache.matrix, cache.digest_matrix)
-        return cls(cache, labels, group, sums.moments() if on_host else None)
+        return cls(cache, labels, cache.matrix, group, sums.moments() if on_host else None)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
         """Rows and training labels as the solvers take them; the same object for each device.
@@ -233,10 +231,10 @@ class LabelledCache:
         same = kept_rows is rows or (kept_rows is not None and rows is not None and np.array_equal(kept_rows, rows))
         if graph is not None and same:
             return graph
-        if self.sampled is None and rows is None:
+        if self.rows is None and rows is None:
             graph = cached_graph(self.cache, device=device)
         else:
-            graph = neighbour_graph(self.cache if self.sampled is None else self.X, rows=rows, device=device)
+            graph = neighbour_graph(self.cache if self.rows is None else self.X, rows=rows, device=device)
         if self.labelled_by_any is not None:
             self._shared["graph"] = rows, graph
         return graph
@@ -256,7 +254,7 @@ class LabelledCache:
             Free its rows (`release`) before the next.
         """
         for name, labels in concepts.items():
-            of_rows = labels if self.sampled is None else labels.take(self.sampled.rows)
+            of_rows = labels if self.rows is None else labels.take(self.rows)
             yield name, replace(self, labels=of_rows, labelled_by_any=np.flatnonzero(self.labels.positive))
 
     def release(self) -> None:

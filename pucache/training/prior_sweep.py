@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.calibration import fit_tilt
-from ..estimates.intervals import stated_estimates
+from ..estimates.intervals import WITH_INTERVAL, stated_estimates
 from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.thresholds import choose_threshold
@@ -33,12 +33,11 @@ from .train_head import check_parameters, penalties_of
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _TOLERANCE = 2e-3  # enough for heads that are only compared
 _FLAT_RANGE = 0.005  # range of PAUC below which a sweep is called flat
-_WITH_INTERVAL = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rate", "accuracy")
 _TRUE_FIGURES = ("accuracy", "precision", "recall", "f1", "auc", "average_precision")
 COLUMNS = (
     *("prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive", "held_out_risk"),
-    *(*_WITH_INTERVAL, "upu_risk", "collapsed"),
-    *(f"{name}_{end}" for name in _WITH_INTERVAL for end in ("low", "high")),
+    *(*WITH_INTERVAL, "upu_risk", "collapsed"),
+    *(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high")),
     *(f"true_{name}" for name in _TRUE_FIGURES),
 )
 
@@ -231,16 +230,9 @@ def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
     best, worst = max(pauc, key=pauc.__getitem__), min(pauc, key=pauc.__getitem__)
     clamped = [row["prior"] for row in rows if row["clamped"] > 0.01]
     clamp = f"the clamp of the negative part acts from prior {min(clamped):.3g} on" if clamped else "no clamp acts"
-    if pauc[best] - pauc[worst] < _FLAT_RANGE:
-        within = f"PAUC stays within {pauc[worst]:.4f} and {pauc[best]:.4f}"
-        if clamped:
-            return (
-                f"flat: {within}, although {clamp}: PAUC hardly depends on the top of the ranking, where that shows. "
-                "It says nothing about the prior; see estimate-prior."
-            )
-        return f"flat: {within}, as {clamp}; the ranking says nothing about the prior. See estimate-prior."
+    flat = "flat" if pauc[best] - pauc[worst] < _FLAT_RANGE else "not flat"
     return (
-        f"not flat: PAUC is {pauc[best]:.4f} at prior {best:.3g} and {pauc[worst]:.4f} at {worst:.3g}; {clamp}. "
+        f"{flat}: PAUC is {pauc[best]:.4f} at prior {best:.3g} and {pauc[worst]:.4f} at {worst:.3g}; {clamp}. "
         "A high PAUC says that a training ranks well, not that its prior is right; see estimate-prior."
     )
 

@@ -35,9 +35,3 @@ def test_a_check_that_fails_is_recorded_and_the_next_one_runs(tmp_path, monkeypa
     assert [line.get("error", line.get("figure")) for line in lines(tmp_path)] == ["RuntimeError: no such kernel", 1.5]
     gpu.main(command)
     assert len(lines(tmp_path)) == 2
-
-
-def test_no_check_begins_after_the_minutes(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu, "CHECKS", {"first": lambda bench: {"figure": 1}})
-    gpu.main([str(tmp_path), "--device", "cpu", "--minutes", "-1"])
-    assert not (tmp_path / "results.jsonl").exists()

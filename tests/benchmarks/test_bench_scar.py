@@ -29,14 +29,6 @@ def test_every_way_labels_positives_alone_and_hides_as_many_of_each_class(positi
         assert (y & (s == 0)).sum() == 24 and (~y).sum() == len(of.others)
 
 
-def test_a_class_of_share_0_is_never_labelled():
-    label = np.repeat(scar.POSITIVES[FASHION], 5)
-    data = ImageClasses.__new__(ImageClasses)
-    data.label, data.X, data.part = label, np.zeros((15, 2)), 1
-    chance = scar.chances(scar.Positives(data, scar.POSITIVES[FASHION]), "classes 100/0/0")
-    assert (chance[label != "sandal"] == 0).all() and (chance[label == "sandal"] > 0).all()
-
-
 def test_the_page_has_a_row_for_each_way_and_counts_false_alarms():
     figures = {"compared": 10, "found": 20, "auc": 0.6, "explained": 0.5, "true_precision": 0.9}
     figures |= {"prior": 0.1, "true_prior": 0.1, "recall": 0.8, "true_recall": 0.7}

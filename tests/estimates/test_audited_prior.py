@@ -57,15 +57,6 @@ def test_hidden_positives_are_placed_by_posteriors_that_sum_to_their_number():
     assert 0.5 < above["recall"] < 1 and above["recall_low"] == 0 and above["precision_high"] == 1
 
 
-def test_with_every_row_decided_the_figures_are_those_of_the_decisions():
-    margins, labels = np.array([3.0, 2, 1, -1, -2]), np.array([1, -1, 1, 1, -1])
-    stated = figures(margins, labels, AuditedPrior(hidden(0, 0, 0.0), 3, 5))
-    assert {name: stated[name] for name in ("recall", "precision", "f1")} == pytest.approx(
-        {"recall": 2 / 3, "precision": 2 / 3, "f1": 2 / 3}
-    )
-    assert all(stated[f"{name}_low"] == stated[name] == stated[f"{name}_high"] for name in FIGURES)
-
-
 def test_without_a_likeliest_number_there_are_limits_alone():
     margins, labels = np.linspace(-1, 1, 20), np.array([1] * 5 + [0] * 15)
     stated = figures(margins, labels, AuditedPrior(hidden(2, 9), 5, 20))
@@ -95,7 +86,7 @@ def fitted(labels, *, likeliest, prior=None):
     return model, float(y[s == 0].mean())
 
 
-@pytest.mark.parametrize("labels", [4, 15, 60])
+@pytest.mark.parametrize("labels", [4, 60])
 def test_prior_and_figures_of_a_model_rest_on_the_audit_however_few_labels_there_are(labels):
     model, share = fitted(labels, likeliest=0)
     assert is_audited(model) and model.prior_ == pytest.approx(share)
@@ -116,11 +107,3 @@ def test_without_a_likeliest_number_the_model_stays_within_the_interval_and_stat
 def test_a_prior_that_is_given_stays(tmp_path):
     model, _ = fitted(60, likeliest=0, prior=0.3)
     assert model.prior_ == 0.3 and not is_audited(model) and model.estimates_["labels"] == 60
-
-
-def test_a_model_file_keeps_the_audit(tmp_path):
-    model, _ = fitted(60, likeliest=0)
-    model.save(tmp_path / "model.safetensors")
-    again = PULinearClassifier.load(tmp_path / "model.safetensors")
-    assert is_audited(again) and again.prior_estimate_ == model.prior_estimate_
-    assert again.prior_ == model.prior_ is not None

@@ -9,7 +9,6 @@ from pucache.estimates.calibration import (
     MOST,
     Likelihood,
     Tilt,
-    binned,
     deviance_within_pile,
     fit_tilt,
     profile_ends,
@@ -36,14 +35,6 @@ def lost(margins, s, prior):
 
 
 # --- the tilt ----------------------------------------------------------------------------------
-
-
-def test_the_posterior_is_that_of_the_formula():
-    tilt, m = Tilt(-0.5, 2.0, 0.2), np.linspace(-3, 3, 13)
-    ratio = np.exp(-0.5 + 2 * m)
-    np.testing.assert_allclose(tilt.log_ratio(m), np.log(ratio))
-    np.testing.assert_allclose(tilt.posterior(m), 0.2 * ratio / (0.2 * ratio + 0.8))
-    np.testing.assert_allclose(tilt.posterior(m, 0.7), 0.7 * ratio / (0.7 * ratio + 0.3))
 
 
 @given(
@@ -74,11 +65,6 @@ def test_stated_posteriors_average_to_the_prior_and_are_flatter_than_the_likelie
     mean = np.average(stated.posterior(margins[s == 0]), weights=None if weights is None else weights[s == 0])
     assert mean == pytest.approx(0.15, abs=1e-6) and stated.prior == 0.15
     assert 0.4 * likeliest.slope < stated.slope < 0.95 * likeliest.slope
-
-
-def test_the_slope_of_stated_posteriors_nears_the_likeliest_with_many_labels():
-    slopes = [stated_tilt(*gaussians(0.1, n_p, 3000), prior=0.1).slope / 2 for n_p in (30, 300, 3000)]
-    assert slopes[0] < slopes[1] < slopes[2] and slopes[2] == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("prior", [1e-5, 0.003, 0.1, 0.9])
@@ -121,16 +107,6 @@ def test_weights_count_rows(prior):
     scaled = fit_tilt(margins, s, counts * 1e-9, prior)
     assert scaled.posterior(0.0) == pytest.approx(weighted.posterior(0.0), rel=1e-4)
     assert abs(fit_tilt(margins, s, None, prior).slope - weighted.slope) > 0.01
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e-9, 1e9, 1e30], ids="{:.0e}".format)
-@pytest.mark.parametrize("shift", [0.0, 5.0])
-def test_the_unit_and_the_zero_of_margins_do_not_matter(scale, shift):
-    margins, s = gaussians(0.3)
-    moved = (margins + np.float32(shift)) * np.float32(scale)
-    plain, tilt = fit_tilt(margins, s), fit_tilt(moved, s)
-    np.testing.assert_allclose(tilt.posterior(moved), plain.posterior(margins), atol=2e-3)
-    assert tilt.prior == pytest.approx(plain.prior, abs=2e-3)
 
 
 EXTREME = {
@@ -192,12 +168,6 @@ def test_the_profile_ends_beyond_its_depth_or_at_the_bounds():
     assert priors[[0, -1]] == pytest.approx([0.19, 0.21])
 
 
-def test_a_bound_moves_the_estimate_and_the_deviance_counts_from_there():
-    estimate, priors, deviance = profile_prior(*gaussians(0.2), depth=3.0, bounds=(0.4, MOST))
-    assert estimate == pytest.approx(0.4) and deviance[0] == 0
-    assert (np.diff(deviance) > 0).all() and profile_ends(priors, deviance, 3.0)[0] is None
-
-
 def test_within_a_pile_the_variance_of_sampling_is_subtracted():
     p, q, deviance = profile_prior(*gaussians(0.2, 300, 500))
     visible = 2 * 500 * (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q)))
@@ -219,13 +189,3 @@ def test_the_profile_of_extreme_margins_is_finite(extreme):
 
 
 # --- bins --------------------------------------------------------------------------------------
-
-
-def test_many_rows_are_merged_and_the_top_the_least():
-    margins = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
-    m, w = binned(margins, None)
-    assert len(m) == 3000 and w.sum() == 100_000 and m @ w == pytest.approx(margins.astype(float).sum())
-    assert w[:1500].mean() > 20 * w[1500:].mean() and w[1500:].max() <= 3
-    assert np.average(np.tanh(m), weights=w) == pytest.approx(np.tanh(margins).mean(), abs=1e-5)
-    few, ones = binned(margins[:50], None)
-    assert few.tolist() == np.sort(margins[:50]).tolist() and (ones == 1).all()

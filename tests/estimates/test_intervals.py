@@ -11,14 +11,12 @@ from pucache.estimates.intervals import (
     WITH_INTERVAL,
     interval_of,
     intervals_from_pu,
-    prior_range,
     say_nothing,
     stated_estimates,
     stated_text,
 )
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.metrics import from_pu, with_labels
-from pucache.estimates.priors import PriorEstimate
 
 GIVEN = 0.1, (0.1, 0.1)
 
@@ -55,20 +53,6 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
         for name in names:
             inside[name] += intervals[name][0] - 1e-9 <= true[name] <= intervals[name][1] + 1e-9
     assert all(count >= 0.85 * 120 for count in inside.values()), inside
-
-
-@pytest.mark.parametrize("ends", [(0.05, 0.3), (0.004, 0.05)])
-def test_precision_has_the_quantiles_of_the_prior_on_either_side_of_it(ends):
-    """Nearly all positives are called, and so many rows that precision is the prior over the share called."""
-    margins, s = np.concatenate([np.full(10**5, 1.0), np.linspace(-1, 1, 10**5)]), np.repeat([1, 0], 10**5)
-    low, high = intervals_from_pu(margins, s, 0.05, ends, -0.5)["precision"]
-    assert (low * 0.75, high * 0.75) == pytest.approx(ends, rel=0.1)
-
-
-def test_where_nothing_is_called_positive_f1_is_zero():
-    margins, s, _ = normal_margins(20, 500)
-    intervals = intervals_from_pu(margins, s, 0.1, (0.05, 0.2), 1e6)
-    assert intervals["f1"] == intervals["precision"] == (0, 0) and intervals["recall"][0] < 0.05
 
 
 MARGINS = st.lists(st.floats(-5, 5), min_size=1, max_size=40)
@@ -117,12 +101,6 @@ def test_without_an_interval_of_the_prior_only_recall_and_pauc_have_one():
     estimates = stated(30, ends=None)
     assert [name for name in WITH_INTERVAL if interval_of(estimates, name)] == ["pauc", "recall"]
     assert stated_text(estimates, "precision").count(" ") == 0
-
-
-def test_the_interval_of_an_estimated_prior_is_used_and_a_given_prior_is_exact():
-    estimate = PriorEstimate(method="tilt", prior=0.1, low=0.05, high=0.2, level=0.9, draws=0)
-    assert prior_range(0.2, None) == (0.2, 0.2) and prior_range(0.1, estimate) == (0.05, 0.2)
-    assert prior_range(0.1, PriorEstimate.without_interval("tilt", 0.1)) is None
 
 
 @pytest.mark.parametrize(

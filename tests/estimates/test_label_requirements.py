@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pucache.estimates.label_requirements import LabelCount, assumption, figure
+from pucache.estimates.label_requirements import LabelCount, figure
 
 
 def test_the_sentence_names_both_requirements():
@@ -36,7 +36,3 @@ def test_copies_rows_without_weight_and_unlabelled_rows_do_not_count():
 )
 def test_figures_are_written_with_their_intervals(value, interval, text):
     assert figure(value, interval) == text
-
-
-def test_the_assumed_prior_is_said_to_be_no_estimate():
-    assert "The threshold assumes that 5 % of the unlabelled are positive; this is no estimate" in assumption(0.05)

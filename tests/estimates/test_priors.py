@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 from helpers.margins import gaussians
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pucache.estimates import priors
@@ -74,21 +74,16 @@ def test_weights_count_rows(method, ties):
     assert estimate(margins, s, method, np.ones(len(s))) == estimate(margins, s, method)
 
 
+@example([(0.0, False), (float(np.float32(1e-17)), False), (-1.0, False)], "elkanoto")
 @given(
-    rows=st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=12),
-    method=st.sampled_from(list(METHODS)),
+    st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=12),
+    st.sampled_from(list(METHODS)),
 )
 def test_estimates_are_held_within_bounds_whatever_the_margins(rows, method):
     margins = np.array([margin for margin, _ in rows], np.float32)
     s = np.array([positive for _, positive in rows], np.int8)
     s[:2] = 0, 1
     assert LEAST <= estimate(margins, s, method) <= MOST
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_margins_that_no_unlabelled_row_shares_mean_no_hidden_positives(method):
-    margins, s = margins_of(0.0, 300, 1000, apart=6)
-    assert LEAST <= estimate(margins, s, method) < 0.02
 
 
 def test_an_unknown_method_is_refused_and_the_known_ones_are_named():

@@ -1,18 +1,12 @@
 import numpy as np
 import pytest
-from helpers.planted import planted, write_cache
+from helpers.planted import planted
 
 from pucache.estimates.audited_prior import AuditedHidden
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.labels.folds import assign_folds
-from pucache.labels.labels import Labels
-from pucache.training.cross_fitting import CrossFitter, HeadSettings
-from pucache.training.estimate_prior import estimate_prior_on
-from pucache.training.labelled_cache import LabelledCache
-from pucache.training.prior_sweep import sweep_on
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,14 +29,6 @@ def parts(s, reviewed):
 # --- what is trained on ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("reviewed", [None, np.zeros(N, np.int8)], ids=["none", "empty"])
-@WEIGHTED
-def test_without_a_review_training_and_figures_are_of_the_same(reviewed, weights):
-    known = TrainingLabels.of(S, reviewed, weights)
-    assert (known.training_s == S).all() and known.s is S and known.training_weights is known.weights is weights
-    assert known.training_prior(0.0123) == 0.0123
-
-
 @WEIGHTED
 @pytest.mark.parametrize("loss", ["imbupu", "nnpu"])
 def test_the_head_is_that_of_plain_row_weights(loss, weights):
@@ -59,20 +45,6 @@ def test_the_head_is_that_of_plain_row_weights(loss, weights):
     np.testing.assert_allclose(model.margins(X), heads.coef[0] @ X.T + heads.intercept[0], atol=0.04)
     without = PULinearClassifier(loss=loss, **OPTIONS).fit(X, S, sample_weight=weights)
     assert np.abs(model.margins(X) - without.margins(X)).max() > 0.1, "or the review has changed nothing"
-
-
-def test_reviewed_rows_without_weight_are_as_if_they_were_not_there():
-    weights = np.where(REVIEWED == 0, 1, 0).astype(np.float32)
-    kept = REVIEWED == 0
-    got = PULinearClassifier(**OPTIONS).fit(X, S, sample_weight=weights, reviewed=REVIEWED)
-    expected = PULinearClassifier(**OPTIONS).fit(X[kept], S[kept])
-    np.testing.assert_allclose(got.coef_, expected.coef_, rtol=0.02, atol=0.02)
-
-
-def test_the_prior_of_training_stays_within_its_bounds():
-    known = TrainingLabels.of(S, REVIEWED)
-    assert 0 < known.training_prior(1e-5) < 1e-3, "more were confirmed than the prior says there are"
-    assert known.training_prior(0.9999) < 1
 
 
 @WEIGHTED
@@ -132,56 +104,10 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
     assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
 
 
-def test_margins_of_reviewed_rows_are_held_out():
-    """A head that had trained on a row would know it: labels of noise must not be recognised."""
-    draw = np.random.default_rng(0)
-    noise = draw.normal(size=(300, 100)).astype(np.float32)
-    s, reviewed = (np.arange(300) < 40).astype(np.int8), np.zeros(300, np.int8)
-    reviewed[40:100], reviewed[100:160] = 1, -1
-    model = PULinearClassifier(prior=0.3, penalty=1e-6, device="cpu").fit(noise, s, reviewed=reviewed)
-    seen, held_out = ([m[reviewed == told].mean() for told in (1, -1)] for m in
-                      (model.margins(noise), model.held_out_margins_))  # fmt: skip
-    spread = model.held_out_margins_.std()
-    assert seen[0] - seen[1] > spread and abs(held_out[0] - held_out[1]) < 0.5 * spread
-
-
 # --- by every verb -----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    cache = write_cache(tmp_path_factory.mktemp("known") / "cache.h5", X)
-    return [LabelledCache.of(cache, labels, twins=None) for labels in (Labels.of(S), Labels(S, REVIEWED))]
-
-
-def test_the_estimate_of_the_prior_trains_on_a_review(data):
-    before, after = (estimate_prior_on(one, methods=["tilt"], device="cpu")[0] for one in data)
-    assert before.prior != after.prior and after.prior == pytest.approx(before.prior, rel=0.25)
-
-
-@pytest.mark.parametrize("loss", ["imbupu", "nnpu"])
-def test_a_sweep_trains_on_a_review_and_counts_by_the_labels(data, loss):
-    classifier = PULinearClassifier(loss=loss, penalty=1e-3, device="cpu")
-    before, after = (sweep_on(one, classifier, priors=[0.3], seeds=[0]).rows[0] for one in data)
-    assert before["risk"] != after["risk"] and after["recall"] == pytest.approx(before["recall"], abs=0.15)
-    fold = assign_folds(data[1].training_labels.training_s, 5, 0, data[1].group)
-    prior = data[1].training_labels.training_prior(0.3)
-    settings = HeadSettings(PURisk(loss))
-    fitter = CrossFitter(data[1].design_matrix("cpu"), data[1].training_labels, fold, prior, settings)
-    heads = fitter.fit((1e-3,))[0].heads
-    assert after["risk"] == pytest.approx(heads.risk.mean(), abs=2e-3)
-
-
 # --- the file ----------------------------------------------------------------------------------
-
-
-def test_a_model_remembers_how_many_rows_were_reviewed(tmp_path):
-    model = PULinearClassifier(**OPTIONS).fit(X, S, reviewed=REVIEWED)
-    model.save(tmp_path / "model.safetensors")
-    for one in (model, PULinearClassifier.load(tmp_path / "model.safetensors")):
-        assert (one.n_labelled_, one.n_unlabelled_, one.n_confirmed_, one.n_negatives_) == (40, 360, 15, 25)
-    plain = PULinearClassifier(**OPTIONS).fit(X, S)
-    assert (plain.n_confirmed_, plain.n_negatives_) == (0, 0)
 
 
 # --- what a review makes certain -----------------------------------------------------------------

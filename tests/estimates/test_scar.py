@@ -78,24 +78,6 @@ def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_foun
     assert not np.isin(left_out, got.rows_by_likeness).any() and np.isin(np.arange(60, 70), got.rows_by_likeness).all()
 
 
-def test_frames_that_were_labelled_together_are_one_label():
-    """Ten fair labels, each of them five times: without groups nearest neighbours would tell them at once."""
-    draw = np.random.default_rng(0)
-    X = draw.standard_normal((560, 8)).astype(np.float32)
-    X[10:50] = np.repeat(X[:10], 4, axis=0) + 1e-3 * draw.standard_normal((40, 8))
-    s, group = (np.arange(560) < 50).astype(np.int8), np.r_[np.arange(10), np.repeat(np.arange(10), 4), 50:560]
-    alone, together = (check_scar(X, Labels.of(s), np.full(560, 9.0), RARE, group=g) for g in (None, group))
-    assert alone.verdict == "differ" and together.verdict == "alike" and together.n_labelled == 10
-
-
-def test_many_rows_are_sampled_and_the_seed_says_how():
-    X, s, _ = two_kinds(labelled=1500, unlabelled=4000)
-    margins = np.full(len(X), 9.0)
-    one, same, other = (check_scar(X, Labels.of(s), margins, RARE, seed=seed) for seed in (0, 0, 1))
-    assert (one.n_labelled, one.n_likely) == (1000, 2000)
-    assert one == same and (one.rows_by_likeness == same.rows_by_likeness).all() and one != other
-
-
 def test_the_check_is_written_as_json_and_as_a_sentence(one_sided):
     found = one_sided[2]
     assert set(found.to_dict()) == {"labelled", "found", "auc", "auc_interval", "p_value", "explained", "verdict"}

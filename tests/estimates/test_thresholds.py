@@ -64,22 +64,13 @@ def test_the_threshold_lies_between_neighbours_even_in_float32(rule):
         assert (margins > chosen).tolist() == [True] * 30 + [False] * 2
 
 
-@pytest.mark.parametrize("share", [0.01, 0.5])
-def test_where_less_than_one_positive_is_expected_f1_asks_for_even_odds(share):
-    tilt = Tilt(0.0, 1.0, 0.001)
-    chosen = choose_threshold(tilt, np.linspace(-3, 3, 100), "f1", share)
-    assert tilt.posterior(chosen, share) == pytest.approx(0.5)
-    assert chosen != choose_threshold(tilt, np.linspace(-3, 3, 1001), "f1", share)
-
-
 @pytest.mark.parametrize("number", [0.25, -3, "1e-3", np.float32(0.1), np.int64(7)])
 def test_a_number_is_a_margin(number):
     assert choose_threshold(TILT, np.zeros(3), number, 0.5) == float(str(number))
     assert parse_rule(number) == ("margin", float(str(number)))
 
 
-WRONG = ("", "f2", "F1", "f1=", "f1=0.5", "precision", "precision=", "recall=0", "recall=1.01", "recall=nan")
-WRONG += ("precision=-1", "precision=high", "nan", "-inf", "0.5=", "=0.5", "1,5", None, True, [1], float("nan"))
+WRONG = ("", "f2", "f1=0.5", "precision=", "recall=0", "recall=nan", "precision=high", "-inf", "1,5", None, True)
 
 
 @pytest.mark.parametrize("rule", WRONG, ids=repr)
@@ -94,8 +85,3 @@ def test_a_threshold_near_a_share_calls_half_to_twice_of_it(threshold, called):
     margins = np.random.default_rng(0).permutation(np.linspace(-9.5, 0.5, 1001))[:1000].astype(np.float32)
     above = np.sum(margins > near_share(threshold, margins, 0.05))
     assert above == pytest.approx(called, abs=2)
-
-
-def test_a_threshold_near_a_share_calls_a_row_of_few_and_all_that_are_equal():
-    assert np.sum(np.arange(3.0) > near_share(9.0, np.arange(3.0), 0.05)) == 1
-    assert np.all(np.ones(5) > near_share(9.0, np.ones(5), 0.05))

@@ -57,15 +57,6 @@ def test_margins_are_those_of_the_heads_on_x():
     )
 
 
-def test_some_rows_have_centre_scale_and_directions_of_all():
-    X, taken = rows(3000), np.arange(0, 3000, 7)
-    whole = DesignMatrix(X, np.zeros(3000), None, CPU)
-    part = whole.take(taken, np.ones(len(taken)))
-    np.testing.assert_array_equal(part.X, X[taken])
-    assert part.is_positive.all() and part.moments is whole.moments and part.leading is whole.leading
-    np.testing.assert_array_equal(part.standardised(np.array([1, 3])), whole.standardised(taken[[1, 3]]))
-
-
 @pytest.mark.parametrize("mode", ["r+", "c"])
 def test_changes_to_a_memory_map_outlive_the_reading(monkeypatch, tmp_path, mode):
     np.save(tmp_path / "X.npy", rows())

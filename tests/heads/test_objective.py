@@ -112,14 +112,3 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     scaled = weights / weights.sum(0, dtype=np.float64)
     objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), Silent(), run_in_turn)
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))
-
-
-def test_a_side_without_rows_or_weight_counts_as_zero(data):
-    X, s, weights = data
-    moments = Moments(np.zeros(D, np.float32), 1.0)
-    nowhere = np.where((s == 1)[:, None], 0, weights)
-    of = [(np.zeros_like(s), None), (s, nowhere)]
-    for labels, row_weights in of:
-        problem = HeadProblem.of(DesignMatrix(X, labels, moments, CPU), PURisk(), weights=row_weights, prior=PRIORS)
-        value, gradient = risk_objective(problem, Silent(), run_in_turn)[0](parameters()[: len(problem)], EVERY)
-        assert value.isfinite().all() and gradient.isfinite().all() and gradient.abs().max() > 0

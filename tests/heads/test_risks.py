@@ -3,14 +3,7 @@ import math
 import pytest
 import torch
 
-from pucache.heads.risks import SURROGATES, PURisk, negative_loss, positive_loss
-
-
-@pytest.mark.parametrize("loss", [positive_loss, negative_loss])
-@pytest.mark.parametrize("surrogate", SURROGATES)
-def test_huge_margins_stay_finite_in_float32(surrogate, loss):
-    for values in loss(surrogate, torch.tensor([[1e30], [-1e30], [200.0], [-200.0]])):
-        assert values.isfinite().all()
+from pucache.heads.risks import PURisk
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from pucache.neighbours.weighted_graph import TEMPERATURE, NeighbourGraph
+from pucache.neighbours.graph_file import TEMPERATURE, NeighbourGraph
 
 
 def clusters(n=600, d=32, labelled=20, seed=0, kinds=6, apart=0.6):

@@ -23,23 +23,6 @@ def test_folds_hold_labelled_and_unlabelled_rows_evenly(labelled, unlabelled, co
         assert not fold.any()
 
 
-def test_folds_depend_on_the_seed():
-    s = np.arange(200) < 20
-    assert (assign_folds(s, 5, 1) == assign_folds(s, 5, 1)).all() and (
-        assign_folds(s, 5, 1) != assign_folds(s, 5, 2)
-    ).any()
-
-
-def test_without_groups_and_with_single_ones_folds_are_the_same():
-    s = np.random.default_rng(0).permutation(np.arange(200) < 23).astype(np.int8)
-    alone, generator = assign_folds(s, 5, 3), np.random.default_rng(3)
-    for value in (0, 1):
-        rows = generator.permutation(np.flatnonzero(s == value))
-        assert (alone[rows] == np.arange(len(rows)) % 5).all()
-    assert (assign_folds(s, 5, 3, np.arange(200)) == alone).all()
-    assert (assign_folds(s, 5, 3, 7 * np.arange(200)[::-1]) == alone).all()
-
-
 @given(grouped, st.integers(2, 6), st.integers(0, 9))
 def test_groups_stay_whole_and_every_fold_holds_both_kinds(rows, count, seed):
     group, s = np.array(rows).T
@@ -56,14 +39,6 @@ def test_rows_on_their_own_even_out_what_groups_left_uneven(rows, count, seed):
     group, s = np.concatenate([group, 100 + np.arange(700)]), np.concatenate([s, np.arange(700) % 2])
     fold = assign_folds(s, count, seed, group)
     assert max(spread(fold[s == value], count) for value in (0, 1)) <= 1
-
-
-def test_groups_of_one_kind_differ_by_at_most_the_largest():
-    group = np.repeat(np.arange(300), np.random.default_rng(0).integers(2, 9, 300))
-    s = (group < 60).astype(np.int8)
-    fold = assign_folds(s, 5, 0, group)
-    assert max(spread(fold[s == value], 5) for value in (0, 1)) <= 8
-    assert (fold != assign_folds(s, 5, 1, group)).any()
 
 
 def test_there_are_no_more_folds_than_groups_of_positives():

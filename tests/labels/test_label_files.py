@@ -20,23 +20,6 @@ def test_a_file_gives_its_rows_sorted_and_once(write, name):
     assert rows.tolist() == [0, 7, 8] and rows.dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    "pattern, expected",
-    [
-        ("*.png", ["a.png", "é.png"]),
-        ("p/*", ["p/1.png", "p/2.jpg"]),
-        ("p/**", ["p/1.png", "p/2.jpg", "p/deep/1.png", "p/deep/er/2.png"]),
-        ("**/2.*", ["p/2.jpg", "p/deep/er/2.png"]),
-        ("p/**/1.png", ["p/1.png", "p/deep/1.png"]),
-        ("[pq]/?.png", ["p/1.png", "q/1.png"]),
-        ("n/[[]1].png", ["n/[1].png"]),
-        ("**", NAMES),
-    ],
-)
-def test_a_glob_keeps_one_star_within_a_folder_and_two_do_not(pattern, expected):
-    assert KEYS[find_keys(KEYS, pattern)] == expected
-
-
 def test_a_file_whose_name_looks_like_a_glob_is_read(write):
     assert find_keys(KEYS, write("odd[1]*.txt", "b.jpg\n")).tolist() == [1]
 

@@ -86,28 +86,6 @@ def test_a_review_is_read_whatever_its_columns_order_and_line_ends(
     assert by_key(odd, Labels.read(odd, path)) == alone
 
 
-def test_every_row_is_of_one_kind(odd, write_sheet):
-    path = write_sheet((ODD[0], 1), (ODD[1], 1, 1), (ODD[2], 0, 1))
-    labels = Labels.read(odd, path, path)
-    kinds = (labels.positive, labels.negative, labels.unlabelled)
-    named = [{key for key, of_kind in zip(odd.keys, kind, strict=True) if of_kind} for kind in kinds]
-    assert named == [set(ODD[:2]), {ODD[2]}, set(ODD[3:])]
-    assert labels.s.dtype == labels.reviewed.dtype == np.int8
-
-
-def test_what_a_review_confirmed_does_not_count_as_labelled(odd, write_sheet):
-    before = Labels.read(odd, write_sheet((ODD[0], 1), (ODD[4], 1), name="before.csv"))
-    path = write_sheet((ODD[0], 1), (ODD[4], 1), (ODD[6], 1, 1), (ODD[7], 0, 1))
-    after = Labels.read(odd, path, path)
-    assert (after.s == before.s).all() and after.positive.sum() == 3 and not before.reviewed.any()
-
-
-@pytest.mark.parametrize("word, counts", [("1.0", True), ("true", True), (" 1 ", True), ("0.0", False), ("", False)])
-def test_what_counts_as_reviewed_is_what_counts_as_a_label(odd, write_sheet, word, counts):
-    labels = Labels.read(odd, write_sheet((ODD[0], 1), (ODD[1], 1, word)))
-    assert (labels.s.sum(), labels.reviewed.sum()) == ((1, 1) if counts else (2, 0))
-
-
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_key_listed_as_labelled_and_as_confirmed_is_labelled(odd, write_sheet, order):
     labels = Labels.read(odd, write_sheet(*[(ODD[0], 1), (ODD[3], 1, 1), (ODD[3], 1, 0)][::order]))
@@ -151,11 +129,6 @@ def test_a_digest_is_compared_with_the_image_s_where_both_are_known(odd, write_s
 def test_positives_without_sense_are_refused(odd, write_sheet, rows, message):
     path = write_sheet(*rows)
     assert message in (said := refusal(odd, path)) and (str(path) in said or "all 9" in said)
-
-
-def test_negatives_without_sense_are_refused_as_positives_are(odd, write_sheet):
-    found = write_sheet((ODD[0], 1), name="found.csv")
-    assert "has the label 'cat'; expected 1 or 0" in refusal(odd, found, write_sheet((ODD[1], "cat")))
 
 
 def test_scores_of_a_model_are_not_what_a_person_decided(odd, tmp_path):

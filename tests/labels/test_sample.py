@@ -7,10 +7,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from helpers.planted import planted, write_cache
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from pucache import estimate_prior, report, sweep_priors, train_pu
+from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cli.main import main
@@ -29,13 +27,11 @@ from pucache.storage import tensor_file
 from pucache.training import model_file
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import summary
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, LABELLED, LIMIT = 600, 40, 300
-X, S, Y = planted(N, labelled=LABELLED, prior=0.2, seed=3)
+X, S, _ = planted(N, labelled=LABELLED, prior=0.2, seed=3)
 NAMES = [f"{'a' * (row % 17)}/{row:04}.png" for row in range(N)]  # of many widths, and in another order than the rows
-UTF8 = st.characters(codec="utf-8", exclude_characters="\0")
 LINEAR = {"method": "linear", "device": "cpu"}
 
 
@@ -73,30 +69,6 @@ def sampled_keys(data: LabelledCache) -> list[str]:
 # --- the draw ------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=60)
-@given(
-    st.lists(st.text(UTF8, min_size=1, max_size=40), min_size=1, max_size=30),
-    st.integers(0, 2**63),
-)
-def test_the_number_of_a_key_depends_on_the_key_and_the_seed_alone(names, seed):
-    together = key_numbers(encode_keys(names), seed)
-    for name, number in zip(names, together, strict=True):
-        for width in (len(name.encode()), 8, 33, 200):
-            alone = encode_keys([name])
-            assert key_numbers(alone.astype(f"S{max(width, alone.itemsize)}"), seed)[0] == number
-
-
-def test_numbers_of_consecutive_keys_are_even_and_independent():
-    names = np.char.add(b"folder/", np.char.zfill(np.arange(200_000).astype("S6"), 6))
-    numbers, others = (key_numbers(names, seed) / 2.0**64 for seed in (0, 1))
-    for values in (numbers, others):
-        counts = np.histogram(values, 100, (0, 1))[0]
-        assert np.square(counts - 2000).sum() / 2000 < 160  # chi squared, 99 degrees of freedom
-    assert abs(np.corrcoef(numbers[1:], numbers[:-1])[0, 1]) < 0.01
-    assert abs(np.corrcoef(numbers, others)[0, 1]) < 0.01
-    assert abs(np.corrcoef(numbers, np.arange(len(names)))[0, 1]) < 0.01
-
-
 @pytest.mark.parametrize("size", [1, 7, 250, 559, 560])
 def test_the_smallest_numbers_are_taken_by_brute_force_too(size):
     keys, among = Keys([encode_keys(sorted(NAMES))]), np.arange(N) % 15 != 0
@@ -118,17 +90,6 @@ def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_posi
         shards = LabelledCache.of(in_shards(folder, count, draw), positives, seed=4)
         by_key = dict(zip(sampled_keys(shards), shards.X, strict=True))
         assert set(by_key) == set(keys) and (np.array([by_key[key] for key in keys]) == whole.X).all()
-
-
-def test_another_seed_draws_another_sample_and_one_more_label_replaces_one_row(limit, cache):
-    s = np.zeros(N, np.int8)
-    s[:LABELLED] = 1
-    one, other = (set(sampled_keys(LabelledCache.of(cache, s, seed=seed))) for seed in (0, 1))
-    assert len(one - other) > LIMIT / 5
-    unlabelled = next(row for row in range(LABELLED, N) if cache.keys[row] in one)
-    s[unlabelled] = 1
-    more = set(sampled_keys(LabelledCache.of(cache, s)))
-    assert one <= more and len(more) == len(one) + 1
 
 
 def test_up_to_the_limit_in_rows_and_in_bytes_all_rows_are_taken(monkeypatch):
@@ -167,17 +128,6 @@ def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, p
     assert not list(tmp_path.glob("cache.h5.*"))  # no graph of the sample is kept for one of the cache
 
 
-def test_below_the_limit_and_with_all_rows_nothing_changes(cache, positives, tmp_path, monkeypatch):
-    expected = train_pu(cache, positives, **LINEAR)
-    expected.save(tmp_path / "expected.safetensors")
-    assert expected.unlabelled_sample_ is None and summary(expected)["unlabelled_sample"] is None
-    monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", LIMIT)
-    train_pu(cache, positives, all_rows=True, **LINEAR).save(tmp_path / "all.safetensors")
-    assert (tmp_path / "all.safetensors").read_bytes() == (tmp_path / "expected.safetensors").read_bytes()
-    train_pu(cache, positives, **LINEAR).save(tmp_path / "sample.safetensors")
-    assert (tmp_path / "sample.safetensors").read_bytes() != (tmp_path / "expected.safetensors").read_bytes()
-
-
 def test_the_model_file_says_what_was_drawn_and_refuses_what_was_not(limit, cache, positives, tmp_path):
     path = tmp_path / "model.safetensors"
     train_pu(cache, positives, seed=2, **LINEAR).save(path)
@@ -198,29 +148,6 @@ def test_damage_anywhere_is_found_though_a_sample_is_taken(limit, cache, positiv
     (tmp_path / "cache.h5").write_bytes(content)
     with pytest.raises(CacheError, match="damaged"):
         LabelledCache.of(EmbeddingCache(tmp_path / "cache.h5"), positives)
-
-
-def test_a_sweep_and_an_estimate_take_the_sample(limit, cache, positives):
-    y = np.array([Y[NAMES.index(key)] for key in cache.keys], np.int8)
-    options, classifier = {"truth": y, "priors": [0.2], "seeds": [7]}, PULinearClassifier(device="cpu")
-    sweep, everything = (
-        sweep_priors(cache, positives, classifier, all_rows=all_rows, **options) for all_rows in (False, True)
-    )
-    assert sweep.sample == LabelledCache.of(cache, positives, seed=7).sample and everything.sample is None
-    of_sample, of_all = sweep.rows[0]["true_auc"], everything.rows[0]["true_auc"]
-    assert of_sample != of_all == pytest.approx(of_sample, abs=0.05)
-    of_sample, of_all = (
-        estimate_prior(cache, positives, methods=["tilt"], all_rows=all_rows)[0].prior for all_rows in (False, True)
-    )
-    assert of_sample != of_all and of_sample == pytest.approx(of_all, abs=0.08)
-
-
-def test_a_report_counts_hidden_positives_among_all_rows(limit, cache, positives, tmp_path):
-    numbers = report(cache, positives, tmp_path / "report.html", sample=20, device="cpu")
-    assert numbers["unlabelled_sample"] == {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 0}
-    assert (numbers["images"], numbers["unlabelled"], numbers["labelled"]) == (N, N - LABELLED, LABELLED)
-    assert numbers["hidden_positives"]["expected"] == pytest.approx(numbers["prior"] * (N - LABELLED))
-    assert any(f"{LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed 0" in text for text in numbers["warnings"])
 
 
 # --- commands ------------------------------------------------------------------------------------------
@@ -258,12 +185,3 @@ def test_a_sample_with_few_hidden_positives_is_warned_of(limit, cache, positives
     assert "positives are hidden in this sample" not in run(*train)
     assert UnlabelledSample(1_000_000, 20_000_000, 0).note(None) == ""
     assert UnlabelledSample(1_000_000, 20_000_000, 0).note(0.001) == ""
-
-
-def test_rankings_and_scores_are_of_all_rows(limit, cache, positives, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run("train-pu", "cache.h5", "--positives", positives, "--method", "linear")
-    run("score", "model.safetensors", "cache.h5")
-    assert len((tmp_path / "scores.csv").read_text().splitlines()) == N + 1
-    run("retrieve-positives", "cache.h5", "--positives", positives, "--model", "model.safetensors", "-k", N)
-    assert len((tmp_path / "ranked.csv").read_text().splitlines()) == N - LABELLED + 1

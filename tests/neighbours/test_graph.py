@@ -9,13 +9,24 @@ from hypothesis.extra.numpy import arrays
 from pucache.errors import CacheError
 from pucache.neighbours import graph, search
 from pucache.neighbours.graph import NeighbourSearch, neighbour_graph
-from pucache.neighbours.weighted_graph import TEMPERATURE
+from pucache.neighbours.graph_file import TEMPERATURE
 from pucache.neighbours.whitening import Whitening
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
 X = planted(N, d=8)[0]
-METHODS = ("exact", "ivf")
+
+
+@pytest.fixture
+def in_cells(monkeypatch):
+    """Let every pile be too large to compare all rows."""
+    monkeypatch.setattr(graph, "_EXACT_PAIRS", {"cpu": -1})
+
+
+@pytest.fixture(params=["exact", "cells"])
+def searched(request):
+    if request.param == "cells":
+        request.getfixturevalue("in_cells")
 
 
 def whitened_cosines(X):
@@ -58,48 +69,33 @@ def test_neighbours_are_the_rows_of_the_greatest_whitened_cosines(opened, k, dty
     assert result.exact and result.search == "exact search" and result.k == k and len(result) == N
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("workers", [2, 3])
-def test_any_number_of_threads_finds_the_same_bits(monkeypatch, workers, method):
+def test_any_number_of_threads_finds_the_same_bits(monkeypatch, workers, searched):
     rows = planted(3000, d=24)[0]
     monkeypatch.setattr(search, "_QUERIES", 100)
     graphs = []
     for count in (1, workers):
         monkeypatch.setattr(search, "cores", lambda count=count: count)
-        graphs.append(neighbour_graph(rows, method=method, device="cpu"))
+        graphs.append(neighbour_graph(rows, device="cpu"))
     assert (graphs[0].rows == graphs[1].rows).all() and (graphs[0].cosines == graphs[1].cosines).all()
     assert graphs[0].search == graphs[1].search
 
 
-@given(
-    arrays(np.float32, st.tuples(st.integers(1, 40), st.integers(1, 5)), elements=st.integers(-2, 2).map(float)),
-    st.integers(1, 45),
-    st.sampled_from(METHODS),
-)
-def test_any_small_array(values, k, method):
-    check_exact(neighbour_graph(values, k=k, method=method, device="cpu"), whitened_cosines(values), k, 0.02)
+SMALL = st.tuples(st.integers(1, 40), st.integers(1, 5))
+
+
+def test_any_small_array(searched):
+    @given(arrays(np.float32, SMALL, elements=st.integers(-2, 2).map(float)), st.integers(1, 45))
+    def check(values, k):
+        check_exact(neighbour_graph(values, k=k, device="cpu"), whitened_cosines(values), k, 0.02)
+
+    check()
 
 
 def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opened):
     some = np.flatnonzero(np.arange(N) % 7 < 2)
     result = neighbour_graph(opened(X), rows=some, k=10, device="cpu")
     check_exact(result, whitened_cosines(X)[np.ix_(some, some)], 10, 5e-3)
-
-
-@pytest.mark.parametrize(
-    "rows, message",
-    [
-        ([3, 1], "ascending"),
-        ([1, 1], "ascending"),
-        ([-1, 4], "0 to 299"),
-        ([5, 300], "0 to 299"),
-        ([[1, 2]], "vector"),
-        ([0.5], "vector"),
-    ],
-)
-def test_rows_that_are_no_subset_are_refused(rows, message):
-    with pytest.raises(ValueError, match=message):
-        neighbour_graph(X, rows=np.array(rows), device="cpu")
 
 
 def test_no_rows_have_no_neighbours():
@@ -110,41 +106,38 @@ def test_no_rows_have_no_neighbours():
 # --- unusual piles -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_piles_of_twins_are_neighbours_of_their_own_kind(method):
+def test_piles_of_twins_are_neighbours_of_their_own_kind(searched):
     kinds = np.arange(1500) % 3
-    result = neighbour_graph(X[:3][kinds], method=method, device="cpu")
+    result = neighbour_graph(X[:3][kinds], device="cpu")
     assert (result.rows >= 0).all() and not (result.rows == np.arange(1500)[:, None]).any()
     assert (kinds[result.rows] == kinds[:, None]).all() and np.abs(result.cosines - 1).max() < 5e-3
     assert all(len(set(some)) == 30 for some in result.rows.tolist())
 
 
-def test_a_pile_of_twins_among_other_rows_ends(monkeypatch):
+def test_a_pile_of_twins_among_other_rows_ends(monkeypatch, in_cells):
     monkeypatch.setattr(graph, "_VISITS", 1 << 16)
     monkeypatch.setattr(graph, "_MIN_VISITS", 1 << 8)
     rows = planted(4000, d=8)[0]
     rows[::2] = rows[0]
-    result = neighbour_graph(rows, method="ivf", device="cpu")
+    result = neighbour_graph(rows, device="cpu")
     assert (result.rows[::2] % 2 == 0).all() and (result.rows >= 0).all()
     assert not (result.rows == np.arange(4000)[:, None]).any()
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_rows_that_are_not_finite_are_named(opened, value, method):
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_rows_that_are_not_finite_are_named(opened, value, searched):
     bad = X.copy()
     bad[[250, 260], 3] = value
     with pytest.raises(CacheError, match=r"holds NaN or infinite embeddings \('0250.png'"):
-        neighbour_graph(opened(bad), method=method, device="cpu")
+        neighbour_graph(opened(bad), device="cpu")
     with pytest.raises(ValueError, match="first in row 250"):
-        neighbour_graph(bad, method=method, device="cpu")
+        neighbour_graph(bad, device="cpu")
 
 
 @pytest.mark.parametrize(
     "X, options, message",
     [
         (X, {"k": 0}, "k must be at least 1"),
-        (X, {"method": "hnsw"}, "unknown method 'hnsw'; use auto, exact, ivf"),
         (X[0], {}, r"expected X \(n, d\)"),
         (X.astype(int), {}, r"expected X \(n, d\) of float16 or float32, got int64"),
         (X, {"device": "gpu"}, "unknown device"),
@@ -163,21 +156,16 @@ def test_cells_find_most_neighbours_and_say_how_many(monkeypatch):
     monkeypatch.setattr(graph, "_MIN_VISITS", 1 << 9)
     draw = np.random.default_rng(0)
     rows = draw.normal(size=(40, 24))[draw.integers(0, 40, 4000)] + 0.7 * draw.normal(size=(4000, 24))
-    exact, cells = (neighbour_graph(rows, k=10, method=method, device="cpu") for method in METHODS)
+    exact = neighbour_graph(rows, k=10, device="cpu")
+    monkeypatch.setattr(graph, "_EXACT_PAIRS", {"cpu": 4000**2 - 1})
+    cells = neighbour_graph(rows, k=10, device="cpu")
     recall = np.mean([len(np.intersect1d(a, b)) / 10 for a, b in zip(exact.rows, cells.rows, strict=True)])
-    assert not cells.exact and cells.search.startswith("search in 63 cells, recall 0.")
+    assert exact.exact and not cells.exact and cells.search.startswith("search in 63 cells, recall 0.")
     assert cells.search.endswith(" on 256 rows") and 0.8 < recall < 1
     assert float(cells.search.split()[5]) == pytest.approx(recall, abs=0.05)
     W = plain.whitened(rows)
     expected = np.einsum("nd,nkd->nk", W, W[cells.rows])
     np.testing.assert_allclose(cells.cosines, expected, atol=5e-3)
-
-
-def test_large_piles_are_searched_in_cells(monkeypatch):
-    assert neighbour_graph(X, device="cpu").exact
-    monkeypatch.setattr(graph, "_EXACT_PAIRS", {"cpu": N * N - 1})
-    assert not neighbour_graph(X, device="cpu").exact
-    assert neighbour_graph(X, method="exact", device="cpu").exact
 
 
 # --- other rows --------------------------------------------------------------------------------

@@ -128,16 +128,6 @@ def test_no_damaged_index_reaches_faiss(small, monkeypatch):
             read_index(path)
 
 
-def test_a_damaged_index_is_built_anew_and_a_line_says_so(small, built, said):
-    open_or_build(small, "Flat")
-    path = index_path(small, "Flat")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-1])
-    open_or_build(small, "Flat")
-    assert len(built) == 2 and path.read_bytes() == whole
-    assert said() == [f"{path} is damaged, or no index of this version of pucache; building it anew"]
-
-
 @pytest.mark.parametrize("change", [{"format": "pucache-index-9"}, {"whitening": "AAAA"}, {"more": 1}])
 def test_an_index_of_another_version_is_built_anew(small, built, monkeypatch, change):
     genuine = index_module.json.dumps

@@ -8,17 +8,6 @@ from pucache.neighbours.whitening import Whitening
 X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-def test_rows_are_centred_and_at_length_one_however_the_cache_is_read(opened, dtype):
-    rows = X.astype(dtype)
-    whitening = Whitening.estimate(opened(rows))
-    np.testing.assert_allclose(whitening.mean, rows.astype(float).mean(0), atol=1e-6)
-    Z = whitening.centred_units(rows)
-    assert Z.dtype == np.float32
-    np.testing.assert_allclose(Z, plain.unit(rows), atol=1e-5)
-    assert whitening.total_variance == pytest.approx(1, abs=1e-5)
-
-
 @pytest.mark.parametrize("ridge", [1.0, 0.1, 1e-3])
 def test_whitening_inverts_the_whole_covariance_where_dimensions_are_few(opened, ridge):
     Z = plain.unit(X)

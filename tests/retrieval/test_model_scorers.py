@@ -1,14 +1,9 @@
-import copy
-import dataclasses
-
 import numpy as np
 import pytest
 from helpers import plain
 from helpers.neighbours import TILT, fused, with_neighbours
 from helpers.planted import planted, write_cache
-from helpers.tiny import tiny_encoder
 
-from pucache.errors import ModelError
 from pucache.labels.labels import Labels
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins
@@ -50,21 +45,6 @@ def test_probabilities_take_thirty_labelled_positives(opened, model, labels):
     model.estimates_ = model.estimates_ | {"labels": labels}
     for scorer in (Margins(model), Fused(model)):
         assert (scorer(opened(X), LABELS).posterior is None) == (labels < 30)
-
-
-def test_scores_are_margins_and_the_posterior_is_the_models(opened, linear):
-    scores = Margins(linear)(opened(X), LABELS)
-    assert (scores.values == linear.margins(X)).all() and scores.values.dtype == np.float32
-    rows = np.array([5, 250, 0])
-    assert (scores.posterior(rows) == linear.posterior(linear.margins(X))[rows]).all()
-
-
-@pytest.mark.parametrize("scorer", [Margins, lambda model: Fused(model, "cpu")])
-def test_a_model_of_another_encoder_is_refused(tmp_path, model, scorer):
-    other = copy.copy(model)
-    other.encoder_ = dataclasses.replace(tiny_encoder().spec, dim=6)
-    with pytest.raises(ModelError, match="holds embeddings of imported:planted"):
-        scorer(other)(write_cache(tmp_path / "cache.h5", X), LABELS)
 
 
 # --- fused -------------------------------------------------------------------------------------
@@ -127,15 +107,6 @@ def test_a_row_is_not_its_own_neighbour_among_its_copies(opened, model, no_graph
     values = Fused(model, "cpu")(opened(rows), labels).values
     searched = labels.unlabelled
     np.testing.assert_allclose(values[searched], fused(model, rows, labels, 2.0)[searched], atol=CLOSE)
-
-
-def test_the_pool_grows_with_the_rows_wanted_and_the_positives_expected(tmp_path, model, monkeypatch):
-    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 200 * N)
-    for name, value in (("_MIN_CANDIDATES", 1), ("_CANDIDATES_PER_ROW", 3), ("_CANDIDATES_PER_POSITIVE", 1)):
-        monkeypatch.setattr(model_scorers, name, value)
-    cache, model.tilt_ = write_cache(tmp_path / "cache.h5", X), dataclasses.replace(model.tilt_, prior=0.2)
-    searched = [Fused(model, "cpu")(cache, LABELS, count).search for count in (10, 30, None)]
-    assert [int(text.split()[4]) for text in searched] == [50, 90, 200]
 
 
 # --- the choice --------------------------------------------------------------------------------

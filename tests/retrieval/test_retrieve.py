@@ -200,11 +200,6 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
 
 
-def test_plain_keys_are_written_plainly(tmp_path):
-    Ranking(np.array([4, 2]), ["b.png", "a b.png"], np.array([0.5, -1e-7], np.float32)).save(tmp_path / "ranked.csv")
-    assert (tmp_path / "ranked.csv").read_bytes() == b'rank,key,score\n1,"b.png",0.5\n2,"a b.png",-1e-7\n'
-
-
 # --- an index that reaches known rows first ------------------------------------------------------
 
 
@@ -220,16 +215,6 @@ def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, 
     exact = rank_unlabelled(cache, s, k=100, scorer=Similarity(similarity, "cpu"))
     least = 60 if kind == "HNSW32" else 95  # a graph's links all lead from copy to copy
     assert len(np.intersect1d(found.rows, exact.rows)) > least
-
-
-def test_where_the_model_will_be_used_does_not_change_the_ranking(tmp_path):
-    cache = write_cache(tmp_path / "cache.h5", X)
-    rankings = []
-    for share in (None, 0.9):
-        model = PULinearClassifier(prior=0.3, deploy_prior=share, device="cpu").fit(X, S)
-        rankings.append(rank_unlabelled(cache, S, k=100, scorer=Fused(model, "cpu")))
-    assert rankings[0].rows.tolist() == rankings[1].rows.tolist()
-    np.testing.assert_array_equal(rankings[0].posterior, rankings[1].posterior)
 
 
 def test_a_ranking_is_one_line_and_a_table_of_pandas_where_that_is_installed(monkeypatch):

@@ -39,11 +39,6 @@ def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(t
     assert (got != score(cache, S == 1, kind)).any()
 
 
-@pytest.mark.parametrize("kind", SIMILARITIES)
-def test_rows_without_a_direction_score_zero(opened, kind):
-    assert (score(opened(np.ones((N, 4), np.float32)), np.arange(N) == 7, kind) == 0).all()
-
-
 def test_an_unknown_kind_is_refused_and_each_has_a_name():
     with pytest.raises(ValueError, match="unknown similarity 'cosine'; use whitened, centroid, topk, max"):
         Similarity("cosine")

@@ -25,22 +25,10 @@ def model():
 
 
 @pytest.fixture
-def cache(tmp_path):
-    return write_cache(tmp_path / "cache.h5", X, KEYS, failures={"bad.png": "truncated"})
-
-
-@pytest.fixture(params=[".csv", ".parquet", ".CSV"])
-def out(request, tmp_path):
-    """Name an output; Parquet needs its extra."""
-    if request.param == ".parquet":
-        pytest.importorskip("pyarrow")
-    return tmp_path / "out" / f"scores{request.param}"
-
-
-@pytest.fixture
-def scored(cache, model, out):
-    score(model, cache, out)
-    return out
+def scored(tmp_path, model):
+    cache = write_cache(tmp_path / "cache.h5", X, KEYS, failures={"bad.png": "truncated"})
+    score(model, cache, tmp_path / "scores.csv")
+    return tmp_path / "scores.csv"
 
 
 @pytest.fixture
@@ -94,13 +82,6 @@ def test_metrics_are_those_of_scikit_learn_on_the_images_with_truth(scored, tabl
     json.dumps(result)
 
 
-def test_a_list_of_the_positives_says_as_much_as_a_table(scored, table):
-    full = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
-    short = table("list.csv", ["key"], [[key] for key, label in zip(KEYS, Y, strict=True) if label])
-    assert evaluate(scored, full) == evaluate(scored, short)
-    assert evaluate(scored, full)["without_truth"] == 0 and "precision@100" in evaluate(scored, full)
-
-
 def test_one_class_alone_has_no_auc_and_is_still_evaluated(scored, table):
     truth = table("truth.csv", ["key", "label"], [(key, 1) for key in KEYS[:20]])
     result = evaluate(scored, truth, at=(20, 21))
@@ -119,13 +100,6 @@ def test_truth_that_leaves_nothing_to_evaluate_is_refused(scored, table, rows, p
     found = table("found.csv", ["key"], positives) if positives else None
     with pytest.raises(LabelError, match=message):
         evaluate(scored, table("truth.csv", ["key", "label"], rows), positives=found)
-
-
-@pytest.mark.parametrize("missing", ["scores", "truth", "positives"])
-def test_a_missing_file_is_named(scored, table, tmp_path, missing):
-    files = {"scores": scored, "truth": table("truth.csv", ["key", "label"], [(KEYS[0], 1)]), "positives": None}
-    with pytest.raises(LabelError, match=r"nowhere\.csv"):
-        evaluate(**files | {missing: tmp_path / "nowhere.csv"})
 
 
 def test_evaluating_imports_neither_torch_nor_scipy_nor_scikit_learn(tmp_path):

@@ -35,9 +35,6 @@ def cache(tmp_path):
 
 @pytest.fixture(params=[".csv", ".parquet", ".CSV"])
 def out(request, tmp_path):
-    """Name an output; Parquet needs its extra."""
-    if request.param == ".parquet":
-        pytest.importorskip("pyarrow")
     return tmp_path / "out" / f"scores{request.param}"
 
 
@@ -84,47 +81,10 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
 
 
-def test_paths_are_scored_as_the_opened_model_and_cache_are(cache, model, tmp_path):
-    model.save(tmp_path / "model.safetensors")
-    score(model, cache, tmp_path / "expected.csv")
-    for where in (tmp_path / "cache.h5", str(tmp_path / "cache.h5"), [tmp_path / "cache.h5"]):
-        report = score(str(tmp_path / "model.safetensors"), where, tmp_path / "scores.csv")
-        assert (report.rows, report.cache.name) == (200, str(tmp_path / "cache.h5"))
-        assert (tmp_path / "scores.csv").read_bytes() == (tmp_path / "expected.csv").read_bytes()
-
-
 @pytest.mark.parametrize("unused", [{"cache": "new.h5"}, {"device": "cpu", "batch_size": 2}], ids=str)
 def test_options_of_embedding_are_refused_where_a_cache_is_scored(cache, model, tmp_path, unused):
     with pytest.raises(ValueError, match=f"{', '.join(unused)} is for images that are to be embedded"):
         score(model, cache, tmp_path / "scores.csv", **unused)
-
-
-def test_several_sources_are_refused(model, tmp_path):
-    with pytest.raises(ValueError, match="give one source of images, or any number of caches"):
-        score(model, [tmp_path / "photos", tmp_path / "more"], tmp_path / "scores.csv")
-
-
-def test_csv_and_parquet_agree(cache, model, tmp_path):
-    pytest.importorskip("pyarrow")
-    tables = []
-    for name in ("scores.csv", "scores.parquet"):
-        score(model, cache, tmp_path / name)
-        tables.append(read_scores(tmp_path / name))
-    assert tables[0].keys() == tables[1].keys()
-    for name in ("key", "label"):
-        assert tables[0][name].tolist() == tables[1][name].tolist()
-    for name in ("margin", "posterior"):
-        np.testing.assert_allclose(tables[0][name], tables[1][name], rtol=1e-5)
-    assert (tables[1]["margin"] == model.margins(cache.X)).all()
-    assert (tables[1]["posterior"] == model.predict_proba(cache.X)[:, 1]).all()
-
-
-def test_the_csv_is_plain_for_any_reader(model, tmp_path):
-    score(model, write_cache(tmp_path / "cache.h5", X[:3], ["b.png", "a b.png", "c,d.png"]), tmp_path / "scores.csv")
-    with (tmp_path / "scores.csv").open(newline="") as stream:
-        lines = stream.read().split("\n")
-    assert lines[0] == "key,margin,posterior,label" and lines[4:] == [""]
-    assert [line.rsplit(",", 3)[0] for line in lines[1:4]] == ['"a b.png"', '"b.png"', '"c,d.png"']
 
 
 @pytest.mark.parametrize(
@@ -240,11 +200,6 @@ def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, c
     with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
         score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
     assert not (tmp_path / "scores.csv").exists()
-
-
-def test_no_images_have_no_neighbours(tmp_path, fused, pile):
-    nothing = write_cache(tmp_path / "empty.h5", X[:0])
-    assert score(fused, nothing, tmp_path / "scores.csv", neighbours=pile) == ScoreReport(nothing, 0, 0, 0, pile)
 
 
 # --- images through a model --------------------------------------------------------------------

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import EmbeddingCache, is_cache
+from pucache.cache.embedding_cache import is_cache
 from pucache.errors import OutputError
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
@@ -82,18 +82,6 @@ def test_jobs_may_write_the_tables_of_single_shards_to_one_folder(shards, model,
     (tmp_path / "out" / "notes.txt").write_text("kept")
     (tmp_path / "out" / "old.parquet").write_text("no table of this format")
     score(model, shards, tmp_path / "out", parts="csv")
-
-
-def test_tables_of_shards_that_are_gone_are_refused_in_a_store(shards, model):
-    fs = fsspec.filesystem("memory")
-    fs.store.clear()
-    fs.put(f"{shards}/", "memory://shards/", recursive=True)
-    score(model, EmbeddingCache("memory://shards"), "memory://out", parts="csv")
-    score(model, "memory://shards/b.h5", "memory://out", parts="csv")
-    fs.rm("memory://shards/d.h5")
-    for cache in map(EmbeddingCache, ("memory://shards", "memory://shards/b.h5")):
-        with pytest.raises(OutputError, match=r"^memory://out holds tables of shards that are gone: d\.csv;"):
-            score(model, cache, "memory://out", parts="csv")
 
 
 def test_the_url_of_a_folder_of_shards_is_a_cache_and_that_of_a_folder_of_images_is_none(shards, model, tmp_path):

@@ -26,11 +26,3 @@ def test_equal_margins_leave_the_choice_to_the_prior():
     chosen = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
     assert PENALTIES[int(np.argmax(chosen))] == 1e-3
     assert np.isfinite(log_posteriors([margins], (0.0,), labels)).all()
-
-
-def test_confirmed_positives_count_as_labelled():
-    margins, s, y = pile(prior=0.1, separation=3)
-    reviewed = np.where((s == 0) & y, 1, 0).astype(np.int8)
-    plain = log_posteriors([margins], (1e-3,), TrainingLabels.of(s))
-    confirmed = log_posteriors([margins], (1e-3,), TrainingLabels.of(s, reviewed))
-    assert confirmed[0] < plain[0]  # more labels, more likelihood to lose

@@ -2,7 +2,6 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.heads.minibatch import SGDSettings
 from pucache.labels.labels import Labels
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.prior_sweep import plot_sweep, sweep_on, write_sweep_table
@@ -89,10 +88,3 @@ def test_the_table_has_a_column_per_figure_and_true_ones_only_with_truth(data, t
         assert lines[0] == header and len(lines) == 2 and lines[1].startswith("0.2,0,")
         plot_sweep(result, tmp_path / "sweep.png")
         assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_the_authors_solver_can_be_swept(data):
-    settings = SGDSettings(epochs=2, min_steps=100, learning_rate=0.02)
-    classifier = PULinearClassifier(solver="sgd", loss="imbnnpu", sgd_settings=settings, device="cpu")
-    rows = sweep_on(data[0], classifier, priors=[0.2], seeds=[0, 1]).rows
-    assert all(row["pauc"] > 0.7 and 0 <= row["clamped"] <= 1 for row in rows)
