@@ -24,7 +24,7 @@ from pucache.reviewing.chance_limit import looks_of
 from pucache.reviewing.hidden_interval import evidence_above, evidence_below
 from pucache.reviewing.log import Stream
 
-LEVEL, REVIEWS, CHUNK = 0.95, 400, 50  # reviews of a case, and of a cell
+LEVEL, REVIEWS, CHUNK = 0.95, 800, 50  # reviews of a case, and of a cell
 ALONE, MISSED = "random images alone", "a tenth missed"
 CASES = [(ALONE, 3000, 0.01), (ALONE, 3000, 0.1), (MISSED, 2000, 0.02)]
 CASES += [(ranking, 3000, share) for ranking in ("learns", "chance", "negatives first") for share in (0.01, 0.1)]
@@ -211,6 +211,7 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], stopping: s
     width_head = ["pile", "positive", "looks", "hidden", "pile", "hidden in zone", "zone", "hidden", "chance"]
     sections = [
         "# Interval of the hidden positives",
+        "## Every limit",
         TEXT,
         table(["review", "pile", "positive", "reviews", *(f"{limit} wrong, %" for limit in LIMITS)], coverages),
         "## Width and length",
