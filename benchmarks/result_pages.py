@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 CIFAR, BOTH, ALL = "CIFAR-10", "CIFAR-10, Fashion-MNIST", "CIFAR-10, Fashion-MNIST, attributes, texts"
 PLANTED, DEMO = "planted", "the demo's images"
+FOLDERS = "DIR --fashion SOURCE"
 BENCH, LONG, BY_HAND = "make bench", "make bench-long", "one at a time"
 
 
@@ -54,7 +55,7 @@ PAGES = (
         "paper",
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
-        "DIR --fashion SOURCE",
+        FOLDERS,
         10,
         BOTH,
     ),
@@ -62,7 +63,7 @@ PAGES = (
         "peers",
         "other tools on the same embeddings: quality, seconds, memory",
         "peers.compare",
-        "DIR --fashion SOURCE",
+        FOLDERS,
         10,
         BOTH,
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
@@ -70,84 +71,38 @@ PAGES = (
     ResultPage(
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 15, CIFAR
     ),
+    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 15, ALL),
+    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 6, ALL),
     ResultPage(
-        "retrieval",
-        "ways of ranking, on two 1:10 tasks and one against the rest",
-        "quality.retrieval",
-        "DIR --fashion SOURCE --classes cat truck coat bag --labelled 20",
-        5,
-        ALL,
+        "prior", "how often the interval of the prior holds the truth, and its width", "quality.prior", FOLDERS, 6, ALL
     ),
+    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 4, ALL),
     ResultPage(
         "new-images",
         "the share of positives in new images, decisions at it, and images of another kind",
         "quality.new_images",
-        "DIR --fashion SOURCE --draws 20 --seeds 3",
+        FOLDERS,
         4,
         BOTH,
     ),
     ResultPage(
-        "suite",
-        "few labels: ranking, threshold, calibration, prior",
-        "quality.suite",
-        "DIR --fashion SOURCE",
-        240,
-        ALL,
-        LONG,
+        "review", "positives found per image looked at, beside rounds and ASReview", "quality.review", FOLDERS, 10, BOTH
     ),
     ResultPage(
-        "prior",
-        "how often the interval of the prior holds the truth, and how wide it is",
-        "quality.prior",
-        "DIR --fashion SOURCE --fresh",
-        12,
-        ALL,
-        LONG,
-        quick="",
-    ),
-    ResultPage(
-        "penalty",
-        "what the choice of the penalty costs against the best by the truth",
-        "quality.penalty",
-        "DIR --fashion SOURCE",
-        12,
-        ALL,
-        LONG,
-        quick="",
-    ),
-    ResultPage(
-        "review",
-        "positives that a review finds per image looked at, beside rounds and ASReview",
-        "quality.review",
-        "DIR --fashion SOURCE",
-        180,
+        "audit",
+        "how often the limit of hidden positives holds, and when rules say stop",
+        "quality.audit",
+        FOLDERS,
+        5,
         BOTH,
-        LONG,
-        "ASReview in an environment of its own",
     ),
-    ResultPage(
-        "audit", "how often the count of hidden positives holds the truth", "quality.audit", "", 6, "simulated", LONG
-    ),
-    ResultPage(
-        "pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 30, CIFAR, LONG, quick=""
-    ),
-    ResultPage(
-        "scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 60, PLANTED, LONG, "18 GB", ""
-    ),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO),
+    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 27, CIFAR, LONG),
+    ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 60, PLANTED, LONG, "18 GB"),
     ResultPage(
         "concepts", "many concepts on one cache beside one", "speed.concepts", "DIR --work FOLDER", 15, CIFAR, LONG
     ),
     ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
-    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
-    ResultPage("heads", "seconds of training beside plain loops", "speed.heads", "DIR", 4, CIFAR, BY_HAND, quick=""),
-    ResultPage("scar", "whether biased labels are detected", "quality.scar", "DIR", 4, BOTH, BY_HAND, quick=""),
-    ResultPage("pretrain-cpu-whole", "", "quality.pretrain", "DIR FOLDER --whole", 70, CIFAR, BY_HAND, quick=""),
-    ResultPage("pretrain-speed", "", "quality.pretrain", "DIR FOLDER --speed", 10, CIFAR, BY_HAND, quick=""),
-    ResultPage("start", "how long a command takes to start", "speed.start", "FOLDER", 4, DEMO, BY_HAND, quick=""),
-    ResultPage("review-speed", "", "speed.review", "FOLDER --like CACHE", 5, CIFAR, BY_HAND, quick=""),
-    ResultPage("embed-cpu", "images a second", "speed.embed", "DIR FOLDER", 30, CIFAR, BY_HAND, quick=""),
-    ResultPage("scoring", "scoring beside reading", "speed.scoring", "FOLDER", 6, PLANTED, BY_HAND, quick=""),
-    ResultPage("retrieval-speed", "", "quality.retrieval", "FOLDER --speed", 15, PLANTED, BY_HAND, quick=""),
 )

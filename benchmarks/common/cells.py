@@ -39,29 +39,21 @@ def measured(
     *,
     minutes: float = float("inf"),
     jobs: int = 1,
-    also: Iterable[str] = (),
 ) -> list[dict]:
     """The rows of `wanted` cells: those of earlier runs of this commit, and `measure(**cell)` of the others.
 
     A cell is a dict of what it is; all have the same names. They are kept in WORK/NAME-COMMIT.jsonl. None is
     begun after so many minutes. More than one job: in that many processes of one thread; `measure` must be picklable.
-    What is missing at last is taken from the cells of the commits `also`, the first that has it, with "commit" in it.
     """
     cells, path = list(wanted), work / f"{name}-{commit() or 'unknown'}.jsonl"
     identity = tuple(cells[0])
     earlier = kept(path, identity)
     missing = [cell for cell in cells if tuple(cell.values()) not in earlier]
     deadline = time.monotonic() + 60 * minutes
-    rows = _one_by_one(missing, measure, deadline)
-    if jobs > 1:
-        rows = _in_processes(missing, measure, deadline, jobs)
+    rows = _in_processes(missing, measure, deadline, jobs) if jobs > 1 else _one_by_one(missing, measure, deadline)
     for row in rows:
         append(path, row)
-    rows_by_cell: dict = {}
-    for other in reversed(tuple(also)):
-        rows_of_other = kept(work / f"{name}-{other}.jsonl", identity)
-        rows_by_cell |= {cell: row | {"commit": other} for cell, row in rows_of_other.items()}
-    rows_by_cell |= kept(path, identity)
+    rows_by_cell = kept(path, identity)
     return [rows_by_cell[tuple(cell.values())] for cell in cells if tuple(cell.values()) in rows_by_cell]
 
 

@@ -1,6 +1,7 @@
 """Command lines of benchmarks that write a page: --out, and for those of speed a folder, numbers and --quick."""
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -9,6 +10,18 @@ def page_parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows the benchmark's docstring as it is, with --out."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="write the page here too")
+    return parser
+
+
+def images_parser(description: str | None) -> argparse.ArgumentParser:
+    """A parser of a page that is measured in cells on tasks of images and texts; `Location.of` takes its arguments."""
+    parser = page_parser(description)
+    parser.add_argument("folder", type=Path, help="CIFAR-10")
+    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
+    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
+    parser.add_argument("--quick", action="store_true", help="few cells on a quarter of the rows, to see that it works")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
     return parser
 
 

@@ -3,8 +3,10 @@
 The constants of pucache's methods are chosen on four tasks (`CHOSEN_ON`) and on nothing else.
 """
 
+from argparse import Namespace
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Protocol
@@ -118,6 +120,36 @@ class TaskGroups:
             return attributes.Attributes(images, self.work)
         other = KINDS if group == TOPICS else TOPICS  # both are of one set of texts
         return self._data.get(other) or texts.Texts(self.work, quick=self.quick)
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where data lie; the arguments of `TaskGroups`."""
+
+    cifar: Path
+    work: Path
+    fashion: Path | None
+    quick: bool
+
+    @classmethod
+    def of(cls, arguments: Namespace, *, quick: bool = False) -> "Location":
+        """Of the arguments of `images_parser`; `quick` takes a quarter of the rows whatever they say."""
+        folder = arguments.folder.resolve()
+        work = arguments.work or folder / "pucache-bench"
+        return cls(folder, work, arguments.fashion, quick or arguments.quick)
+
+
+@cache
+def opened(at: Location) -> TaskGroups:
+    """Once in each process."""
+    return TaskGroups(at.cifar, at.work, fashion_source=at.fashion, quick=at.quick)
+
+
+def prepared(at: Location, groups: Iterable[str]) -> TaskGroups:
+    """Embed what is not embedded yet, before other processes read it."""
+    for group in groups:
+        opened(at).data(group)
+    return opened(at)
 
 
 def settings(

@@ -1,65 +1,36 @@
-"""Interval of the hidden positives: coverage at every moment, and width, over simulated reviews.
+"""The limits of a review, and when to stop: coverage and width over simulated reviews, and looks on image sets.
 
-    python -m benchmarks.quality.audit [--reviews 2000] [--out docs/results/audit.md]
-    python -m benchmarks.quality.audit --quick
+    python -m benchmarks.quality.audit DIR [--fashion SOURCE] [--quick] [--out docs/results/audit.md]
 
-A review has 30 rounds of 19 ranked images and one random one, and 300 random images at last; or 330 random images and
-nothing else. After every random image the interval is checked against the truth. `audit` itself takes the log of
-every fifth review, whose widths are compared. One core, less than ten minutes.
+A simulated review has ranked images, random ones where the ranking yields little, a closing audit among the likeliest
+and then in the whole pile, and more ranked ones; `audit_entries` takes its log. Reviews on images are those of
+`audit_stopping.py`.
 """
 
-import time
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from multiprocessing import get_context
-from typing import Any
 
 import numpy as np
 
-from benchmarks.common.cells import table
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.cells import measured, table
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.quality.audit_reviews import (
-    CASES,
-    CLOSING,
-    ROUNDS,
-    SHOWN,
-    SKIPPED,
-    TAKEN_BACK,
-    WRONG,
-    SimulatedReview,
-    simulate,
-)
-from pucache.reviewing.audit import audit_entries
-from pucache.reviewing.hidden_interval import DrawHistory, likeliest_total
+from benchmarks.common.tasks import CIFAR, FASHION, Location, opened, prepared
+from benchmarks.quality import audit_stopping
+from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
+from pucache.reviewing.audit import UPPER_PART
+from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zone
+from pucache.reviewing.hidden_interval import evidence_above, evidence_below
+from pucache.reviewing.log import Stream
 
-REVIEWS, QUICK = 2000, 40
-PILES, SHARES = (3000, 50_000), (0.001, 0.01, 0.1)
-AUDIT_EVERY = 5  # reviews of which one is given to audit() at the end
-LENGTHS, LENGTH_REVIEWS = (30, 100, 300, 1000, 3000), 50
-LEVEL = 0.95
-
-
-@dataclass(frozen=True)
-class Ending:
-    """What is known at the end of a review: limits of K by three methods."""
-
-    found: int
-    limits: tuple[int, int]
-    exact: tuple[int, int]
-    bets: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One review: limits that ever excluded K, and the end of every fifth one."""
-
-    positives: int
-    excluded: frozenset[str]
-    misled: bool
-    ending: Ending | None
+LEVEL, REVIEWS, CHUNK = 0.95, 800, 50  # reviews of a case, and of a cell
+ALONE, MISSED = "random images alone", "a tenth missed"
+CASES = [(ALONE, 3000, 0.01), (ALONE, 3000, 0.1), (MISSED, 2000, 0.02)]
+CASES += [(ranking, 3000, share) for ranking in ("learns", "chance", "negatives first") for share in (0.01, 0.1)]
+CASES += [("learns", 50_000, 0.01)]
+RANKED, IN_ZONE, IN_PILE, EVERY = 600, 150, 100, 200  # looks of a review; those between two glances
+LIMITS = ("upper limit", "lower limit", "zone and rest", "chance")
+PILES, SHARES, LENGTHS, LOOKS = (3000, 50_000), (0.001, 0.01, 0.1), (30, 100, 300, 1000), (300, 1000)
 
 
 class Hypergeometric:
@@ -78,230 +49,202 @@ class Hypergeometric:
         terms = self._log_choose(positives, x) + self._log_choose(rows - positives, draws - x)
         return float(np.exp(terms - self._log_choose(rows, np.array(draws))).sum())
 
-    def interval(self, least: int, most: int, rows: int, draws: int) -> tuple[int, int]:
-        """Limits of the positives among the rows; `least` to `most` of the draws were positive."""
+    def interval(self, positives: int, rows: int, draws: int) -> tuple[int, int]:
+        """Limits of the positives among the rows; so many of the draws were positive."""
         tail = (1.0 - LEVEL) / 2.0
-        low, high = most, rows - (draws - most)
+        low, high = positives, rows - (draws - positives)
         while low < high:  # the greatest number under which so few are not too rare
             middle = (low + high + 1) // 2
-            rare = self.probability(0, most, rows, middle, draws) <= tail
+            rare = self.probability(0, positives, rows, middle, draws) <= tail
             low, high = (low, middle - 1) if rare else (middle, high)
-        greatest, low, high = low, least, rows - (draws - least)
+        greatest, low, high = low, positives, rows - (draws - positives)
         while low < high:
             middle = (low + high) // 2
-            rare = self.probability(least, draws, rows, middle, draws) <= tail
+            rare = self.probability(positives, draws, rows, middle, draws) <= tail
             low, high = (middle + 1, high) if rare else (low, middle)
         return low, greatest
 
 
-def exact_limits(review: SimulatedReview, exact: Hypergeometric) -> tuple[int, int]:
-    """Limits of K from the closing audit alone, looked at once."""
-    first, skipped = review.closing_from, sum(review.skipped[review.closing_from :])
-    positives = sum(y and not s for y, s in zip(review.truth[first:], review.skipped[first:], strict=True))
-    out = [int(review.history(doubtful_are=doubt).positives_before[first]) for doubt in (False, True)]
-    draws = len(review.truth) - first
-    low, high = exact.interval(positives, positives + skipped, review.unknown[first], draws)
-    return low + out[0], high + out[1]
+# --- coverage ----------------------------------------------------------------------------------------------
 
 
-def bets_limits(review: SimulatedReview, labelled_positives: int, share_factor: float) -> tuple[int, int]:
-    """Limits of K from the mean of three bets: one positive in two urns, the audit's share, the model's share.
-
-    The share by the model is `share_factor` times the truth at each draw.
-    """
-    limits = []
-    for doubtful_are in (False, True):
-        history = review.history(doubtful_are=doubtful_are)
-        y, n, f = history.positive, history.unknown, history.positives_before
-        past = np.concatenate([[0], np.cumsum(y)[:-1]])
-        model = np.clip((review.positives - np.array(review.before)) / n * share_factor, 0.5 / n, 0.9)
-        bets = np.array([0.5 / n, (past + 0.5) / (np.arange(y.size) + 1.0), model])
-        capital = np.logaddexp.reduce(np.log(np.where(y, bets, 1.0 - bets)).sum(axis=1)) - np.log(3)
-        least, most = max(int((f + y).max()), labelled_positives), int((n + f - ~y).min())
-        inside = max(least, likeliest_total(history, least=least, greatest=most))
-        limits.append(_edge(history, capital, inside, most if doubtful_are else least))
-    return limits[0], limits[1]
+def coverage(case: str, rows: int, share: float, begin: int, count: int) -> dict:
+    """Whether each of `LIMITS` excluded the truth at some moment, by review."""
+    return {"excluded": [_excluded(case, rows, share, number) for number in range(begin, begin + count)]}
 
 
-def _edge(history: DrawHistory, capital: float, inside: int, outside: int) -> int:
-    """The last K on the way to `outside` whose E is below 20."""
-
-    def excluded(total: int) -> bool:
-        share = (total - history.positives_before) / history.unknown
-        with np.errstate(divide="ignore"):
-            likelihood = np.log(np.where(history.positive, share, 1.0 - share)).sum()
-        return capital - likelihood >= -np.log(1.0 - LEVEL)
-
-    if not excluded(outside):
-        return outside
-    while abs(outside - inside) > 1:
-        middle = (inside + outside) // 2
-        inside, outside = (inside, middle) if excluded(middle) else (middle, outside)
-    return inside
+def _excluded(case: str, rows: int, share: float, number: int) -> list[bool]:
+    rng = np.random.default_rng([rows, round(1000 * share), number])
+    if case == MISSED:
+        return missed_review(rows, share, rng)
+    review = Review(rows, share, "chance" if case == ALONE else case, rng, lapses=case != ALONE)
+    if case != ALONE:
+        review.rank(RANKED)
+        review.fix_zone(zone_of(rows))
+        review.close(Stream.ZONE, IN_ZONE)
+    review.close(Stream.AUDIT, IN_PILE + IN_ZONE * (case == ALONE))
+    if case != ALONE:
+        review.rank(100)
+    return excluded_limits(review)
 
 
-def ending(review: SimulatedReview, exact: Hypergeometric, share_factor: float) -> Ending:
-    """Limits at the end of a review, from its log."""
-    result = audit_entries(review.entries(), [review.pile], level=LEVEL)
-    if not result.total_low <= review.positives <= result.total_high and not review.excluded:
-        raise SystemExit("audit() excludes the truth at the end of a review, and the check of each draw did not")
-    return Ending(
-        found=result.found,
-        limits=(result.total_low, result.total_high),
-        exact=exact_limits(review, exact),
-        bets=bets_limits(review, result.found, share_factor),
-    )
+def missed_review(rows: int, share: float, rng: np.random.Generator) -> list[bool]:
+    """A review to the end by somebody who misses a tenth; its limits are looked at now and then."""
+    review, excluded = Review(rows, share, "learns", rng, lapses=False, missed=0.1), [False] * len(LIMITS)
+    while review.left.any():
+        review.rank(EVERY)
+        audit, total = review.audit(), int(review.truth.sum())
+        excluded[0] |= audit.total_high < total
+        excluded[1] |= audit.total_low > total
+    return excluded
 
 
-def measure(rows: int, share: float, case: str, *, reviews: int) -> list[Outcome]:
-    """Reviews of one cell; their seeds are pile, share, case and number."""
-    exact, outcomes = Hypergeometric(rows), []
-    for number in range(reviews):
-        rng = np.random.default_rng([rows, round(1000 * share), CASES.index(case), number])
-        review = simulate(rows, round(share * rows), case, rng, level=LEVEL)
-        end = ending(review, exact, rng.choice([0.5, 2.0])) if number % AUDIT_EVERY == 0 else None
-        outcomes.append(Outcome(review.positives, frozenset(review.excluded), review.misled, end))
-    return outcomes
+def zone_of(rows: int) -> int:
+    return min(5000, rows // 6)
 
 
-def measure_length(rows: int, share: float, draws: int, *, reviews: int) -> float:
-    """Mean width after so many random images, relative to that of the exact interval."""
+def excluded_limits(review: Review) -> list[bool]:
+    """Whether the limits, as `audit_entries` computes them, exclude the truth: their evidence against it alone."""
+    error, zone_rows = 1.0 - LEVEL, int(review.copies[review.zone].sum())
+    log, zone = replay(review.entries, [review.rows]), replay_zone(review.entries, zone_rows)
+    looks = looks_of(review.entries, review.rows, log.labels)
+    total, inside = (int(review.copies[review.truth & groups].sum()) for groups in (review.truth, review.zone))
+
+    def above(log: ReplayedLog, total: int, error: float) -> bool:
+        if total < int((log.found + log.doubtful).sum()):
+            return False
+        return bool(evidence_above(log.all_positive, total, int(log.rows[0])).max(initial=0.0) >= -np.log(error))
+
+    below = evidence_below(log.all_negative, total, review.rows).max(initial=0.0)
+    chance = total >= looks.found and looks.evidence(total).max(initial=0.0) >= -np.log(error)
+    # the limit of the rest is that of the pile: wrong only where this one is
+    return [
+        above(log, total, UPPER_PART * error),
+        bool(below >= -np.log((1.0 - UPPER_PART) * error)),
+        above(zone, inside, error / 2) or above(log, total, error / 2),
+        bool(chance),
+    ]
+
+
+# --- width -------------------------------------------------------------------------------------------------
+
+
+def length(rows: int, share: float, draws: int, reviews: int) -> dict:
+    """Mean width after so many random images and nothing else, relative to that of the exact interval."""
     exact, limits = Hypergeometric(rows), []
     for number in range(reviews):
-        rng = np.random.default_rng([rows, round(1000 * share), len(CASES), draws, number])
-        review = simulate(rows, round(share * rows), CASES[0], rng, level=LEVEL, closing=draws)
-        result = audit_entries(review.entries(), [rows], level=LEVEL)
-        limits.append(((result.total_low, result.total_high), exact_limits(review, exact)))
-    widths = np.diff(limits, axis=2)[..., 0].mean(axis=0)
-    return float(widths[0] / widths[1])
+        rng = np.random.default_rng([rows, round(1000 * share), draws, number])
+        review = Review(rows, share, "chance", rng, lapses=False)
+        review.close(Stream.AUDIT, draws)
+        result = review.audit()
+        limits.append(((result.total_low, result.total_high), exact.interval(len(review.found), rows, draws)))
+    ours, planned = np.diff(limits, axis=2)[..., 0].mean(axis=0)
+    return {"ratio": float(ours / planned)}
 
 
-# --- the page ------------------------------------------------------------------------------------------
+def widths(rows: int, share: float, looks: int, reviews: int) -> dict:
+    """Hidden and limits after looks of which the last two fifths are a closing audit, or the ranking; means."""
+    figures = []
+    for number in range(reviews):
+        seed = [rows, round(1000 * share), looks, number]
+        ends = {}
+        for closing in (Stream.AUDIT, Stream.ZONE, Stream.RANKED):
+            review = Review(rows, share, "learns", np.random.default_rng(seed), lapses=False)
+            review.rank(looks * 3 // 5)
+            if closing is Stream.RANKED:
+                review.rank(looks - looks * 3 // 5)
+            else:
+                review.fix_zone(zone_of(rows) if closing is Stream.ZONE else 0)
+                review.close(closing, looks - looks * 3 // 5)
+            ends[closing] = review, review.audit()
+        (pile, whole), (zoned, zone), (ranked, chance) = ends.values()
+        assert zone.zone is not None
+        inside = zoned.hidden(zoned.zone)
+        figures.append(
+            [pile.hidden(), whole.hidden_high, inside, zone.zone.hidden_high, ranked.hidden(), chance.chance_high]
+        )
+    return {"means": np.mean(figures, axis=0).tolist()}
 
 
-def share_of(values: list[bool]) -> str:
+# --- the page ----------------------------------------------------------------------------------------------
+
+TEXT = f"""`python -m benchmarks.quality.audit DIR --fashion SOURCE`. A review has {RANKED} looks by a ranking, with
+random images in up to 5 % of the slots, then {IN_ZONE} random images in a zone of the likeliest (a sixth of the pile,
+at most 5,000), {IN_PILE} in the whole pile, and 100 looks by the ranking. {100 * TWINS:.0f} % of the images are twins
+of another one, {100 * SKIPPED:.0f} % are skipped, {100 * WRONG:.0f} % are decided wrongly and corrected later, and
+positives are shown again. *{ALONE.capitalize()}* is {IN_PILE + IN_ZONE} of them, without lapses. In *{MISSED}* the
+reviewer rejects a tenth of the positives whenever they are shown, and reviews the pile to the end; limits are looked at
+every {EVERY} looks, and only the first two.
+
+A limit is wrong if it excluded the truth at any moment, so also for somebody who stops at the luckiest one; asked: at
+most 5 %. *Chance* is the limit that assumes a ranking that is no worse than chance. Where the ranking shows negatives
+first, that is false: it is meant for a ranking that learns."""
+LENGTH_TEXT = """Ratio of mean widths after so many random images and nothing else, to the exact two-sided
+hypergeometric interval, which is made for that moment. The other one holds at all of them."""
+WIDTH_TEXT = """Upper limits after so many looks of which the last two fifths are a closing audit in the pile, or in the
+zone; or the ranking goes on, for the limit by chance (means; beside each the true number)."""
+
+
+def share_of(values: np.ndarray) -> str:
     """Percentage with its standard error."""
-    share = float(np.mean(values))
-    return f"{100 * share:.2f} ± {100 * np.sqrt(share * (1 - share) / len(values)):.2f}"
+    mean = float(np.mean(values))
+    return f"{100 * mean:.2f} ± {100 * np.sqrt(mean * (1 - mean) / len(values)):.2f}"
 
 
-def cell_row(rows: int, share: float, case: str, outcomes: list[Outcome]) -> list:
-    ends = [one.ending for one in outcomes if one.ending]
-    widths = {name: np.array([np.diff(getattr(end, name))[0] for end in ends]) for name in ("limits", "exact", "bets")}
-    hidden = [one.positives - one.ending.found for one in outcomes if one.ending]
-    low, high = (np.mean([end.limits[i] - end.found for end in ends]) for i in (0, 1))
-    return [
-        f"{rows:,}",
-        f"{100 * share:g} %",
-        case,
-        f"**{share_of([bool(one.excluded) for one in outcomes])}**",
-        *(f"{100 * np.mean([side in one.excluded for one in outcomes]):.2f}" for side in ("above", "below")),
-        f"{np.mean(hidden):,.1f}",
-        f"{low:,.0f} to {high:,.0f}",
-        f"**{widths['limits'].mean() / widths['exact'].mean():.2f}**",
-        f"{np.quantile(widths['limits'] / np.maximum(widths['exact'], 1), 0.9):.2f}",
-        f"{widths['bets'].mean() / widths['exact'].mean():.2f}",
+def page(covered: list[dict], lengths: list[dict], wide: list[dict], stopping: str) -> str:
+    coverages = []
+    for case, rows, share in CASES:
+        cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
+        excluded = np.array([review for cell in cells for review in cell["excluded"]])
+        if len(excluded):
+            coverages.append([case, f"{rows:,}", f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)])
+    ratios = {(cell["rows"], cell["share"], cell["draws"]): f"{cell['ratio']:.2f}" for cell in lengths}
+    length_lines = [
+        [f"{rows:,}", f"{100 * share:g} %", *(ratios.get((rows, share, draws), "") for draws in LENGTHS)]
+        for rows, share in product(PILES, SHARES)
     ]
-
-
-HEAD = ["pile", "positive", "review", "ever excluded, %", "above", "below", "hidden", "interval", "width"]
-HEAD += ["90th pct.", "three bets"]
-TEXT = f"""
-A review has {ROUNDS} rounds of {SHOWN} ranked images and one random one, and {CLOSING} random images at last;
-*{CASES[0]}* is {ROUNDS + CLOSING} of them. The ranking learns in each round. The score of a positive is noise, plus a
-signal that grows with the labelled positives of its kind (one of ten), also with those that the audit brought. In
-*skips* the reviewer skips {100 * SKIPPED[True]:.0f} % of the positives and {100 * SKIPPED[False]:.0f} % of the
-negatives, ranked and random. In *undo* {100 * WRONG:.0f} % of the decisions are wrong at first; these, and
-{100 * TAKEN_BACK:.0f} % of the right ones in the ranking, are taken back. A wrong label of a random image is corrected
-at once. A label of the ranking is taken back after the next random image, and the image comes back when the ranking
-brings it.
-
-- **Ever excluded**: % of the reviews in which the 95 % interval left out the true number of positives after any
-  random image (± standard error); asked: at most 5. Above and below: by the upper and by the lower limit.
-- **Hidden**, and the **interval**: means at the end of every {AUDIT_EVERY}th review, whose log `audit` takes.
-- **Width**: mean width at the end, relative to the exact two-sided hypergeometric interval of the closing audit
-  alone, which holds for one look that was planned; asked: at most 1.5. 90th percentile: of the ratios of single
-  reviews.
-- **Three bets**: the same ratio for E(K) = mean of three bets / L(K), which was tried first. Bets: ½/n,
-  (x + ½)/(i + 1), and the model's share where it is off by a factor of two.
-"""
-
-
-def page(cells: dict[tuple, list[Outcome]], lengths: dict[tuple, float], command: str, seconds: float) -> str:
-    reviews = len(next(iter(cells.values())))
-    slips = ", ".join(
-        share_of([one.misled for one in outcomes]) for (*_, case), outcomes in cells.items() if case == CASES[3]
-    )
-    lines = [
+    width_lines = [
+        [f"{cell['rows']:,}", f"{100 * cell['share']:g} %", cell["looks"], *(f"{mean:,.0f}" for mean in cell["means"])]
+        for cell in wide
+    ]
+    width_head = ["pile", "positive", "looks", "hidden", "pile", "hidden in zone", "zone", "hidden", "chance"]
+    sections = [
         "# Interval of the hidden positives",
-        "",
-        f"`{command}`: {reviews:,} simulated reviews per row, numbers 0 to {reviews - 1:,} are their seeds; "
-        f"{seconds / 60:.1f} minutes of one core.",
+        "## Every limit",
         TEXT,
-        table(HEAD, [cell_row(*cell, outcomes) for cell, outcomes in cells.items()]),
-        "",
-        "The interval is that of the labels in force. While a wrong label stands, it can be wrong too. Looked at also "
-        f"between a slip and its correction ({100 * WRONG:.0f} % of the random images), and while wrong labels of the "
-        f"ranking stood, it was wrong at such a moment in {slips} % of the reviews (rows with undo, in their order).",
-        "",
+        table(["review", "pile", "positive", "reviews", *(f"{limit} wrong, %" for limit in LIMITS)], coverages),
         "## Width and length",
-        "",
-        f"Ratio of mean widths after so many random images and nothing else, {min(reviews, LENGTH_REVIEWS)} reviews "
-        "each. The exact interval is made for that moment. The other one holds at all of them.",
-        "",
-        table(
-            ["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)],
-            [
-                [f"{rows:,}", f"{100 * share:g} %"]
-                + [f"{lengths[rows, share, n]:.2f}" if (rows, share, n) in lengths else "" for n in LENGTHS]
-                for rows in PILES
-                for share in SHARES
-            ],
-        ),
-        "",
+        LENGTH_TEXT,
+        table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),
+        WIDTH_TEXT,
+        table(width_head, width_lines),
+        "## When to stop",
+        stopping,
         environment(),
-        "",
     ]
-    return "\n".join(lines)
-
-
-def timed(measurement: Callable, *cell, reviews: int) -> tuple[Any, float]:
-    """What is measured, and CPU seconds."""
-    began = time.process_time()
-    return measurement(*cell, reviews=reviews), time.process_time() - began
+    return "\n\n".join(sections) + "\n"
 
 
 def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("--reviews", type=int, help=f"per row (default: {REVIEWS}; with --quick {QUICK})")
-    parser.add_argument("--quick", action="store_true", help="a look, in seconds")
-    parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
-    arguments = parser.parse_args()
-    reviews = arguments.reviews or (QUICK if arguments.quick else REVIEWS)
-    if reviews < AUDIT_EVERY or arguments.jobs < 1:
-        parser.error(f"--reviews must be at least {AUDIT_EVERY} and --jobs 1, got {reviews} and {arguments.jobs}")
-    piles = list(product(PILES, SHARES))
-    wanted = [(measure, (*pile, case), reviews) for pile in piles for case in CASES]
-    wanted += [
-        (measure_length, (*pile, draws), min(reviews, LENGTH_REVIEWS))
-        for pile in piles
-        for draws in LENGTHS
-        if draws < pile[0]
+    options = images_parser(__doc__).parse_args()
+    at = Location.of(options, quick=True)
+    groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
+    limits = {"minutes": options.minutes, "jobs": options.jobs}
+    reviews, averaged = (20, 2) if options.quick else (REVIEWS, 20)
+    chunks = [(begin, min(CHUNK, reviews)) for begin in range(0, reviews, CHUNK)]
+    wanted = [
+        {"case": case, "rows": rows, "share": share, "begin": begin, "count": count}
+        for (begin, count), (case, rows, share) in product(chunks, CASES)
     ]
-    cells, lengths, seconds = {}, {}, 0.0
-    with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-        running = [pool.submit(timed, measurement, *cell, reviews=count) for measurement, cell, count in wanted]
-        for (measurement, cell, _), future in zip(wanted, running, strict=True):
-            result, cpu = future.result()
-            seconds += cpu
-            if measurement is measure:
-                cells[cell] = result
-                print(*cell_row(*cell, result), flush=True)
-            else:
-                lengths[cell] = result
-    command = "python -m benchmarks.quality.audit" + f" --reviews {reviews}" * (reviews != REVIEWS)
-    text = page(cells, lengths, command, seconds)
-    write_page(text, arguments.out)
+    sizes = [{"rows": rows, "share": share} for rows, share in product(PILES, SHARES)]
+    lengths = [size | {"draws": draws, "reviews": averaged} for size, draws in product(sizes, LENGTHS)]
+    looks = [size | {"looks": count, "reviews": 1 if options.quick else 3} for size, count in product(sizes, LOOKS)]
+    stopping = audit_stopping.cells(groups.names, options.quick)
+    parts = (coverage, wanted), (length, lengths), (widths, looks), (partial(audit_stopping.measure, at), stopping)
+    rows = [
+        measured(at.work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
+    ]
+    write_page(page(*rows[:3], audit_stopping.section(rows[3])), options.out)
 
 
 if __name__ == "__main__":

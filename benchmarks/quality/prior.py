@@ -1,53 +1,94 @@
 """Interval of the prior: coverage and width over piles with few labels.
 
-    python -m benchmarks.quality.prior CIFAR [--fashion FASHION] [--out docs/results/prior.md]
-    python -m benchmarks.quality.prior CIFAR --fashion FASHION --piles 40 --fresh
+    python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--quick] [--out docs/results/prior.md]
 
-CIFAR and FASHION are sources as `benchmarks.quality.suite` takes them. A pile has one class, attribute, topic or kind
-as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of positives is drawn between 1 and 25 %, even on
-the scale of logarithms. Margins are kept beside the caches and used again by later runs, of other commits too: only
-the intervals are made anew, unless --fresh asks for margins of this commit.
+A pile has one class, attribute, topic or kind as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of
+positives is drawn between 1 and 25 %, even on the scale of logarithms. Rows are drawn from a quarter of all.
 """
 
-import os
-from functools import partial
+import time
+from functools import cache, partial
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import CIFAR, CROSSING, FASHION
-from benchmarks.quality.prior_piles import GROUPS, Margins, held_out, task_groups
+from benchmarks.common.piles import Directions, pile_rows, task_rows
+from benchmarks.common.tasks import (
+    ATTRIBUTES,
+    CIFAR,
+    CROSSING,
+    FASHION,
+    KINDS,
+    TASKS,
+    TOPICS,
+    Location,
+    opened,
+    prepared,
+)
+from pucache import PULinearClassifier
 from pucache.estimates.calibration import LEAST, MOST
 from pucache.estimates.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
-LABELLED, PILES = (10, 20, 40, 100, 500), 200
+LABELLED, PILES, QUICK_PILES = (10, 20, 40, 100, 500), 100, 2
+# half of the piles are of CIFAR-10, a fifth of Fashion-MNIST, a tenth of each of the others
+GROUPS = (CIFAR, FASHION, CIFAR, ATTRIBUTES, CIFAR, TOPICS, CIFAR, FASHION, CIFAR, KINDS)
+ROWS, SHARES = (1000, 1500, 3000), (0.01, 0.25)
 MARGINS = {"default": "train-pu", "linear": "linear head"}  # names of these margins in the tables
-CHOSEN_ON = 25  # constants of the interval were chosen with the first piles of each number of labels in sight
-COLUMNS = ["labels", "piles", "coverage", "above, below", "later piles", "width", "asked", "one-sided"]
+COLUMNS = ["labels", "piles", "coverage", "above, below", "width", "asked", "one-sided"]
 LEGEND = f"""\
+The degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW}) were chosen with other
+piles of these tasks in sight.
+
 - **Above, below**: the whole interval lies above or below the truth.
-- **Later piles**: the degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW})
-  were chosen with the first {CHOSEN_ON} piles of each number of labels in sight; the later ones confirm the choice.
 - **Width**: relative to the true share, median (90th percentile).
 - **One-sided**: intervals that say "at most" or "at least"."""
 WIDTHS = {20: 1.9, 40: 1.3, 100: 0.9}  # greatest median width asked for, by number of labels
 
 
-def measure(source: Path, work: Path, fashion: Path | None, labelled: int, number: int, *, fresh: bool = False) -> dict:
+def task_of(number: int, names: tuple[str, ...]) -> tuple[str, str]:
+    """Group and task of a pile."""
+    group = GROUPS[number % len(GROUPS)]
+    group = group if group in names else CIFAR
+    earlier = GROUPS[: number % len(GROUPS)].count(group) + GROUPS.count(group) * (number // len(GROUPS))
+    return group, TASKS[group][earlier % len(TASKS[group])]
+
+
+@cache
+def reduced_rows(at: Location, group: str, task: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of a task, those of images along 256 directions, and which are positive."""
+    X, y = task_rows(opened(at), group, task)
+    return (X if group in (TOPICS, KINDS) else Directions(X).reduce(X)), y
+
+
+def measure(at: Location, labelled: int, number: int) -> dict:
     """Intervals of one pile beside the truth, and what all methods estimate."""
-    pile = held_out(source, work, fashion, labelled, number, fresh=fresh)
-    row = {name: getattr(pile, name) for name in ("group", "task", "share", "commit", "seconds")}
-    row |= {name: stated(pile, name) for name in MARGINS}
-    row["estimates"] = {name: estimate(pile.margins["linear"], pile.s, name) for name in METHODS}
-    return row
+    draw = np.random.default_rng([labelled, number])
+    unlabelled = int(ROWS[draw.integers(len(ROWS))])
+    share = np.exp(draw.uniform(*np.log(SHARES)))
+    group, task = task_of(number, opened(at).names)
+    X, y = reduced_rows(at, group, task)
+    hidden = min(max(1, round(share * unlabelled)), int(y.sum()) - labelled)
+    rows = pile_rows(y, labelled=labelled, hidden=hidden, unlabelled=unlabelled, draw=draw)
+    s, truth = (np.arange(len(rows)) < labelled).astype(np.int8), hidden / (len(rows) - labelled)
+    began = time.process_time()
+    model = PULinearClassifier(random_state=number).fit(X[rows], s)
+    seconds = time.process_time() - began
+    margins = {"default": model.held_out_margins_, "linear": model.classifier_margins_}
+    return {
+        "group": group,
+        "task": task,
+        "share": truth,
+        "seconds": seconds,
+        **{name: stated(margins[name], s, truth) for name in MARGINS},
+        "estimates": {name: estimate(margins["linear"], s, name) for name in METHODS},
+    }
 
 
-def stated(pile: Margins, name: str) -> dict:
-    interval, truth = profile_interval(pile.margins[name], pile.s), pile.share
+def stated(margins: np.ndarray, s: np.ndarray, truth: float) -> dict:
+    interval = profile_interval(margins, s)
     return {
         "above": interval.low > truth,
         "below": interval.high < truth,
@@ -78,14 +119,13 @@ def widths(cells: list[dict], name: str) -> str:
 
 
 def interval_row(cells: list[dict], name: str) -> list:
-    labelled, later = cells[0]["labelled"], [cell for cell in cells if cell["number"] >= CHOSEN_ON]
+    labelled = cells[0]["labelled"]
     above, below, one_sided = (np.mean([cell[name][key] for cell in cells]) for key in ("above", "below", "one_sided"))
     return [
         labelled,
         len(cells),
         f"**{coverage(cells, name)}**",
         f"{above:.0%}, {below:.0%}",
-        coverage(later, name),
         f"**{widths(cells, name)}**",
         WIDTHS.get(labelled, ""),
         f"{one_sided:.0%}",
@@ -134,46 +174,24 @@ def page(rows: list[dict], wanted: int) -> str:
 
 def introduction(rows: list[dict], wanted: int) -> str:
     cut = f" Cut off: {len(rows)} of {wanted} piles." if len(rows) < wanted else ""
-    commits = sorted({row["commit"].removesuffix("-dirty") for row in rows})
-    trained = f"commit {commits[0]}" if len(commits) == 1 else f"{len(commits)} commits, each file says which"
     return (
-        f"`python -m benchmarks.quality.prior CIFAR --fashion FASHION`: 90 % intervals on {len(rows)} piles of 1,000, "
+        f"`python -m benchmarks.quality.prior DIR --fashion SOURCE`: 90 % intervals on {len(rows)} piles of 1,000, "
         "1,500 and 3,000 unlabelled rows, 1 to 25 % of them positive. Positives are one class, attribute, topic or "
-        "kind of those of the [suite](suite.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
-        f"Embeddings of images are reduced to 256 dimensions. Margins of {trained}; median CPU time of a fit "
+        "kind of those of [few labels](few-labels.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
+        f"Embeddings of images are reduced to 256 dimensions. Median CPU time of a fit "
         f"{np.median([row['seconds'] for row in rows]):.1f} s.{cut}"
     )
 
 
 def main() -> None:
-    parser = page_parser(__doc__)
-    parser.add_argument("source", type=Path, metavar="CIFAR")
-    parser.add_argument("--fashion", type=Path, help="Fashion-MNIST; without it, piles of CIFAR-10 take its place")
-    parser.add_argument("--work", type=Path, help="where caches, margins and rows are kept (default: beside CIFAR)")
-    parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, default=LABELLED, metavar="N")
-    parser.add_argument("--piles", type=int, default=PILES, help="of each number of labels (default: %(default)s)")
-    parser.add_argument("--fresh", action="store_true", help="no margins of other commits")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further pile after so long")
-    arguments = parser.parse_args()
-    if arguments.piles < 1 or arguments.jobs < 1:
-        parser.error(f"--piles and --jobs must be at least 1, got {arguments.piles} and {arguments.jobs}")
-    source = arguments.source.resolve()
-    work = arguments.work or (source if source.is_dir() else source.parent) / "pucache-bench"
-    work.mkdir(parents=True, exist_ok=True)
-    wanted = [{"labelled": n, "number": number} for number, n in product(range(arguments.piles), arguments.labelled)]
-    for group in (CIFAR, *([FASHION] if arguments.fashion else [])):
-        task_groups(source, work, arguments.fashion).data(group)  # embeds, before other processes read it
-    rows = measured(
-        work,
-        "prior-fresh" if arguments.fresh else "prior",
-        wanted,
-        partial(measure, source, work, arguments.fashion, fresh=arguments.fresh),
-        minutes=arguments.minutes,
-        jobs=arguments.jobs,
-    )
-    text = page(rows, len(wanted))
-    write_page(text, arguments.out)
+    options = images_parser(__doc__).parse_args()
+    at = Location.of(options, quick=True)
+    prepared(at, opened(at).names)
+    numbers = range(QUICK_PILES if options.quick else PILES)
+    wanted = [{"labelled": labelled, "number": number} for number, labelled in product(numbers, LABELLED)]
+    limits = {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, "prior", wanted, partial(measure, at), **limits)
+    write_page(page(rows, len(wanted)), options.out)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENC
 few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
 noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
 sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
-(docs/results/suite.md).
+(docs/results/few-labels.md).
 """
 
 from __future__ import annotations

@@ -19,10 +19,9 @@ def test_cells_are_measured_once_in_any_number_of_processes(tmp_path, jobs, monk
     assert cells.measured(tmp_path, "cells", wanted, None, jobs=jobs) == rows
 
 
-def test_cells_of_other_commits_fill_gaps_and_say_so(tmp_path, monkeypatch):
-    wanted = [{"n": n, "seed": 0} for n in range(3)]
-    for commit, cells_of in {"old": wanted[:2], "new": wanted[:1]}.items():
-        monkeypatch.setattr(cells, "commit", lambda commit=commit: commit)
-        cells.measured(tmp_path, "cells", cells_of, double)
-    rows = cells.measured(tmp_path, "cells", wanted, double, minutes=0, also=["old"])
-    assert rows == [wanted[0] | double(**wanted[0]), wanted[1] | double(**wanted[1]) | {"commit": "old"}]
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_no_cell_is_begun_after_the_time(tmp_path, jobs):
+    rows = cells.measured(
+        tmp_path, "cells", [{"n": 1, "seed": seed} for seed in range(5)], double, minutes=0, jobs=jobs
+    )
+    assert rows == []

