@@ -181,7 +181,6 @@ def embedding(bench: Bench, *, kind: str) -> dict[str, object]:
     from safetensors.torch import save_file
 
     from benchmarks.common.jpegs import write_jpegs
-    from benchmarks.speed.embed import forward_alone
     from pucache import load_encoder, open_source
     from pucache.devices import cores
     from pucache.embedding.embed import run_embedding
@@ -199,7 +198,8 @@ def embedding(bench: Bench, *, kind: str) -> dict[str, object]:
     cache.unlink(missing_ok=True)
     report = run_embedding(open_source(folder), cache, loaded)
     rate = report.computed / (report.seconds - report.profile.seconds["listing"])
-    alone = forward_alone(loaded)
+    pixels = torch.zeros((loaded.runtime.batch_size, *loaded.runtime.input_size, 3), dtype=torch.uint8)
+    alone = len(pixels) / seconds(bench.device, lambda: loaded.forward(pixels))["seconds"]
     found: dict[str, object] = {"images": report.computed, "images/s": rate, "forward alone, images/s": alone}
     return found | {"precision": loaded.spec.precision, "encoder waited": report.profile.waited}
 

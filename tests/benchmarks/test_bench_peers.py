@@ -10,7 +10,7 @@ from sklearn.preprocessing import StandardScaler
 
 from benchmarks.peers import compare, learners, measure, ranking
 from benchmarks.peers.learners import DEFAULT, ONE_FIT, WITH_SHARE, Truth
-from benchmarks.quality import suite
+from benchmarks.quality import few_labels
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 
@@ -138,10 +138,10 @@ def test_the_peak_is_of_the_fit_alone():
 
 def test_the_ceiling_is_never_below_a_head_of_the_labelled_ones(rows):
     X, s, y = rows
-    found = suite.ceiling(X, s, y, X, y)
+    found = few_labels.ceiling(X, s, y, X, y)
     plain = fit_heads(X, s, risk=PURisk("weighted_bce"), penalty=1e-3).margins(X)[:, 0]
     assert found["auc"] >= roc_auc_score(y, plain) - 1e-3
-    assert found["best_f1"] >= suite.best_f1(y, plain) - 1e-2
+    assert found["best_f1"] >= few_labels.best_f1(y, plain) - 1e-2
 
 
 # --- ranking --------------------------------------------------------------------------------------------

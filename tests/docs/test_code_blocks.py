@@ -159,10 +159,10 @@ def sit(folder):
 
         for label in 3 * "1" + 7 * "0":
             decide(next(row for row in np.flatnonzero(session.unknown) if truth[session.cache.keys[row]] == label))
-            decide(session.draw(rng, Stream.AUDIT, expected=0.1)[0].row)
+            decide(session.draw(rng, Stream.AUDIT)[0].row)
         for draw in session.draw(rng, Stream.RECHECK, 2):
             decide(draw.row)
-        session.draw(rng, Stream.AUDIT, expected=0.1)
+        session.draw(rng, Stream.AUDIT)
 
 
 def run(command, folder):

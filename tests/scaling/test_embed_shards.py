@@ -123,7 +123,7 @@ def test_a_command_that_is_ended_leaves_nothing_running_and_the_next_one_goes_on
         assert eventually(lambda: files(folder)), first.stderr
         first.send(number)
         code = first.wait()
-        assert (code, first.stdout) == (128 + number if number == signal.SIGTERM else -number, "")
+        assert (code, first.stdout) == (128 + number if number == signal.SIGTERM else -number, ""), first.stderr
         if number == signal.SIGTERM:
             assert first.stderr.endswith("interrupted; nothing is lost: run the same command again to go on\n")
         assert eventually(lambda: not first.left())

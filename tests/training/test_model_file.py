@@ -170,6 +170,15 @@ def test_a_file_that_was_meddled_with_is_refused_by_name(saved, change, message)
     assert str(saved) in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_damage_of_any_byte_is_refused(saved):
+    whole = saved.read_bytes()
+    for position in range(0, len(whole), 7):
+        saved.write_bytes(whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :])
+        with pytest.raises(ModelError) as caught:
+            read_model(saved)
+        assert "\n" not in str(caught.value) and str(saved) in str(caught.value)
+
+
 @pytest.mark.parametrize("tensors", [{}, {"coef": COEF}, {"coef": COEF, "numbers": NUMBERS, "more": COEF}], ids=len)
 def test_a_sealed_file_of_other_tensors_is_refused(tmp_path, tensors):
     tensor_file.write(tmp_path / "model", KIND, tensors, {})
