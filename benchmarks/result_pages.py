@@ -96,7 +96,7 @@ PAGES = (
         5,
         BOTH,
     ),
-    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO, LONG),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 27, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 60, PLANTED, LONG, "18 GB"),
     ResultPage(

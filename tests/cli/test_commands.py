@@ -320,6 +320,34 @@ def test_a_signal_is_not_lost_in_a_destructor(number, code):
     assert ended.returncode == code and "interrupted" in ended.stderr and "Traceback" not in ended.stderr
 
 
+WHILE_THE_FIRST_IS_REPORTED = """
+import signal, sys
+import click
+from pucache.cli.main import main, run
+
+number, report = int(sys.argv.pop()), click.echo
+
+def report_after_another_signal(*values, **options):
+    signal.raise_signal(number)
+    report(*values, **options)
+
+@click.command()
+def stop():
+    click.echo = report_after_another_signal
+    signal.raise_signal(number)
+
+main.commands["stop"] = stop
+run(["stop"])
+"""
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_second_signal_does_not_change_the_exit_code(number, code):
+    command = [sys.executable, "-c", WHILE_THE_FIRST_IS_REPORTED, str(int(number))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
+    assert ended.returncode == code and ended.stderr.count("interrupted") == 1 and "Aborted" not in ended.stderr
+
+
 def test_exit_codes_reach_the_shell(here):
     command = [sys.executable, "-m", "pucache", "info", "nowhere.h5"]
     ended = subprocess.run(command, capture_output=True, text=True)
