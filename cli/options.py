@@ -213,7 +213,8 @@ training = _all_of(  # options of commands that train linear heads
         default="auto",
         show_default=True,
         metavar="FLOAT|auto",
-        help="L2 penalty, relative to the variance of the embeddings. auto: chosen by the likelihood of held-out labels.",
+        help="L2 penalty, relative to the variance of the embeddings. auto: the one at which labels that were held out "
+        "are likeliest.",
     ),
     click.option(
         "--solver",
