@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +29,7 @@ KEY_NAMES = ("key", "image_path", "path", "file_name", "filename", "url", "id", 
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
-BATCH_KEYS, BATCH_BYTES = 1 << 16, 8 << 20
+BATCH_KEYS = 1 << 16
 _MAX_FOOTER = 1 << 30
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
 
@@ -81,8 +81,8 @@ class Input:
     rows: int
     dim: int
     dtype: np.dtype
-    # takes a first row and a number of rows; reads blocks of so many from that row to the end
-    blocks: Callable[[int, int], Iterator[Columns]]
+    # takes the rows per block and the first rows of blocks to leave out; yields first rows and blocks
+    blocks: Callable[[int, Container[int]], Iterator[tuple[int, Columns]]]
 
     @property
     def name(self) -> str:
@@ -160,12 +160,17 @@ def _input_of(
         raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns")
     n, dim = shape
 
-    def blocks(first: int, step: int) -> Iterator[Columns]:
-        for start in range(first, n, step):
-            X = read(slice(start, min(start + step, n)))
-            yield X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
+    def blocks(step: int, done: Container[int]) -> Iterator[tuple[int, Columns]]:
+        for start in range(0, n, step):
+            if start not in done:
+                yield start, _without_origin(read(slice(start, min(start + step, n))))
 
     return Input(state, n, dim, dtype, blocks)
+
+
+def _without_origin(X: np.ndarray) -> Columns:
+    """Rows of which neither digest, size nor time of change are known."""
+    return X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
 
 
 # --- Parquet -------------------------------------------------------------------------------------
@@ -218,18 +223,11 @@ class ParquetFile:
         ):
             yield file
 
-    def _batches(self, columns: list[str], *, first: int = 0, batch_rows: int) -> Iterator[Any]:
-        """Read columns from a row on; row groups before that row are not read."""
+    def _batches(self, columns: list[str], batch_rows: int) -> Iterator[Any]:
         with self._opened() as file:
-            ends = np.cumsum([file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)])
-            group = int(np.searchsorted(ends, first, side="right"))
-            skipped = first - int(ends[group - 1]) if group else first
-            groups = list(range(group, len(ends)))
-            for batch in file.iter_batches(batch_rows, row_groups=groups, columns=columns, use_threads=False):
+            for batch in file.iter_batches(batch_rows, columns=columns, use_threads=False):
                 self.state.check()
-                if skipped < len(batch):
-                    yield batch.slice(skipped)
-                skipped = max(0, skipped - len(batch))
+                yield batch
 
     def key_column(self, name: str | None) -> str | None:
         """Name of the column of keys, of text or integers: the given one, else the first usual name, else None."""
@@ -240,7 +238,7 @@ class ParquetFile:
 
     def keys(self, column: str) -> Iterator[str | None]:
         """Read keys in row order; None where there is none."""
-        for batch in self._batches([column], batch_rows=BATCH_KEYS):
+        for batch in self._batches([column], BATCH_KEYS):
             yield from batch.column(0).cast(pyarrow.large_string()).to_pylist()
 
     def embeddings(self, name: str | None) -> Input:
@@ -248,35 +246,32 @@ class ParquetFile:
         value_types = {field.name: _value_type(field.type) for field in self._schema}
         fitting = [each for each, dtype in value_types.items() if dtype is not None]
         column = _choose(self.path, name, self.columns, fitting, expected="columns with lists of floats")
-        with closing(self._batches([column], batch_rows=1)) as batches:  # type: ignore[type-var]
+        with closing(self._batches([column], 1)) as batches:  # type: ignore[type-var]
             first = next(batches, None)
         size = int(first.column(0).value_lengths()[0].as_py() or 0) if first else 0
         if not size:
             raise CacheError(f"{self.path} holds {self.rows} embeddings of {size} numbers; expected some")
         dtype = value_types[column]
         assert dtype is not None
-        return Input(self.state, self.rows, size, dtype, partial(self._blocks, column, size, dtype.itemsize))
+        return Input(self.state, self.rows, size, dtype, partial(self._blocks, column, size))
 
-    def _blocks(self, column: str, dim: int, itemsize: int, start: int, step: int) -> Iterator[Columns]:
-        """Read blocks of rows, the first of which begins with row `start`."""
+    def _blocks(self, column: str, dim: int, step: int, done: Container[int]) -> Iterator[tuple[int, Columns]]:
+        """Read the batches of pyarrow, each a block of at most `step` rows."""
         extra = [name for name in EXTRA if self.exported and self.columns.keys() >= set(EXTRA)]
-        batch_rows = max(1, BATCH_BYTES // (dim * itemsize))
-        waiting: list[Any] = []
-        for batch in self._batches([column, *extra], first=start, batch_rows=batch_rows):
-            table = pyarrow.Table.from_batches([*waiting, batch])
-            while len(table) >= min(step, self.rows - start) > 0:
-                yield self._columns(table.slice(0, step).combine_chunks(), start, dim)
-                table, start = table.slice(step), min(start + step, self.rows)
-            waiting = table.to_batches()
+        start = 0
+        for batch in self._batches([column, *extra], step):
+            if start not in done:
+                yield start, self._columns(batch, start, dim)
+            start += len(batch)
         if start < self.rows:
             problem = f"{self.path} ends before row {self.rows}, which its footer announces"
             raise CacheError(f"{problem}; restore it from a copy")
 
-    def _columns(self, table: Any, start: int, dim: int) -> Columns:
-        lists, *extra = (column.chunk(0) for column in table.columns)
+    def _columns(self, batch: Any, start: int, dim: int) -> Columns:
+        lists, *extra = batch.columns
         X = self._values(lists, start, dim)
         if not extra:
-            return X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
+            return _without_origin(X)
         digest, size, mtime = extra
         if any(column.null_count for column in extra) or getattr(digest.type, "byte_width", 0) != 32:
             raise CacheError(f"{self.path} has damaged columns {', '.join(EXTRA)}; export the cache again")

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError, one_line
@@ -212,6 +213,7 @@ def _plan(opened: ImportSource, options: ImportOptions) -> str:
     """Digest that two runs share only if they read the same files in the same way; the names of parts hold it."""
     content = {
         "pucache": __version__,
+        "pyarrow": pyarrow.__version__,  # divides a Parquet file into blocks
         "block_bytes": BLOCK_BYTES,
         "options": {name: value if value is None else str(value) for name, value in asdict(options).items()},
         "files": [[str(state.path.absolute()), state.size, state.mtime_ns] for state in opened.states],
@@ -225,25 +227,22 @@ def _write_parts(
     parts: Parts, plan: str, opened: ImportSource, keys: np.ndarray, normalize: bool, progress: Progress
 ) -> None:
     """Write each block that is not yet a part as one, while the next one is read."""
-    done = {file.path.stem.rpartition("-")[2] for file in parts.files}
+    done = {int(file.path.stem.rpartition("-")[2]): len(file) for file in parts.files}
     with closing(prefetch(_blocks(opened, keys, parts.dtype, normalize, done))) as ahead:
-        for name, rows in ahead:
-            parts.add(rows, {}, opened.image_source, name=f"{plan}-{name}")
+        for first, rows in ahead:
+            parts.add(rows, {}, opened.image_source, name=f"{plan}-{first:012d}")
             progress.advance(len(rows.keys))
 
 
 def _blocks(
-    opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: set[str]
-) -> Iterator[tuple[str, Rows]]:
-    """Read the blocks that are not among the parts `done`, sorted by key, with their names; `keys` are in row order."""
+    opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: dict[int, int]
+) -> Iterator[tuple[int, Rows]]:
+    """Yield first rows and blocks, each sorted by key; `keys` are in row order, `done` has rows of parts by first row."""
     step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
     for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
-        names = {start: f"{first + start:012d}" for start in range(0, each.rows, step)}
-        missing = [start for start, name in names.items() if name not in done]
-        begin = missing[0] if missing else each.rows
-        for start, columns in zip(range(begin, each.rows, step), each.blocks(begin, step), strict=True):
-            if start in missing:
-                yield names[start], _rows(opened, keys, first + start, columns, stored, normalize)
+        own = {row - first: count for row, count in done.items() if first <= row < first + each.rows}
+        for start, columns in each.blocks(step, own) if sum(own.values()) < each.rows else ():
+            yield first + start, _rows(opened, keys, first + start, columns, stored, normalize)
 
 
 def _rows(

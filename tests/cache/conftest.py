@@ -15,7 +15,6 @@ def small_blocks(monkeypatch):
     """Everything that imports, exports and merges do in blocks is done in blocks of a few rows."""
     monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
     monkeypatch.setattr(importing, "BLOCK_BYTES", 60)
-    monkeypatch.setattr(import_files, "BATCH_BYTES", 50)
     monkeypatch.setattr(import_files, "BATCH_KEYS", 7)
     monkeypatch.setattr(merging, "BLOCK_BYTES", 40)
     monkeypatch.setattr(exporting, "GROUP_BYTES", 100)
