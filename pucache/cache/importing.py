@@ -237,7 +237,7 @@ def _write_parts(
 def _blocks(
     opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: dict[int, int]
 ) -> Iterator[tuple[int, Rows]]:
-    """Yield first rows and blocks, each sorted by key; `keys` are in row order, `done` has rows of parts by first row."""
+    """Yield first rows and blocks sorted by key; `keys` are in row order, `done` holds rows of parts by first row."""
     step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
     for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
         own = {row - first: count for row, count in done.items() if first <= row < first + each.rows}

@@ -3,10 +3,9 @@ import re
 
 import numpy as np
 import pytest
-from helpers.cache_files import refusal, rows_of, write, write_rows
+from helpers.cache_files import refusal, write
 
 from pucache.cache import reader
-from pucache.cache.keys import encode_keys
 from pucache.cache.reader import CacheFile
 
 
@@ -38,17 +37,3 @@ def test_what_is_no_hdf5_file_is_refused_on_opening(path, change, expected):
 
 def test_a_file_whose_first_bytes_cannot_be_read_is_refused():
     assert "Input/output error" in refusal(CacheFile, "/proc/self/mem")
-
-
-@pytest.mark.parametrize("keys", [["b", "a"], ["a", "a"]])
-def test_verify_sees_keys_out_of_order_or_twice(tmp_path, keys):
-    rows = rows_of(["x", "y"])
-    rows.keys = encode_keys(keys)
-    assert "keys are not sorted and unique" in refusal(CacheFile(write_rows(tmp_path / "c.h5", rows)).verify)
-
-
-def test_verify_sees_rows_that_are_not_finite(tmp_path):
-    rows = rows_of(["a", "b", "c"])
-    rows.X[1, 3] = np.nan
-    path = write_rows(tmp_path / "c.h5", rows)
-    assert refusal(CacheFile(path).verify).startswith(f"{path} holds NaN or infinite embeddings ('b'); ")
