@@ -244,10 +244,10 @@ def _files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     """Files with one of the endings, in natural order; none if there is no such folder."""
     paths = folder.iterdir() if folder.is_dir() else ()
     found = [path for path in paths if path.suffix.lower() in suffixes and path.is_file()]
-    return sorted((path for path in found if not path.name.startswith(".")), key=natural_key)
+    return sorted((path for path in found if not path.name.startswith(".")), key=_natural_key)
 
 
-def natural_key(path: Path) -> tuple[list[str | int], str]:
+def _natural_key(path: Path) -> tuple[list[str | int], str]:
     """Sort key of a file name in which numbers count as numbers."""
     pieces = re.split(r"([0-9]+)", path.stem)
     return [int(piece) if number % 2 else piece for number, piece in enumerate(pieces)], path.name

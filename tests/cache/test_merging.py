@@ -51,20 +51,14 @@ def test_pack_forgets_a_failure_that_another_file_has_a_row_for(tmp_path):
     assert (packed.failures, packed.source) == ({"c": "gone"}, "")
 
 
-@pytest.mark.parametrize(
-    ("changes", "telling"),
-    [
-        ({"keys": ["z", "a"]}, ["'a'", "more than one"]),
-        ({"spec": OTHER}, ["a.h5", "b.h5", "tiny", "other", "differ in name"]),
-        ({"dtype": "float32"}, ["a.h5 holds float16", "b.h5 float32"]),
-    ],
-    ids=["overlap", "encoder", "dtype"],
-)
-def test_files_that_do_not_go_together_are_refused_by_name(tmp_path, changes, telling):
-    first, second = write(tmp_path / "a.h5", ["a", "b"]), write(tmp_path / "b.h5", **{"keys": ["z"], **changes})
-    text = refusal(CacheError, [first, second], tmp_path / "packed.h5")
-    for pattern in telling:
-        assert re.search(pattern, text), text
+def test_files_that_do_not_go_together_are_refused_by_name(tmp_path):
+    first = write(tmp_path / "a.h5", ["a", "b"])
+    for changes, expected in (
+        ({"keys": ["z", "a"]}, "the key 'a' stands in more than one"),
+        ({"spec": OTHER}, "mixed"),
+    ):
+        second = write(tmp_path / "b.h5", **{"keys": ["z"], **changes})
+        assert expected in refusal(CacheError, [first, second], tmp_path / "packed.h5")
     assert visible(tmp_path) == ["a.h5", "b.h5"]
 
 

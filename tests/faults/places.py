@@ -125,20 +125,18 @@ class Clock:
 class World:
     """Images, weights, caches, shards and a model in one folder; and the jobs."""
 
-    def __init__(self, folder: Path, encoder: str = ""):
+    def __init__(self, folder: Path):
         self.folder, self.images = folder, folder / "images"
         self._undisturbed: dict[str, Undisturbed] = {}
         self._count = 0
-        weights = [] if encoder else ["--weights", str(folder / "weights.safetensors")]
-        small = [*weights, "--device", "cpu", "--batch-size", "8", "--precision", "fp32", "--runtime", "torch"]
-        self._embed = ["embed", str(self.images), "cache.h5", "--encoder", encoder or f"timm:{ENCODER}", *small]
+        small = ["--weights", str(folder / "weights.safetensors"), "--device", "cpu", "--batch-size", "8"]
+        small += ["--precision", "fp32", "--runtime", "torch"]
+        self._embed = ["embed", str(self.images), "cache.h5", "--encoder", f"timm:{ENCODER}", *small]
         _save_images(self.images)
-        if not encoder:
-            torch.manual_seed(0)
-            safetensors.torch.save_file(timm.create_model(ENCODER).state_dict(), folder / "weights.safetensors")
+        torch.manual_seed(0)
+        safetensors.torch.save_file(timm.create_model(ENCODER).state_dict(), folder / "weights.safetensors")
         (folder / "positives.txt").write_text("".join(f"red/{number:03}.png\n" for number in range(RED // 2)))
-        X = np.random.default_rng(0).normal(size=(500, 16))
-        np.save(folder / "X.npy", X)
+        np.save(folder / "X.npy", np.random.default_rng(0).normal(size=(500, 16)))
         self._make(*self._embed)
         os.rename(folder / "cache.h5", folder / "old.h5")
         _change_images(self.images)
@@ -217,10 +215,10 @@ class World:
 
     # --- what must hold ------------------------------------------------------------------------
 
-    def strike(self, job: Job, *faults: Any, folder: Path | None = None) -> Outcome:
+    def strike(self, job: Job, *faults: Any) -> Outcome:
         """Run a job that faults befall; check what it said and left, and that it goes on once they are gone."""
         self.undisturbed(job)
-        folder = folder or self.place(job)
+        folder = self.place(job)
         done = self.run(job.command, folder, *faults)
         self.check_interrupted(job, folder)
         if done.code == 0:
