@@ -14,7 +14,7 @@ from .cache.embedding_cache import EmbeddingCache, expand_paths
 from .cache.reader import CacheFile
 from .errors import PUCacheError, RunError
 from .storage import tensor_file
-from .storage.regular_file import format_of
+from .storage.atomic import format_of
 from .storage.urls import is_url
 
 

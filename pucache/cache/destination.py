@@ -10,7 +10,7 @@ from typing import Any
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
-from ..storage.atomic import check_writable, make_folder, replacing
+from ..storage.atomic import CACHE_FORMAT, check_writable, make_folder, replacing
 from ..storage.filesystem import (
     is_object_store,
     object_info,
@@ -19,7 +19,6 @@ from ..storage.filesystem import (
     put_file,
     store_errors,
 )
-from ..storage.regular_file import CACHE_FORMAT
 from ..storage.retries import with_retries
 from ..storage.urls import is_url, path_or_url, without_secrets
 from .local_copies import READING, remove_copies, working_folder

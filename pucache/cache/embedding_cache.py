@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import CacheError
-from ..storage.regular_file import CACHE_FORMAT, format_of
+from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.rows import RowMatrix, StackedRows
 from ..storage.urls import is_url, path_or_url
 from .keys import Keys, find_duplicate, find_sorted

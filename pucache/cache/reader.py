@@ -18,8 +18,8 @@ from typing import BinaryIO
 import numpy as np
 
 from ..errors import CacheError
+from ..storage.atomic import open_regular
 from ..storage.prefetch import prefetch
-from ..storage.regular_file import open_regular
 from ..storage.rows import drop_pages, finite_rows
 from . import hdf5
 from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, ReadAt, rows_per_hash

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import EncoderError
 from ..storage import tensor_file
-from ..storage.regular_file import format_of
+from ..storage.atomic import format_of
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..errors import ImageError, SourceError
-from ..storage.regular_file import open_regular
+from ..storage.atomic import open_regular
 from .listing import Listing, ListingBuilder, check_size
 
 

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is either complete or absent.
+"""Atomic file writes: a file is either complete or absent; and opening files without being blocked by a pipe.
 
 A file is written under a temporary name, fsynced and renamed. The writer holds a lock on its temporary
 file, so that a later writer of the same output can tell the leftover of a killed process from a file
@@ -8,22 +8,27 @@ that is being written.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import filelock
 
 from ..errors import OutputError, PUCacheError, one_line
-from .regular_file import CACHE_FORMAT, format_of
 
+CACHE_FORMAT = "pucache-cache"
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_TENSOR_FILE = re.compile(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', re.DOTALL)
 PARTIAL_SUFFIX = ".partial"
 _STANDARD_OUTPUT = ("-", "/dev/stdout")
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
@@ -41,7 +46,7 @@ def check_writable(
 
     The parent directory is created where it is missing, and leftovers of killed writers are removed. `inputs` are files
     that must not be overwritten. A file of pucache is replaced by one of its own `file_format` alone
-    (`pucache.storage.regular_file.format_of`), and a cache replaces nothing but a cache; None replaces any file. Tables
+    (`format_of`), and a cache replaces nothing but a cache; None replaces any file. Tables
     may also be written to the standard output.
     """
     if _URL.match(os.fspath(path)):
@@ -209,3 +214,30 @@ def remove_partials(path: Path) -> None:
 def _prefix(path: Path) -> str:
     name = os.fsencode(path.name)[:200].decode("utf-8", "ignore")  # a file name has at most 255 bytes
     return f".{name}."
+
+
+# --- opening -------------------------------------------------------------------------------------
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Open a file for reading; a folder, a device, or a pipe, whose opening may block for ever, raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    number, reason = (errno.EISDIR, "is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "is not a regular file")
+    raise OSError(number, reason, str(path))
+
+
+def format_of(path: str | os.PathLike[str]) -> str:
+    """Format of a file of pucache by its first bytes, unverified: ``pucache-cache`` for HDF5; "" for any other file."""
+    try:
+        with open_regular(path) as stream:
+            beginning = stream.read(64)
+    except (OSError, ValueError):  # whoever reads the file reports it
+        return ""
+    if beginning.startswith(_HDF5):
+        return CACHE_FORMAT
+    match = _TENSOR_FILE.match(beginning)
+    return match[1].decode() if match else ""

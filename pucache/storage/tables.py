@@ -15,7 +15,7 @@ from typing import Any, TextIO
 import numpy as np
 
 from ..errors import LabelError, one_line
-from .regular_file import open_regular
+from .atomic import open_regular
 
 TABLES = (".csv", ".tsv", ".parquet", ".pq")  # endings of label tables; other files list keys, one a line
 _SPREADSHEETS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls

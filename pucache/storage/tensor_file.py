@@ -14,8 +14,7 @@ import safetensors.numpy
 
 from ..errors import PUCacheError
 from ..version import __version__
-from .atomic import check_writable, replacing
-from .regular_file import CACHE_FORMAT, format_of, open_regular
+from .atomic import CACHE_FORMAT, check_writable, format_of, open_regular, replacing
 
 _BLANK = b"0" * 64  # replaces the checksum while the file is hashed
 _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much memory

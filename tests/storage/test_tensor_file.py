@@ -10,7 +10,7 @@ from helpers.refusals import one_line
 from helpers.sealing import reseal_model
 
 from pucache.errors import EncoderError, RunError
-from pucache.storage.regular_file import format_of
+from pucache.storage.atomic import format_of
 from pucache.storage.tensor_file import Kind, read, write
 
 KIND = Kind("pucache-thing", version=2, noun="thing", error=EncoderError, expected="a thing", remedy="make it again")
