@@ -1,7 +1,10 @@
 """Caches and tables behind URLs, from the images to the table, on a real S3 server."""
 
+import re
+
 import pytest
 from helpers.planted import planted
+from helpers.refusals import one_line
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache.cache.destination import LocalDestination, atomic_output, encoder_of_existing, open_destination
@@ -57,8 +60,8 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def writes_all(store, content=b"of another machine"):
-    return lambda: store.put("made/cache.h5", content)
+def writes_all(store):
+    return lambda: store.put("made/cache.h5", b"of another machine")
 
 
 # --- caches ------------------------------------------------------------------------------------
@@ -163,9 +166,7 @@ def test_a_url_that_cannot_be_written_is_refused(store, url, fault, reason):
     store.put("folder/c.h5", b"data")
     if fault:
         store.relay.fail(*fault, "denied")
-    with pytest.raises(OutputError, match=reason) as caught:
-        open_destination(url).check_writable()
-    assert "\n" not in str(caught.value)
+    assert re.search(reason, one_line(OutputError, open_destination(url).check_writable))
     assert [key for key in store.keys() if "writable" not in key] == ["folder/c.h5"]  # noqa: SIM118  no dict
 
 

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow.parquet
 import pytest
 from helpers.cache_files import damage, write_rows
-from helpers.imports import refusal
-from helpers.parts import write_parquet
+from helpers.imports import refusal, write_parquet
+from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -38,13 +38,6 @@ def write(path, keys, *, dtype="f4", d=3, failures=None, source="/photos", encod
     digests[:, -2:] = 0  # what a conversion of fixed-width bytes would lose
     rows = Rows(np.sort(encode_keys(keys)), X, digests, random.integers(-1, 1 << 62, (n, 2)))
     return write_rows(path, rows, spec=encoder or EncoderSpec.imported("clip", d), source=source, failures=failures)
-
-
-def refused_export(*arguments, kind=CacheError):
-    with pytest.raises(kind) as refused:
-        export(*arguments)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4"])
@@ -137,11 +130,10 @@ def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
 
 def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path):
     cache = write(tmp_path / "c.h5", list("abc"))
-    assert "must end in .parquet" in refused_export(cache, tmp_path / "c.csv", kind=ValueError)
-    assert "is also an input" in refused_export(
-        write(tmp_path / "c.parquet", ["a"]), tmp_path / "c.parquet", kind=OutputError
-    )
-    assert "no such cache" in refused_export(tmp_path / "none.h5", tmp_path / "out.parquet")
+    assert "must end in .parquet" in one_line(ValueError, export, cache, tmp_path / "c.csv")
+    itself = write(tmp_path / "c.parquet", ["a"])
+    assert "is also an input" in one_line(OutputError, export, itself, itself)
+    assert "no such cache" in one_line(CacheError, export, tmp_path / "none.h5", tmp_path / "out.parquet")
     damage(cache, "embeddings")
-    assert "embeddings are not as they were written" in refused_export(cache, tmp_path / "out.parquet")
+    assert "embeddings are not as they were written" in one_line(CacheError, export, cache, tmp_path / "out.parquet")
     assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]

@@ -9,8 +9,7 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 import torch
-from helpers.imports import expect, refusal, rows, shuffled_keys, visible
-from helpers.parts import write_parquet
+from helpers.imports import expect, refusal, rows, shuffled_keys, visible, write_parquet
 from safetensors.torch import save_file
 
 from pucache.cache.importing import import_embeddings

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
-from helpers.imports import expect, refusal, rows, shuffled_keys, visible
-from helpers.parts import write_clip_folder, write_parquet
+from helpers.imports import expect, refusal, rows, shuffled_keys, visible, write_clip_folder, write_parquet
 
 from pucache.cache.importing import import_embeddings
 from pucache.errors import LabelError, OutputError, SourceError

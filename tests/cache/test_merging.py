@@ -5,6 +5,7 @@ import re
 import pytest
 from helpers.cache_files import write
 from helpers.imports import visible
+from helpers.refusals import one_line
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack
@@ -13,13 +14,6 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 
 OTHER = EncoderSpec.imported("other", 8)
-
-
-def refusal(kind, *arguments, **options):
-    with pytest.raises(kind) as refused:
-        pack(*arguments, **options)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
 
 
 @pytest.fixture
@@ -58,7 +52,7 @@ def test_files_that_do_not_go_together_are_refused_by_name(tmp_path):
         ({"spec": OTHER}, "mixed"),
     ):
         second = write(tmp_path / "b.h5", **{"keys": ["z"], **changes})
-        assert expected in refusal(CacheError, [first, second], tmp_path / "packed.h5")
+        assert expected in one_line(CacheError, pack, [first, second], tmp_path / "packed.h5")
     assert visible(tmp_path) == ["a.h5", "b.h5"]
 
 
@@ -66,7 +60,7 @@ def test_pack_refuses_a_damaged_file_and_writes_nothing(tmp_path):
     path = write(tmp_path / "a.h5", ["a"])
     data, row = path.read_bytes(), EmbeddingCache(path).X.tobytes()
     path.write_bytes(data.replace(row, row[::-1]))
-    assert "embeddings are not as they were written" in refusal(CacheError, [path], tmp_path / "out.h5")
+    assert "embeddings are not as they were written" in one_line(CacheError, pack, [path], tmp_path / "out.h5")
     assert visible(tmp_path) == ["a.h5"]
 
 
@@ -105,7 +99,7 @@ def test_a_file_that_would_be_lost_is_replaced_only_if_forced(tmp_path, name):
     make, expected = REPLACED[name]
     make(out)
     before = out.read_bytes()
-    text = refusal(OutputError, [first], out)
+    text = one_line(OutputError, pack, [first], out)
     assert re.search(f"{expected}.*; name another file, or pass --force to replace it", text), text
     assert out.read_bytes() == before
     assert pack([first], out, force=True) == 2

@@ -4,8 +4,8 @@ import zlib
 
 import h5py
 import numpy as np
-import pytest
 
+from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
@@ -49,7 +49,4 @@ def damage(path, name, row=0):
 
 def refusal(action, *arguments, **options):
     """The one line of the `CacheError` that an action raises."""
-    with pytest.raises(CacheError) as caught:
-        action(*arguments, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return one_line(CacheError, action, *arguments, **options)

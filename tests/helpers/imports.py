@@ -1,10 +1,12 @@
-"""Sources of imports, and what must hold of the caches made of them."""
+"""Sources of imports, as clip-retrieval and others write them, and what must hold of the caches made of them."""
 
 import os
 
 import numpy as np
-import pytest
+import pyarrow
+import pyarrow.parquet
 
+from helpers.refusals import one_line
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.errors import CacheError
@@ -30,12 +32,31 @@ def expect(path, X, keys, dtype=None):
 
 def refusal(*arguments, kind=CacheError, **options):
     """The one line with which an import is refused."""
-    with pytest.raises(kind) as refused:
-        import_embeddings(*arguments, **options)
-    assert "\n" not in str(refused.value)
-    return str(refused.value)
+    return one_line(kind, import_embeddings, *arguments, **options)
 
 
 def visible(folder):
     """Names in a folder but locks."""
     return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
+
+
+def write_parquet(path, **columns):
+    """Write columns as a Parquet file; two-dimensional arrays become lists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = {name: list(values) if np.ndim(values) == 2 else values for name, values in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(table), path)
+    return path
+
+
+def write_clip_folder(folder, X, keys, sizes, *, column="image_path", **more):
+    """Write `X` as parts of these sizes with metadata beside them; `more` holds further columns, whole."""
+    start = 0
+    (folder / "img_emb").mkdir(parents=True)
+    for number, size in enumerate(sizes):
+        rows = slice(start, start + size)
+        np.save(folder / "img_emb" / f"img_emb_{number}.npy", X[rows])
+        columns = {column: keys[rows], **{name: values[rows] for name, values in more.items()}}
+        write_parquet(folder / "metadata" / f"metadata_{number}.parquet", **columns)
+        start += size
+    assert start == len(X) == len(keys)
+    return folder
