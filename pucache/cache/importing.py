@@ -33,7 +33,7 @@ from .merging import check_replaces, merge, without_embedded
 from .parts import Parts, part_files, writer_lock
 from .writer import Rows
 
-BLOCK_BYTES = 64 << 20  # of embeddings in a part; a kill loses the one that is being written
+BLOCK_BYTES = 32 << 20  # of embeddings in a part; a kill loses the one that is being written
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def import_embeddings(
 ) -> ImportReport:
     """Write embeddings that were computed elsewhere, of any modality, as a cache file.
 
-    Memory holds all keys, 20 bytes of each row, and a few blocks of 64 MB. A run that was interrupted goes on where
+    Memory holds all keys, 20 bytes of each row, and a few blocks of 32 MB. A run that was interrupted goes on where
     it was when it is started again with the same arguments, and ends in the same bytes. Until then its work lies in
     ``OUT.parts/``.
 
