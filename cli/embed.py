@@ -93,26 +93,23 @@ def embed(
     keep_freed_memory()  # before the first thread, or large array
     if (labels_to is None) != (label_column is None):
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
-    pruned, progress = rest["prune"], terminal_progress()
+    names = ("weights", "device", "precision", "runtime", "batch_size")
+    encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
+    run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
     if labels_to is not None and label_column is not None:
         write_labels(opened, label_column, labels_to)
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        report = embed_shards(
-            opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
-        )
-        output.print_result({**_result(report), "shards": shard_names(count)}, [*_lines(report, pruned)], as_json)
-        output.exit_for_failures(len(report.failures), strict)
-        return
-    options.refuse_cluster_options(address=address, shards=shards)
-    names = ("weights", "device", "precision", "runtime", "batch_size")
-    encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
-    embed_options = EmbedOptions(shard=shard, **rest)
-    report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
-    stages = report.profile if profile else None
-    lines = [*_lines(report, pruned), *([stages.line()] if stages else [])]
-    output.print_result({**_result(report), **({"profile": stages.summary()} if stages else {})}, lines, as_json)
+        run |= {"address": address, "progress": terminal_progress()}
+        report = embed_shards(opened, cache, count, encoder_options, **run)
+        extra: dict[str, Any] = {"shards": shard_names(count)}
+    else:
+        options.refuse_cluster_options(address=address, shards=shards)
+        report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
+        extra = {"profile": report.profile.summary()} if profile and report.profile else {}
+    lines = [*_lines(report, rest["prune"]), *([report.profile.line()] if profile and report.profile else [])]
+    output.print_result({**_result(report), **extra}, lines, as_json)
     output.exit_for_failures(len(report.failures), strict)
 
 

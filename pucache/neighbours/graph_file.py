@@ -70,11 +70,6 @@ class NeighbourGraph:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def k(self) -> int:
-        """Greatest number of neighbours of a row."""
-        return int(self.rows.shape[1])
-
     def weighted_means(self, values: np.ndarray) -> np.ndarray:
         """Means of values over the neighbours of each row, weighted by exp(cosine / `TEMPERATURE`).
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 Rows = Any  # ndarray, or Tensor on a GPU: the same code serves both
 DIRECTIONS = 256  # leading directions whose variances are estimated one by one
-SAMPLE = 16_384  # rows that the covariance is estimated from
+SAMPLE = 16_384  # rows that the covariance is estimated from: every ceil(n / SAMPLE)-th
 _TORCH_PAYS = 1 << 28  # float16 values of a cache whose conversion by numpy takes longer than importing torch
 
 
@@ -50,13 +50,9 @@ class Whitening:
         source = row_source(X)
         if len(source) * source.d > _TORCH_PAYS:
             import_module("torch")
-        mean = mean_of(source)
-        blocks = (X[sampled_rows(rows.start, len(X), n=len(source))] for rows, X in source.blocks())
-        return cls.of_units(mean, np.concatenate([centred_units(X, mean) for X in blocks]))
-
-    @classmethod
-    def of_units(cls, mean: np.ndarray, sample: np.ndarray) -> Whitening:
-        """Whitening by the mean, float32 (d,), and a sample of the centred unit rows, float32 (m, d)."""
+        mean, step = mean_of(source), -(-len(source) // SAMPLE)
+        blocks = (X[-rows.start % step :: step] for rows, X in source.blocks())  # rows of the sample
+        sample = np.concatenate([centred_units(X, mean) for X in blocks])
         singular_values, directions = truncated_svd(sample, min(DIRECTIONS, *sample.shape))
         variances = singular_values**2 / len(sample)
         residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
@@ -160,15 +156,6 @@ def _scale_to_unit(rows: Rows) -> None:
     else:
         norms = (rows * rows).sum(1, keepdim=True).sqrt()
         rows /= norms.masked_fill_(norms == 0, 1)
-
-
-def sampled_rows(start: int, count: int, *, n: int) -> slice:
-    """Rows of a block that belong to the sample of n rows: those whose number is a multiple of ceil(n / `SAMPLE`).
-
-    The block of `count` rows begins at row `start` of n; the slice is one of the block.
-    """
-    step = -(-n // SAMPLE)
-    return slice(-start % step, count, step)
 
 
 def mean_of(source: RowSource) -> np.ndarray:

@@ -128,11 +128,25 @@ def _undisturbed() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextmanager
+def as_one_line() -> Iterator[None]:
+    """Turn what Ray raises into an `EngineError` of one line; errors of pucache pass."""
+    try:
+        yield
+    except Exception as error:  # Ray raises almost anything, see `joined`
+        if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
+            raise
+        raise EngineError(
+            f"Ray gave up ({_last_line(error)}); what was finished is kept: run again to go on"
+        ) from error
+
+
 def nodes() -> list[dict[str, Any]]:
     """Live nodes that run tasks, as Ray describes them."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
 
+@as_one_line()
 def check_nodes(problem: Callable[[], str], packages: Iterable[str]) -> None:
     """Check pucache, packages and access to the data on every node.
 
@@ -178,19 +192,6 @@ def _versions(packages: Iterable[str]) -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)
     return versions
-
-
-@contextmanager
-def as_one_line() -> Iterator[None]:
-    """Turn what Ray raises into an `EngineError` of one line; errors of pucache pass."""
-    try:
-        yield
-    except Exception as error:  # Ray raises almost anything, see `joined`
-        if isinstance(error, PUCacheError) and not isinstance(error, ray.exceptions.RayError):
-            raise
-        raise EngineError(
-            f"Ray gave up ({_last_line(error)}); what was finished is kept: run again to go on"
-        ) from error
 
 
 def _last_line(error: BaseException) -> str:

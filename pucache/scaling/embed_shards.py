@@ -11,7 +11,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,19 +97,9 @@ def embed_shards(
     source: str | Path | Source,
     folder: str | Path,
     shards: int,
-    encoder: str | Path = BUNDLED,
+    encoder: str | Path | EncoderOptions = BUNDLED,
     *,
-    weights: str | Path | None = None,
-    device: str = "auto",
-    precision: str = "auto",
-    runtime: str = "auto",
-    batch_size: int | None = None,
-    reuse: Sequence[str | Path] = (),
-    prune: bool = False,
-    moved: bool = False,
-    verify: bool = False,
-    dtype: str | None = None,
-    force: bool = False,
+    options: EmbedOptions | None = None,
     workers: int | None = None,
     address: str | None = None,
     progress: Progress | None = None,
@@ -126,15 +116,12 @@ def embed_shards(
         Folder that every node sees, or one in a store.
     shards : int
         Number of files.
-    encoder, weights
-        See `pucache.load_encoder`.
-    device : {"auto", "cpu", "cuda"}
-        ``auto`` is CUDA where the cluster has GPUs. Each task then has one.
-    precision, runtime, batch_size
-        See `pucache.load_encoder`. What is ``auto`` is that of the shards that exist, else chosen for the device on
-        this machine, once for all shards.
-    reuse, prune, moved, verify, dtype, force
-        See `pucache.embedding.embed.EmbedOptions`.
+    encoder : str, Path or EncoderOptions
+        See `pucache.load_encoder`. Of the device, one of ``auto``, ``cpu`` and ``cuda``, ``auto`` is CUDA where the
+        cluster has GPUs; each task then has one. Precision and runtime that are ``auto`` are those of the shards that
+        exist, else chosen for the device on this machine, once for all shards.
+    options : EmbedOptions, optional
+        See `pucache.embedding.embed.EmbedOptions`; of all images, so without a shard.
     workers : int, optional
         Tasks that run at once; by default all that have a GPU or, without GPUs, a core.
     address : str, optional
@@ -158,10 +145,14 @@ def embed_shards(
     """
     from .tasks import cluster_tasks, count  # need the extra ray
 
-    started = time.monotonic()
-    options = EmbedOptions([absolute(path) for path in reuse], prune, moved, verify, dtype=dtype, force=force)
+    started, options = time.monotonic(), options or EmbedOptions()
+    encoder = encoder if isinstance(encoder, EncoderOptions) else EncoderOptions(name=encoder)
+    options = replace(options, reuse=[absolute(path) for path in options.reuse])
     options.check()
     creation_time()  # raises before any work
+    if options.shard != (1, 1):
+        raise ValueError(f"every shard is embedded, got shard {options.shard_name}; leave it out")
+    device = str(encoder.device)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {device!r}")
     paths = _shard_paths(folder, shards)
@@ -172,31 +163,16 @@ def embed_shards(
     for share in shares:
         check_shard_images(share.listing, (share.number, shards), listing, source.name)
     with cluster_tasks(address, workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
-        device = ("cuda" if count("GPU") else "cpu") if device == "auto" else device
-        settings = EncoderOptions(
-            name=encoder if encoder == BUNDLED or not os.path.isdir(encoder) else absolute(encoder),
-            weights=None if weights is None else absolute(weights),
-            device=device,
-            batch_size=batch_size,
-            **_precision_and_runtime(precision, runtime, device, paths),
-        )
-        job = ShardsJob(
-            source,
-            paths,
-            settings,
-            options,
-            inputs=[
-                path
-                for path in map(str, (settings.name, settings.weights, probe))
-                if os.path.isabs(path) and os.path.exists(path)
-            ],
-            image=_readable_image(source, listing),
-            created=os.environ.get("SOURCE_DATE_EPOCH"),
-        )
+        if device == "auto":
+            device = "cuda" if count("GPU") else "cpu"
+        settings = _settled(encoder, device, paths)
+        inputs = [path for path in map(str, (settings.name, settings.weights, probe)) if os.path.isabs(path)]
+        image, created = _readable_image(source, listing), os.environ.get("SOURCE_DATE_EPOCH")
+        job = ShardsJob(source, paths, settings, options, list(filter(os.path.exists, inputs)), image, created)
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
-        outcomes = tasks.outcomes(_embed, job, shares, gpu=settings.device == "cuda", on_done=lambda: shown.advance(1))
-        reports = _succeeded(outcomes, shards)
+        outcomes = tasks.outcomes(_embed, job, shares, gpu=device == "cuda")
+        reports = _succeeded(outcomes, shards, shown)
     return replace(
         reports[0],
         cache=os.fspath(folder),
@@ -227,16 +203,26 @@ def shard_names(shards: int) -> list[str]:
     return [f"{number:05}.h5" for number in range(1, shards + 1)]
 
 
-def _precision_and_runtime(precision: str, runtime: str, device: str, paths: list[str]) -> dict[str, str]:
-    """Choose what is ``auto``: as in a shard that exists, else for the device."""
+def _settled(encoder: EncoderOptions, device: str, paths: list[str]) -> EncoderOptions:
+    """The same for every node: absolute paths, and for what is ``auto`` that of a shard that exists, else the best."""
     import torch
 
-    existing = next(filter(None, map(encoder_of_existing, paths)), None) if "auto" in (precision, runtime) else None
-    if existing is not None:
-        precision = existing.precision if precision == "auto" else precision
-        runtime = existing.runtime if runtime == "auto" else runtime
     chosen = torch.device(device)
-    return {"precision": choose_precision(precision, chosen), "runtime": choose_runtime(runtime, chosen)}
+    precision, runtime = encoder.precision, encoder.runtime
+    if "auto" in (precision, runtime):
+        existing = next(filter(None, map(encoder_of_existing, paths)), None)
+        if existing is not None:
+            precision = existing.precision if precision == "auto" else precision
+            runtime = existing.runtime if runtime == "auto" else runtime
+    is_folder = encoder.name != BUNDLED and os.path.isdir(encoder.name)
+    return replace(
+        encoder,
+        name=absolute(encoder.name) if is_folder else encoder.name,
+        weights=None if encoder.weights is None else absolute(encoder.weights),
+        device=device,
+        precision=choose_precision(precision, chosen),
+        runtime=choose_runtime(runtime, chosen),
+    )
 
 
 def _readable_image(source: Source, listing: Listing) -> tuple[str, bytes] | None:
@@ -247,17 +233,22 @@ def _readable_image(source: Source, listing: Listing) -> tuple[str, bytes] | Non
     return None
 
 
-def _succeeded(outcomes: Iterable[tuple[EmbedReport, Exception | None]], shards: int) -> list[EmbedReport]:
-    """The reports of all shards; once all have ended, raises the first error, which names its shard."""
-    reports, errors = [], {}
-    for number, (report, error) in enumerate(outcomes, 1):
-        reports.append(report)
-        if error is not None:
-            errors[number] = error
+def _succeeded(
+    outcomes: Iterable[tuple[int, EmbedReport, Exception | None]], shards: int, progress: Progress
+) -> list[EmbedReport]:
+    """The reports of all shards; once all have ended, raises the error of the first that failed, which names it."""
+    reports: dict[int, EmbedReport] = {}
+    errors: dict[int, Exception] = {}
+    for number, report, error in outcomes:
+        if error is None:
+            reports[number] = report
+        else:
+            errors[number + 1] = error
+        progress.advance(1)
     if errors:
-        first, *others = errors
+        first, *others = sorted(errors)
         if not isinstance(errors[first], PUCacheError):
             raise errors[first]
         also = f"; shards {', '.join(map(str, others))} failed too" if others else ""
         raise type(errors[first])(f"shard {first} of {shards}: {errors[first]}{also}")
-    return reports
+    return [reports[number] for number in sorted(reports)]

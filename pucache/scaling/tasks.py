@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -52,15 +52,13 @@ def cluster_tasks(address: str | None = None, workers: int | None = None) -> Ite
     """
     if workers is not None and workers < 1:
         raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
-    if not ray.is_initialized():
-        with joined(address or os.environ.get("RAY_ADDRESS") or None):
-            yield ShardTasks(workers)
-    elif address is not None:
+    has_joined = ray.is_initialized()
+    if has_joined and address is not None:
         raise ValueError(
             f"this process has joined a Ray cluster already, and cannot join {address}; leave out the address, or call "
             "ray.shutdown() first"
         )
-    else:
+    with contextlib.nullcontext() if has_joined else joined(address or os.environ.get("RAY_ADDRESS") or None):
         yield ShardTasks(workers)
 
 
@@ -70,51 +68,42 @@ class ShardTasks:
 
     workers: int | None = None
 
-    def check(self, problem: Callable[[], str], packages: Iterable[str]) -> None:
-        """Check every node of the cluster, see `check_nodes`."""
-        with as_one_line():
-            check_nodes(problem, packages)
+    check = staticmethod(check_nodes)
 
     def map(self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield ``function(shared, item)`` of each item, in order; raise what the first item that fails raises."""
-        for result, error in self.outcomes(function, shared, items):
+        """Yield ``function(shared, item)`` of each item, in order; raise what the first one to fail has raised."""
+        results: dict[int, Any] = {}
+        wanted = 0
+        for number, result, error in self.outcomes(function, shared, items):
             if error is not None:
                 raise error
-            yield result
+            results[number] = result
+            while wanted in results:
+                yield results.pop(wanted)
+                wanted += 1
 
     def outcomes(
-        self,
-        function: Callable[[Any, Any], Any],
-        shared: Any,
-        items: Sequence[Any],
-        *,
-        gpu: bool = False,
-        on_done: Callable[[], object] = lambda: None,
-    ) -> Iterator[Outcome]:
-        """Yield for each item, in order, ``function(shared, item)`` and None, or None and what it raised.
+        self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], *, gpu: bool = False
+    ) -> Iterator[tuple[int, Any, Exception | None]]:
+        """Yield for each item, as it ends, its number, and ``function(shared, item)``, or None and what it raised.
 
         The function is at the top of a module of pucache. With `gpu` each task has a GPU. The texts of items name them
-        in errors, and `on_done` is called when one is done.
+        in errors.
         """
-        with as_one_line():
-            cores = _cores_per_task(len(items), self.workers, gpu=gpu)
-            reference = ray.put(shared)
-        task = ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=RETRIES)(_apply)
-        waiting = list(enumerate(items))[::-1]
         running: dict[ray.ObjectRef, int] = {}
-        done: dict[int, Outcome] = {}
         try:
-            for wanted in range(len(items)):
-                while wanted not in done:
-                    with as_one_line():
-                        while waiting and len(running) < (self.workers or len(items)):
-                            number, item = waiting.pop()
-                            running[task.remote(function, reference, item, cores)] = number
-                        for ended in _ended(list(running), "GPU" if gpu else "CPU"):
-                            number = running.pop(ended)
-                            done[number] = _outcome(ended, items[number])
-                            on_done()
-                yield done.pop(wanted)
+            with as_one_line():
+                cores = _cores_per_task(len(items), self.workers, gpu=gpu)
+                reference = ray.put(shared)
+                task = ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=RETRIES)(_apply)
+                waiting = list(enumerate(items))[::-1]
+                while waiting or running:
+                    while waiting and len(running) < (self.workers or len(items)):
+                        number, item = waiting.pop()
+                        running[task.remote(function, reference, item, cores)] = number
+                    for ended in _ended(list(running), "GPU" if gpu else "CPU"):
+                        number = running.pop(ended)
+                        yield number, *_outcome(ended, items[number])
         finally:
             for started in running:
                 with contextlib.suppress(Exception):

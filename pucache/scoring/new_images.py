@@ -11,6 +11,7 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
+from ..neighbours.search import spaced
 from ..training.model_file import NO_SAMPLE, label_count
 from ..training.sklearn_classifier import PULinearClassifier
 
@@ -111,7 +112,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     cache = open_cache(images)
     model.check_fits(cache)
     count = len(cache) if rows is None else len(rows)
-    sampled = _evenly(count, _MOST)
+    sampled = spaced(count, _MOST)
     if model.pile_margins_ is None or model.pile_sample_ is None:
         return NewImages(count, 0, note=NO_SAMPLE)
     labels = label_count(model)
@@ -126,14 +127,10 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     tilt = model.pile_margins_.tilt(model.tilt_.prior)
     share = estimate_share(model.pile_margins_, model.tilt_.prior, margins, labels=labels, rows=count)
     assert share is not None
-    compared = _evenly(len(X), _MOST_COMPARED)
+    compared = spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
     return NewImages(count, len(X), share, shift, keys)
-
-
-def _evenly(count: int, most: int) -> np.ndarray:
-    return np.arange(count) if count <= most else np.linspace(0, count - 1, most).astype(np.int64)
 
 
 def _percent(share: float) -> str:

@@ -22,7 +22,7 @@ from ..errors import EncoderError, MissingExtraError, one_line
 from ..storage.atomic import check_writable, replacing
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
-from .score import load_encoder_of
+from .score import encoder_of
 
 TOLERANCE = 1e-3  # of a margin on the images of the check, relative to the largest margin or 1
 _CHECKED = 32  # images
@@ -125,7 +125,7 @@ def export_onnx(
     network = None
     if spec is not None and spec.input_size:
         options = EncoderOptions(weights=weights, device="cpu", precision="fp32", runtime="torch")
-        network = load_encoder_of(classifier, options).runtime.network()
+        network = encoder_of(classifier, options).load().runtime.network()
     elif weights is not None:
         raise ValueError(f"weights are those of an encoder, and the model was trained on {spec or 'bare arrays'}")
     scorer = _Scorer(classifier, network, images).eval()

@@ -12,7 +12,6 @@ import numpy as np
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
-from ..cache.keys import encode_keys
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import LabelError, ModelError
@@ -185,7 +184,7 @@ def score(
     model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
     for part, table, known in zip(caches, tables, earlier, strict=True):
         rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
-        positives = write_scores(table, rows if known is None else map(known.kept, rows))
+        positives = write_scores(table, rows if known is None else known.kept(rows))
         report = replace(report, positives=report.positives + positives)
     return report if pile is None else replace(report, neighbours=pile.cache)
 
@@ -249,15 +248,12 @@ def earlier_scores(model: PULinearClassifier, cache: EmbeddingCache, table: str 
     if is_url(table) or not Path(table).is_file():
         return None
     try:
-        earlier = EarlierScores(table)
+        earlier = EarlierScores(table, cache.keys.encoded(slice(None)))
     except LabelError:  # whatever it is, it is written anew
         return None
-    rows = np.flatnonzero(earlier.find(cache.keys.encoded(slice(None))) >= 0)
+    rows = np.flatnonzero(earlier.known)
     rows = rows[:: max(1, len(rows) // _CHECKED)]
-    if not len(rows):
-        return None
-    key = encode_keys(cache.keys[rows])
-    return earlier if (earlier.find(key, model.margins(cache.take(rows))) >= 0).all() else None
+    return earlier if len(rows) and earlier.same_margin(rows, model.margins(cache.take(rows))).all() else None
 
 
 def _new_rows(caches: Sequence[EmbeddingCache], earlier: Sequence[EarlierScores | None]) -> np.ndarray | None:
@@ -265,7 +261,7 @@ def _new_rows(caches: Sequence[EmbeddingCache], earlier: Sequence[EarlierScores 
     if not any(earlier):
         return None
     known = [
-        np.zeros(len(cache), bool) if table is None else table.find(cache.keys.encoded(slice(None))) >= 0
+        np.zeros(len(cache), bool) if table is None else table.known
         for cache, table in zip(caches, earlier, strict=True)
     ]
     return np.flatnonzero(~np.concatenate(known))
@@ -336,19 +332,15 @@ def embed_for(
     open_destination(cache).check_writable()
     if isinstance(source, str | Path):
         source = open_source(source)  # a missing source is reported before the encoder is loaded
-    opened = _encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
+    opened = encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
     report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
     return EmbeddingCache(report.cache)
 
 
-def load_encoder_of(model: PULinearClassifier, options: EncoderOptions) -> Encoder:
-    """Load the encoder that a model was trained on; raises `ModelError` where another one is at hand."""
-    return _encoder_of(model, options, None).load()
-
-
-def _encoder_of(
-    model: PULinearClassifier | ConceptModels, options: EncoderOptions, existing: EncoderSpec | None
+def encoder_of(
+    model: PULinearClassifier | ConceptModels, options: EncoderOptions, existing: EncoderSpec | None = None
 ) -> Encoder | DeferredEncoder:
+    """Open the encoder that a model was trained on, as in an `existing` cache; raises `ModelError` for another one."""
     from ..encoders.deferred import open_encoder
 
     expected = model.encoder_

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,43 +127,47 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
 
 
 class EarlierScores:
-    """Scores of an earlier run, which images keep whose margin is still the same.
+    """Scores that an earlier run left in a table, which images keep whose margin is still the same.
 
     Parameters
     ----------
     path : path or str
         Table of scores.
+    key : ndarray of bytes, (n,)
+        Encoded keys of the images that are scored now.
+
+    Attributes
+    ----------
+    known : ndarray of bool, (n,)
+        Whether the table holds the image.
     """
 
-    def __init__(self, path: str | Path):
-        from ..cache.keys import encode_keys
+    def __init__(self, path: str | Path, key: np.ndarray):
+        from ..cache.keys import encode_keys, find_sorted
 
         table = read_scores(path)
-        key = encode_keys(table["key"].tolist())
-        order = np.argsort(key)
-        self._key = key[order]
-        self._columns = {name: table[name][order] for name in COLUMNS[1:]}
+        encoded = encode_keys(table["key"].tolist())
+        order = np.argsort(encoded)
+        rows = find_sorted(encoded[order], key)
+        self.known = rows >= 0
+        self._columns = {name: np.append(table[name][order], 0)[rows] for name in COLUMNS[1:]}  # 0 of unknown images
 
-    def find(self, key: np.ndarray, margins: np.ndarray | None = None) -> np.ndarray:
-        """Row of each encoded key here, int64 (n,); -1 where there is none, or its margin is another."""
-        from ..cache.keys import find_sorted
+    def same_margin(self, rows: slice | np.ndarray, margins: np.ndarray) -> np.ndarray:
+        """Which of some rows the table holds with these margins, bool (b,)."""
+        old = self._columns["margin"][rows]
+        same = (six_digits(old) == six_digits(margins)) | (old.astype(np.float32) == margins)
+        return np.asarray(self.known[rows] & same)
 
-        rows = find_sorted(self._key, key)
-        if margins is None or not len(self._key):
-            return rows
-        same = six_digits(self._columns["margin"][rows]) == six_digits(margins)
-        return np.where(same | (self._columns["margin"][rows].astype(np.float32) == margins), rows, -1)
-
-    def kept(self, rows: ScoredRows) -> ScoredRows:
-        """Those rows with posterior and label of the earlier run where there are any."""
-        found, posterior = self.find(rows["key"], rows["margin"]), rows["posterior"]
-        old = found >= 0
-        if not old.any():
-            return rows
-        if posterior is not None:
-            posterior = np.where(old, self._columns["posterior"][found], posterior)
-        label = np.where(old, self._columns["label"][found], rows["label"]).astype(np.int8)
-        return rows | {"posterior": posterior, "label": label}
+    def kept(self, blocks: Iterable[ScoredRows]) -> Iterator[ScoredRows]:
+        """Blocks of all rows in order, with posterior and label of the earlier run where there are any."""
+        stop = 0
+        for block in blocks:
+            rows = slice(stop, stop := stop + len(block["margin"]))
+            old = self.same_margin(rows, block["margin"])
+            posterior, label = (self._columns[name][rows] for name in ("posterior", "label"))
+            if block["posterior"] is not None:
+                block["posterior"] = np.where(old, posterior, block["posterior"])
+            yield block | {"label": np.where(old, label, block["label"]).astype(np.int8)}
 
 
 def _format(out: str | Path) -> str:

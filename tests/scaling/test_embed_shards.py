@@ -2,6 +2,7 @@
 
 import json
 import signal
+from dataclasses import replace
 
 import pytest
 from helpers.learned import write_run
@@ -20,16 +21,16 @@ from pucache.scaling.embed_shards import embed_shards
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
 COUNT, BROKEN = 60, [3, 30, 59]
-PLAIN = {"device": "cpu", "precision": "fp32", "runtime": "torch"}
+PLAIN = EncoderOptions(device="cpu", precision="fp32", runtime="torch")
 BY_RAY = "--engine ray --workers 1 --device cpu --precision fp32 --runtime torch --json".split()
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """The folder of an encoder."""
+    """An encoder in a folder."""
     folder = tmp_path_factory.mktemp("run")
     write_run(folder)
-    return folder
+    return replace(PLAIN, name=folder)
 
 
 @pytest.fixture
@@ -41,8 +42,7 @@ def embed_here(source, folder, shards, run, **options):
     """Embed the same shards one after the other in this process."""
     for number in range(1, shards + 1):
         chosen = EmbedOptions(shard=(number, shards), **options)
-        path, encoder = folder / f"{number:05}.h5", EncoderOptions(name=run, **PLAIN)
-        run_embedding(source, path, encoder, options=chosen, workers=0)
+        run_embedding(source, folder / f"{number:05}.h5", run, options=chosen, workers=0)
 
 
 def files(folder):
@@ -67,7 +67,7 @@ class Shards(Silent):
 def test_the_command_starts_ray_and_writes_the_shards_of_this_machine(image_folder, tmp_path, run):
     images, folder = image_folder(12), tmp_path / "shards"
     (images / "empty.png").touch()
-    with Command("embed", images, folder, "--shards", "2", "--encoder", run, *BY_RAY) as command:
+    with Command("embed", images, folder, "--shards", "2", "--encoder", run.name, *BY_RAY) as command:
         assert command.wait() == 0, command.stderr
         told = json.loads(command.stdout)
         assert eventually(lambda: not command.left())
@@ -82,13 +82,14 @@ def test_shards_are_those_of_this_machine_and_a_second_run_leaves_them(cluster, 
     source, progress = pile(broken=BROKEN), Shards()
     embed_here(Pile(tmp_path / "known.log", 20), tmp_path / "known", 1, run)
     known = [tmp_path / "known" / "00001.h5"]
-    report = embed_shards(source, tmp_path / "ray", 3, run, reuse=known, progress=progress, **PLAIN)
+    report = embed_shards(source, tmp_path / "ray", 3, run, options=EmbedOptions(reuse=known), progress=progress)
     embed_here(source, tmp_path / "here", 3, run, reuse=known)
     assert files(tmp_path / "ray") == files(tmp_path / "here")
     assert (report.rows, report.computed, report.reused, len(report.failures)) == (57, 38, 19, 3)
     assert (progress.total, progress.done, report.written) == (3, 3, True)
     assert EmbeddingCache(tmp_path / "ray").encoder == report.encoder
-    again = embed_shards(source, tmp_path / "ray", 3, run, reuse=known, device="cpu")  # precision as in the shards
+    as_in_the_shards = EncoderOptions(name=run.name, device="cpu")
+    again = embed_shards(source, tmp_path / "ray", 3, as_in_the_shards, options=EmbedOptions(reuse=known))
     assert (again.kept, again.computed, again.written) == (57, 0, False)
     assert files(tmp_path / "ray") == files(tmp_path / "here")
 
@@ -99,7 +100,7 @@ def test_shards_are_those_of_this_machine_and_a_second_run_leaves_them(cluster, 
 @pytest.mark.slow
 def test_a_killed_worker_costs_its_shard_alone_and_changes_nothing(cluster, pile, run, tmp_path):
     source = pile(DeadlyOnce)
-    embed_shards(source, tmp_path / "ray", 3, run, **PLAIN)
+    embed_shards(source, tmp_path / "ray", 3, run)
     assert source.times_read(20) == 2
     embed_here(pile(), tmp_path / "here", 3, run)
     assert files(tmp_path / "ray") == files(tmp_path / "here")
@@ -108,7 +109,7 @@ def test_a_killed_worker_costs_its_shard_alone_and_changes_nothing(cluster, pile
 @pytest.mark.slow
 def test_an_image_that_kills_every_worker_is_named_and_other_shards_are_written(cluster, pile, run, tmp_path):
     with pytest.raises(SourceError, match=r"^shard \d of 3: a worker process died of SIGKILL with '0020\.ppm' "):
-        embed_shards(pile(Deadly), tmp_path / "ray", 3, run, **PLAIN)
+        embed_shards(pile(Deadly), tmp_path / "ray", 3, run)
     embed_here(pile(), tmp_path / "here", 3, run)
     written = files(tmp_path / "ray")
     assert len(written) == 2 and written.items() <= files(tmp_path / "here").items()
@@ -118,7 +119,7 @@ def test_an_image_that_kills_every_worker_is_named_and_other_shards_are_written(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing_running_and_the_next_one_goes_on(image_folder, tmp_path, run, number):
     images, folder = image_folder(40), tmp_path / "shards"
-    command = ["embed", images, folder, "--shards", "10", "--encoder", run, *BY_RAY]
+    command = ["embed", images, folder, "--shards", "10", "--encoder", run.name, *BY_RAY]
     with Command(*command) as first:
         assert eventually(lambda: files(folder)), first.stderr
         first.send(number)
@@ -146,7 +147,7 @@ def test_a_node_that_sees_no_images_or_no_weights_is_refused_by_name(cluster, pi
     try:
         match = r"^node \S+ \(\S+, \w{8}\) does not see the images of pile: '0000\.ppm' cannot be read: No such"
         with pytest.raises(EngineError, match=match):
-            embed_shards(pile(Unmounted), tmp_path / "ray", 2, run, **PLAIN)
+            embed_shards(pile(Unmounted), tmp_path / "ray", 2, run)
     finally:
         cluster.stop(node)
         assert eventually(lambda: len(nodes()) == 2)

@@ -104,7 +104,7 @@ def test_an_encoder_that_onnx_cannot_express_is_named_and_nothing_written(
     model, folder, *_ = trained
     encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
     monkeypatch.setattr(encoder.runtime, "network", network)
-    monkeypatch.setattr(onnx_model, "load_encoder_of", lambda *_: encoder)
+    monkeypatch.setattr(onnx_model, "encoder_of", lambda *_: encoder)
     (tmp_path / "m.onnx").write_bytes(b"old")
     with pytest.raises(EncoderError, match=reason) as caught:
         export_onnx(model, tmp_path / "m.onnx", weights=folder)
