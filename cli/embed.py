@@ -11,7 +11,8 @@ from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.images.parquet import write_labels
-from pucache.images.source import open_source
+from pucache.images.source import Source, open_source
+from pucache.progress import Progress
 from pucache.scaling.embed_shards import embed_shards, shard_names
 
 from . import options, output
@@ -21,42 +22,41 @@ from .progress import terminal_progress
 @click.command()
 @click.argument("source")
 @click.argument("cache")
-@click.option(
+@options.option(
     "--encoder",
     default="bundled",
-    show_default=True,
     metavar="bundled|timm:NAME|RUN_DIR",
     help="Encoder that computes the embeddings.",
 )
-@click.option(
+@options.option(
     "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
 )
-@click.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
-@click.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
+@options.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
+@options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
 @options.encoding
-@click.option(
+@options.option(
     "--reuse",
     multiple=True,
     metavar="CACHE",
     help="Copy the embeddings of images with equal bytes from this cache; repeatable.",
 )
-@click.option("--moved", is_flag=True, help="Accept a SOURCE with another path than the one CACHE was made from.")
-@click.option("--prune", is_flag=True, help="Drop rows of images that are no longer in SOURCE.")
-@click.option("--verify", is_flag=True, help="Check every byte of an existing CACHE and embed damaged rows again.")
-@click.option(
+@options.option("--moved", is_flag=True, help="Accept a SOURCE with another path than the one CACHE was made from.")
+@options.option("--prune", is_flag=True, help="Drop rows of images that are no longer in SOURCE.")
+@options.option("--verify", is_flag=True, help="Check every byte of an existing CACHE and embed damaged rows again.")
+@options.option(
     "--dtype",
     type=click.Choice(["float16", "float32"]),
     help="Type of the stored embeddings.  [default: that of an existing CACHE, else float16]",
 )
-@click.option(
+@options.option(
     "--shards",
     type=click.IntRange(min=1),
     metavar="N",
     help="With --engine ray: number of files 00001.h5, 00002.h5, ... that the folder CACHE shall hold. Each is what "
     "--shard I/N embeds.",
 )
-@click.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
-@click.option("--profile", is_flag=True, help="Print the time of each stage.")
+@options.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
+@options.option("--profile", is_flag=True, help="Print the time of each stage.")
 @options.strict
 @options.as_json
 def embed(
@@ -70,7 +70,6 @@ def embed(
     workers: int | None,
     profile: bool,
     strict: bool,
-    as_json: bool,
     key_column: str | None,
     labels_to: str | None,
     label_column: str | None,
@@ -93,27 +92,35 @@ def embed(
     keep_freed_memory()  # before the first thread, or large array
     if (labels_to is None) != (label_column is None):
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
-    pruned, progress = rest["prune"], terminal_progress()
+    pruned = rest["prune"]
+    rest |= {"workers": workers, "progress": terminal_progress()}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
     if labels_to is not None and label_column is not None:
         write_labels(opened, label_column, labels_to)
+    more: dict[str, Any] = {}
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        report = embed_shards(
-            opened, cache, count, encoder, workers=workers, address=address, progress=progress, **rest
-        )
-        output.print_result({**_result(report), "shards": shard_names(count)}, [*_lines(report, pruned)], as_json)
-        output.exit_for_failures(len(report.failures), strict)
-        return
-    options.refuse_cluster_options(address=address, shards=shards)
-    names = ("weights", "device", "precision", "runtime", "batch_size")
-    encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
-    embed_options = EmbedOptions(shard=shard, **rest)
-    report = run_embedding(opened, cache, encoder_options, options=embed_options, workers=workers, progress=progress)
-    stages = report.profile if profile else None
-    lines = [*_lines(report, pruned), *([stages.line()] if stages else [])]
-    output.print_result({**_result(report), **({"profile": stages.summary()} if stages else {})}, lines, as_json)
+        report = embed_shards(opened, cache, count, encoder, address=address, **rest)
+        more["shards"] = shard_names(count)
+    else:
+        options.refuse_cluster_options(address=address, shards=shards)
+        report = _embed_here(opened, cache, encoder, shard=shard, **rest)
+    lines = list(_lines(report, pruned))
+    if profile and report.profile is not None:
+        lines.append(report.profile.line())
+        more["profile"] = report.profile.summary()
+    output.print_result(_result(report) | more, lines)
     output.exit_for_failures(len(report.failures), strict)
+
+
+def _embed_here(
+    source: Source | str, cache: str, encoder: str, workers: int | None, progress: Progress, **settings: Any
+) -> EmbedReport:
+    """Embed on this machine."""
+    names = ("weights", "device", "precision", "runtime", "batch_size")
+    encoder_options = EncoderOptions(name=encoder, **{name: settings.pop(name) for name in names})
+    chosen = EmbedOptions(**settings)
+    return run_embedding(source, cache, encoder_options, options=chosen, workers=workers, progress=progress)
 
 
 def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:
@@ -130,16 +137,9 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
 
 
 def _result(report: EmbedReport) -> dict[str, Any]:
-    counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
-    return {
-        "cache": report.name,
-        "encoder": str(report.encoder),
-        **{name: getattr(report, name) for name in counts},
-        "failures": report.failures,
-        "ignored": dict(report.ignored),
-        "seconds": round(report.seconds, 3),
-        "cosine_to_fp32": report.cosine,
-    }
+    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine")}
+    shown = {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
+    return fields | shown | {"cosine_to_fp32": report.cosine}
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
