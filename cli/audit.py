@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.argument("session")
-@click.option("--level", default=0.95, show_default=True, help="Probability that the limits are right, in (0, 1).")
+@options.option("--level", default=0.95, help="Probability that the limits are right, in (0, 1).")
 @options.as_json
-def audit(session: str, level: float, as_json: bool) -> None:
+def audit(session: str, level: float) -> None:
     """Say how many positives are still hidden, from the images that a review drew at random.
 
     SESSION is the folder of a review, such as cache.h5.review. The limits hold at every moment of the
@@ -30,7 +30,7 @@ def audit(session: str, level: float, as_json: bool) -> None:
     audited = run(session, level=level)
     statements = audited.statements()
     result = audited.as_dict() | {"sentence": statements[0], "statements": statements}
-    output.print_result(result, [*statements, *_lines(audited)], as_json)
+    output.print_result(result, [*statements, *_lines(audited)])
 
 
 def _lines(audited: Audit) -> list[str]:

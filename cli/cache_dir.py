@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import click
 
@@ -15,9 +14,9 @@ from . import options, output
 
 
 @click.command()
-@click.option("--clear", is_flag=True, help="Remove copies for reading from this machine.")
+@options.option("--clear", is_flag=True, help="Remove copies for reading from this machine.")
 @options.as_json
-def cache_dir(clear: bool, as_json: bool) -> None:
+def cache_dir(clear: bool) -> None:
     """Print which copies of caches behind URLs this machine keeps, where, and how large they are.
 
     A cache behind a URL (s3://...) is copied to this machine when it is read, and written here before it is
@@ -32,17 +31,7 @@ def cache_dir(clear: bool, as_json: bool) -> None:
     pucache cache-dir --clear
     """
     local = run(clear=clear)
-    result = {
-        "folder": str(local.folder),
-        "bytes": local.bytes,
-        "copies": [_as_dict(copy) for copy in local.copies],
-        "removed": [_as_dict(copy) for copy in local.removed],
-    }
-    output.print_result(result, list(_lines(local, clear)), as_json)
-
-
-def _as_dict(copy: LocalCopy) -> dict[str, Any]:
-    return dataclasses.asdict(copy) | {"folder": str(copy.folder)}
+    output.print_result({"bytes": local.bytes, **dataclasses.asdict(local)}, _lines(local, clear))
 
 
 def _lines(local: LocalCopies, clear: bool) -> Iterator[str]:

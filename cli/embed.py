@@ -21,42 +21,41 @@ from .progress import terminal_progress
 @click.command()
 @click.argument("source")
 @click.argument("cache")
-@click.option(
+@options.option(
     "--encoder",
     default="bundled",
-    show_default=True,
     metavar="bundled|timm:NAME|RUN_DIR",
     help="Encoder that computes the embeddings.",
 )
-@click.option(
+@options.option(
     "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
 )
-@click.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
-@click.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
+@options.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
+@options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
 @options.encoding
-@click.option(
+@options.option(
     "--reuse",
     multiple=True,
     metavar="CACHE",
     help="Copy the embeddings of images with equal bytes from this cache; repeatable.",
 )
-@click.option("--moved", is_flag=True, help="Accept a SOURCE with another path than the one CACHE was made from.")
-@click.option("--prune", is_flag=True, help="Drop rows of images that are no longer in SOURCE.")
-@click.option("--verify", is_flag=True, help="Check every byte of an existing CACHE and embed damaged rows again.")
-@click.option(
+@options.option("--moved", is_flag=True, help="Accept a SOURCE with another path than the one CACHE was made from.")
+@options.option("--prune", is_flag=True, help="Drop rows of images that are no longer in SOURCE.")
+@options.option("--verify", is_flag=True, help="Check every byte of an existing CACHE and embed damaged rows again.")
+@options.option(
     "--dtype",
     type=click.Choice(["float16", "float32"]),
     help="Type of the stored embeddings.  [default: that of an existing CACHE, else float16]",
 )
-@click.option(
+@options.option(
     "--shards",
     type=click.IntRange(min=1),
     metavar="N",
     help="With --engine ray: number of files 00001.h5, 00002.h5, ... that the folder CACHE shall hold. Each is what "
     "--shard I/N embeds.",
 )
-@click.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
-@click.option("--profile", is_flag=True, help="Print the time of each stage.")
+@options.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
+@options.option("--profile", is_flag=True, help="Print the time of each stage.")
 @options.strict
 @options.as_json
 def embed(
@@ -70,7 +69,6 @@ def embed(
     workers: int | None,
     profile: bool,
     strict: bool,
-    as_json: bool,
     key_column: str | None,
     labels_to: str | None,
     label_column: str | None,
@@ -99,17 +97,20 @@ def embed(
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
     if labels_to is not None and label_column is not None:
         write_labels(opened, label_column, labels_to)
+    more: dict[str, Any] = {}
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
         run |= {"address": address, "progress": terminal_progress()}
         report = embed_shards(opened, cache, count, encoder_options, **run)
-        extra: dict[str, Any] = {"shards": shard_names(count)}
+        more["shards"] = shard_names(count)
     else:
         options.refuse_cluster_options(address=address, shards=shards)
         report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
-        extra = {"profile": report.profile.summary()} if profile and report.profile else {}
-    lines = [*_lines(report, rest["prune"]), *([report.profile.line()] if profile and report.profile else [])]
-    output.print_result({**_result(report), **extra}, lines, as_json)
+    lines = list(_lines(report, rest["prune"]))
+    if profile and report.profile is not None:
+        lines.append(report.profile.line())
+        more["profile"] = report.profile.summary()
+    output.print_result(_result(report) | more, lines)
     output.exit_for_failures(len(report.failures), strict)
 
 
@@ -127,16 +128,9 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
 
 
 def _result(report: EmbedReport) -> dict[str, Any]:
-    counts = ("rows", "computed", "reused", "kept", "vanished", "damaged", "written")
-    return {
-        "cache": report.name,
-        "encoder": str(report.encoder),
-        **{name: getattr(report, name) for name in counts},
-        "failures": report.failures,
-        "ignored": dict(report.ignored),
-        "seconds": round(report.seconds, 3),
-        "cosine_to_fp32": report.cosine,
-    }
+    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine")}
+    shown = {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
+    return fields | shown | {"cosine_to_fp32": report.cosine}
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pucache.cache.embedding_cache import open_cache
+from pucache.cache.embedding_cache import EmbeddingCache, open_cache
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import METHODS, PriorEstimate
 
@@ -23,17 +24,14 @@ _NO_INTERVAL = (
 
 @click.command("estimate-prior")
 @options.caches
-@options.positives_or_session
-@options.negatives
-@options.label_columns
-@options.concepts
-@click.option(
+@options.labels(many=True)
+@options.option(
     "--method",
     "methods",
     multiple=True,
     help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
 )
-@click.option("--level", default=0.9, show_default=True, help="Confidence level of the interval of tilt, in (0, 1).")
+@options.option("--level", default=0.9, help="Confidence level of the interval of tilt, in (0, 1).")
 @options.twins
 @options.all_rows
 @options.device
@@ -41,13 +39,12 @@ _NO_INTERVAL = (
 @options.as_json
 def estimate_prior(
     cache: tuple[str, ...],
-    positives: str | None,
-    negatives: str | None,
-    concepts: str | None,
-    twins: float,
+    positives: Any,
+    negatives: Any,
+    concepts: Any,
+    twins: float | None,
     methods: tuple[str, ...],
     all_rows: bool,
-    as_json: bool,
     **parameters: Any,
 ) -> None:
     """Estimate the share of positives among the unlabelled rows of CACHE.
@@ -61,79 +58,64 @@ def estimate_prior(
     pucache estimate-prior cache.h5 --positives found.txt
     pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
     """
-    from pucache.training.estimate_prior import check_request, estimate_prior_on
+    from pucache.training.estimate_prior import check_request
     from pucache.training.labelled_cache import LabelledCache
 
-    options.check_labels_named(positives, negatives, concepts=concepts)
     methods = methods or tuple(METHODS)
     check_request(methods, level=parameters["level"])
+    request = {"methods": methods, "progress": terminal_progress(), **parameters}
+    rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"]}
+    opened = open_cache(cache)
     if concepts is not None:
-        rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": parameters["seed"]}
-        _estimate_concepts(cache, concepts, rows, {"methods": methods, **parameters}, as_json)
+        _estimate_concepts(opened, concepts, rows | {"twins": twins}, request)
         return
-    assert positives is not None  # by `check_labels_named`
-    data = LabelledCache.of(
-        open_cache(cache),
-        positives,
-        options.twin_cosine(twins),
-        negatives=negatives,
-        all_rows=all_rows,
-        seed=parameters["seed"],
-    )
-    count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
-    counts: dict[str, Any] = {"labelled_positives": labelled, "unlabelled": data.n_unlabelled}
-    counts["unlabelled_sample"] = None if data.sample is None else data.sample.to_json()
-    line = f"{labelled:,} labelled positives, {data.n_unlabelled:,} unlabelled"
-    if not count.has_estimates:
-        output.print_result(counts | {"estimates": None, "note": count.sentence}, [line, count.sentence], as_json)
-        return
-    estimates = estimate_prior_on(data, methods=methods, progress=terminal_progress(), **parameters)
-    result = counts | {
-        "estimates": {estimate.method: vars(estimate) for estimate in estimates},
-        "note": count.sentence,
-    }
-    with_interval = any(estimate.has_interval for estimate in estimates)
-    interval = f"{estimates[0].level:.0%} interval" if with_interval else "no interval"
-    lines = [
-        line,
-        *options.sample_lines(data.sample, estimates[0].prior),
-        f"{'method':<10} {'prior':>8}   {interval}",
-        *(_line(estimate) for estimate in estimates),
-        *([] if all(estimate.has_interval for estimate in estimates) else [_NO_INTERVAL]),
-        *filter(None, [count.sentence]),
-    ]
-    output.print_result(result, lines, as_json)
+    data = LabelledCache.of(opened, positives, twins, negatives=negatives, **rows)
+    result, estimates = _estimate(data, request)
+    result["unlabelled_sample"] = None if data.sample is None else data.sample.to_json()
+    counts = f"{result['labelled_positives']:,} labelled positives, {data.n_unlabelled:,} unlabelled"
+    output.print_result(result, [counts, *_lines(estimates, data), *filter(None, [result["note"]])])
 
 
-def _estimate_concepts(
-    cache: tuple[str, ...], concepts: str, rows: dict[str, Any], request: dict[str, Any], as_json: bool
-) -> None:
-    """Estimate the prior of each concept."""
+def _estimate(data: LabelledCache, request: dict[str, Any]) -> tuple[dict[str, Any], list[PriorEstimate]]:
+    """Result for JSON, and the estimates; none where the labels are too few."""
     from pucache.training.estimate_prior import estimate_prior_on
+
+    count = LabelCount.of(data.s, groups=data.group)
+    estimates = estimate_prior_on(data, **request) if count.has_estimates else []
+    result = {"labelled_positives": int(data.s.sum()), "unlabelled": data.n_unlabelled, "note": count.sentence}
+    return result | {"estimates": {one.method: vars(one) for one in estimates} or None}, estimates
+
+
+def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any], request: dict[str, Any]) -> None:
+    """Estimate the prior of each concept."""
     from pucache.training.train_concepts import each_concept
 
-    result: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}
 
     def estimate(name: str, data: LabelledCache) -> None:
-        count, labelled = LabelCount.of(data.s, groups=data.group), int(data.s.sum())
-        estimates = estimate_prior_on(data, progress=terminal_progress(), **request) if count.has_estimates else []
-        by_method = {one.method: vars(one) for one in estimates}
-        result[name] = {"labelled_positives": labelled, "unlabelled": data.n_unlabelled, "note": count.sentence}
-        result[name] |= {"estimates": by_method or None}
+        results[name], estimates = _estimate(data, request)
         shown = {one.method: f"{'' if one.prior is None else f'{one.prior:.4f} '}{_interval(one)}" for one in estimates}
         columns = {method: shown.get(method, "").strip() for method in request["methods"]}
-        table[name] = {"labelled": f"{labelled:,}", **columns, "note": "" if estimates else "too few labels"}
+        labelled = f"{results[name]['labelled_positives']:,}"
+        table[name] = {"labelled": labelled, **columns, "note": "" if estimates else "too few labels"}
 
-    failures = each_concept(open_cache(cache), concepts, estimate, **rows)
-    output.print_result({"concepts": result, "failures": failures}, output.concept_lines(table), as_json)
-    output.exit_for_concepts(failures)
+    failures = each_concept(cache, concepts, estimate, **rows)
+    output.print_concepts({"concepts": results}, failures, table)
+
+
+def _lines(estimates: list[PriorEstimate], data: LabelledCache) -> Iterator[str]:
+    if not estimates:
+        return
+    yield from options.sample_lines(data.sample, estimates[0].prior)
+    with_interval = [estimate.has_interval for estimate in estimates]
+    yield f"{'method':<10} {'prior':>8}   {f'{estimates[0].level:.0%}' if any(with_interval) else 'no'} interval"
+    for estimate in estimates:
+        prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
+        yield f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
+    if not all(with_interval):
+        yield _NO_INTERVAL
 
 
 def _interval(estimate: PriorEstimate) -> str:
     return estimate.interval_text("{:.4f}".format) if estimate.has_interval else ""
-
-
-def _line(estimate: PriorEstimate) -> str:
-    prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
-    return f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()

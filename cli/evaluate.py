@@ -11,24 +11,23 @@ from . import options, output
 
 @click.command()
 @click.argument("scores")
-@click.option(
+@options.option(
     "--truth",
     required=True,
     metavar="FILE",
     help="True classes: a CSV with columns key,label (1 or 0), or a list of the positive keys.",
 )
-@click.option("--positives", metavar="FILE", help="Labelled positives, which are excluded from the metrics.")
+@options.option("--positives", metavar="FILE", help="Labelled positives, which are excluded from the metrics.")
 @options.label_columns
-@click.option(
+@options.option(
     "--at",
     multiple=True,
     type=click.IntRange(min=1),
     default=(100, 1000),
-    show_default=True,
     help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
 )
 @options.as_json
-def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...], as_json: bool) -> None:
+def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]) -> None:
     """Compute the metrics of SCORES against true labels.
 
     \b
@@ -39,4 +38,4 @@ def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
         for name, value in result.items()
     ]
-    output.print_result(result, lines, as_json)
+    output.print_result(result, lines)

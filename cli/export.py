@@ -16,9 +16,9 @@ from .progress import terminal_progress
 @click.command()
 @click.argument("what", metavar="CACHE_OR_MODEL")
 @click.argument("out")
-@click.option("--scores", metavar="FILE", help="Table of score: adds the columns margin and posterior.")
-@click.option("--session", metavar="FOLDER", help="Folder of a review: adds the column decision, 1 or 0.")
-@click.option(
+@options.option("--scores", metavar="FILE", help="Table of score: adds the columns margin and posterior.")
+@options.option("--session", metavar="FOLDER", help="Folder of a review: adds the column decision, 1 or 0.")
+@options.option(
     "--thumbnails",
     is_flag=False,
     flag_value=160,
@@ -27,8 +27,8 @@ from .progress import terminal_progress
     help="Add the column thumbnail, a JPEG of at most so many pixels a side (160 where no number is given).",
 )
 @options.images
-@click.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
-@click.option(
+@options.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
+@options.option(
     "--input",
     "pixels",
     type=click.Choice(["uint8", "float32"]),
@@ -44,7 +44,6 @@ def export(
     images: str | None,
     weights: str | None,
     pixels: str | None,
-    as_json: bool,
 ) -> None:
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
 
@@ -70,7 +69,7 @@ def export(
             f"{name}: {described}",
             f"margins are within {model.difference:.1e} of pucache's on 32 images",
         ]
-        output.print_result(result, lines, as_json)
+        output.print_result(result, lines)
         return
     if weights is not None or pixels is not None:
         raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
@@ -83,6 +82,6 @@ def export(
 
         columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
     report = run(cache, out, columns=columns, progress=terminal_progress())
-    result = {"out": name, "rows": report.rows, "encoder": str(report.encoder), "dtype": report.dtype}
+    result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
-    output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"], as_json)
+    output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])

@@ -16,37 +16,37 @@ from .progress import terminal_progress
 @click.command("import-embeddings")
 @click.argument("source")
 @click.argument("cache")
-@click.option(
+@options.option(
     "--keys",
     metavar="FILE",
     help="Keys of the rows (unique names), in order: a text file, or a CSV with a 'key' column.",
 )
-@click.option(
+@options.option(
     "--key-column",
     metavar="NAME",
     help="Column of the metadata, or of the Parquet file, to take as keys.  [default: the first of key, image_path, "
     "path, file_name, filename, url, id, image_id, uid that exists; else the numbers of the rows]",
 )
-@click.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
-@click.option(
+@options.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
+@options.option(
     "--embedding-column",
     metavar="NAME",
     help="List column of a Parquet file, or tensor of a safetensors file.  [default: embedding, or the only one that "
     "fits]",
 )
-@click.option(
+@options.option(
     "--metadata",
     metavar="FILE|FOLDER",
     help="Parquet files with one row for each embedding, matched by the numbers in their names.  [default: those in "
     "SOURCE, or in a folder 'metadata' in it or beside it]",
 )
-@click.option("--name", help="Name of the encoder.  [default: the name of SOURCE; for an export, the one in it]")
-@click.option(
+@options.option("--name", help="Name of the encoder.  [default: the name of SOURCE; for an export, the one in it]")
+@options.option(
     "--dtype",
     type=click.Choice(["float16", "float32"]),
     help="Type of the stored embeddings.  [default: float16 if SOURCE is, else float32]",
 )
-@click.option(
+@options.option(
     "--normalize",
     is_flag=True,
     help="Scale each embedding to length 1. The cache states it, and a model that was trained on one kind "
@@ -54,7 +54,7 @@ from .progress import terminal_progress
 )
 @options.force
 @options.as_json
-def import_embeddings(source: str, cache: str, as_json: bool, **chosen: Any) -> None:
+def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     """Write embeddings from another program, one row per key, into the file CACHE.
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
@@ -69,17 +69,8 @@ def import_embeddings(source: str, cache: str, as_json: bool, **chosen: Any) -> 
     inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
     check_writable(cache, inputs=inputs, file_format=None)
     report = run(source, cache, **chosen, progress=terminal_progress())
-    result = {
-        "cache": cache,
-        "rows": report.rows,
-        "parts": report.parts,
-        "encoder": str(report.encoder),
-        "dtype": report.dtype,
-        "keys": report.keys,
-        "resumed_rows": report.resumed_rows,
-    }
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
     if report.resumed_rows:
         lines.append(f"{report.resumed_rows:,} rows were there from an interrupted run")
-    output.print_result(result, lines, as_json)
+    output.print_result({**vars(report), "cache": cache, "encoder": str(report.encoder)}, lines)

@@ -15,9 +15,9 @@ from . import options, output
 
 @click.command()
 @options.caches
-@click.option("--failures", is_flag=True, help="List the images that could not be read, with reasons.")
+@options.option("--failures", is_flag=True, help="List the images that could not be read, with reasons.")
 @options.as_json
-def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
+def info(cache: tuple[str, ...], failures: bool) -> None:
     """Print the contents of CACHE (a file, a folder of cache files, or several).
 
     From a URL only a small part of each file is downloaded.
@@ -28,11 +28,9 @@ def info(cache: tuple[str, ...], failures: bool, as_json: bool) -> None:
     """
     content = run(cache)
     result = dataclasses.asdict(content)
-    for file in result["files"]:
-        file["path"] = str(file["path"])
     if not failures:
         result["failures"] = len(content.failures)
-    output.print_result(result, list(_lines(content, failures)), as_json)
+    output.print_result(result, _lines(content, failures))
 
 
 def _lines(content: CacheInfo, with_failures: bool) -> Iterator[str]:

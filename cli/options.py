@@ -12,6 +12,8 @@ from click.core import ParameterSource
 
 from pucache.storage.tables import LabelTable, has_columns
 
+from .output import remember_json
+
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.labels.labels import Labels
@@ -29,6 +31,12 @@ def _all_of(*options: Decorator) -> Decorator:
         return command
 
     return add
+
+
+def option(*names: str, **settings: Any) -> Decorator:
+    """Declare an option whose help tells its default."""
+    chosen: dict[str, Any] = {"show_default": True, **settings}
+    return click.option(*names, **chosen)
 
 
 def number_or_auto(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
@@ -49,60 +57,64 @@ def _parse_shard(context: click.Context, parameter: click.Parameter, text: str |
 
 
 caches = click.argument("cache", nargs=-1, required=True)
-_POSITIVES_HELP = (
-    "Labelled positives: a text file of keys (paths within the source), a table (CSV, TSV, Parquet) with a 'key' "
-    "column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**')."
+_POSITIVES = option(
+    "--positives",
+    metavar="FILE|GLOB",
+    help="Labelled positives: a text file of keys (paths within the source), a table (CSV, TSV, Parquet) with a 'key' "
+    "column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
 )
-positives = click.option("--positives", required=True, metavar="FILE|GLOB", help=_POSITIVES_HELP)
-negatives = click.option(
+negatives = option(
     "--negatives",
     metavar="FILE|GLOB",
     help="Known negatives, such as the images that a review rejected. Same formats as --positives; with a 'label' "
     "column, only the rows labelled 0 count.",
 )
-positives_or_session = click.option("--positives", metavar="FILE|GLOB", help=_POSITIVES_HELP)
-session = click.option(
+_SESSION = option(
     "--session",
     metavar="FOLDER",
     help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
     "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
 )
-concepts = click.option(
+concepts = option(
     "--concepts",
     metavar="TABLE|FOLDER",
     help="In place of --positives, the labels of many concepts: a CSV or Parquet table with the columns key and "
     "concept, and possibly label (1 or 0); or a folder with a list of keys for each concept, CONCEPT.txt.",
 )
-images = click.option(
-    "--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made."
+truth = option(
+    "--truth",
+    metavar="FILE",
+    help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
 )
-device = click.option("--device", default="auto", show_default=True, help="Device: auto, cpu, cuda or cuda:N.")
-seed = click.option("--seed", default=0, show_default=True, type=click.IntRange(min=0), help="Random seed.")
-all_rows = click.option(
+images = option("--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made.")
+device = option("--device", default="auto", help="Device: auto, cpu, cuda or cuda:N.")
+seed = option("--seed", default=0, type=click.IntRange(min=0), help="Random seed.")
+all_rows = option(
     "--all",
     "all_rows",
     is_flag=True,
     help="Train on all unlabelled rows. By default a reproducible sample is taken of more than 1,000,000 of them, or "
     "of more than 1 GiB.",
 )
-as_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-force = click.option(
+as_json = option(  # `output.print_result` asks for it
+    "--json", "as_json", is_flag=True, expose_value=False, callback=remember_json, help="Print the result as JSON."
+)
+force = option(
     "--force",
     is_flag=True,
     help="Replace an existing file that is no cache of this encoder, or that holds keys which the new one lacks.",
 )
-strict = click.option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
+strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
 
-address = click.option(
+address = option(
     "--address",
     metavar="HOST:PORT|auto",
     help="Address of the Ray cluster.  [default: RAY_ADDRESS; if unset, Ray is started on this machine]",
 )
-engine = click.option(
+engine = option(
     "--engine",
     default="local",
-    show_default=True,
     type=click.Choice(["local", "ray"]),
     help="Where the work is done: on this machine, or on a Ray cluster (pip install 'pucache[ray]').",
 )
@@ -110,33 +122,31 @@ _ENCODING = "weights device precision runtime batch_size workers engine address 
 
 
 encoding = _all_of(  # options of commands that run an encoder
-    click.option(
+    option(
         "--weights",
         metavar="FILE",
         help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
     ),
     device,
-    click.option(
+    option(
         "--runtime",
         default="auto",
-        show_default=True,
         type=click.Choice(["auto", "torch", "openvino"]),
         help="Library that runs the encoder. auto: openvino on a CPU where it is installed, else torch.",
     ),
-    click.option(
+    option(
         "--precision",
         default="auto",
-        show_default=True,
         type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
         help="Precision of the forward pass. auto: that of an existing CACHE, else fp16 on CUDA, bf16 on a CPU "
         "that supports it, fp32 otherwise.",
     ),
-    click.option(
+    option(
         "--batch-size",
         type=click.IntRange(min=1),
         help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA as many as fit]",
     ),
-    click.option(
+    option(
         "--workers",
         type=click.IntRange(min=0),
         help="Number of processes that read and decode images; with Ray, number of tasks that run at once.  "
@@ -145,7 +155,7 @@ encoding = _all_of(  # options of commands that run an encoder
     ),
     engine,
     address,
-    click.option(
+    option(
         "--shard",
         metavar="I/N",
         callback=_parse_shard,
@@ -166,62 +176,70 @@ def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
     context = click.get_current_context()
     for name in (*_ENCODING, *more):
         if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            option = name.replace("_", "-")
-            raise ValueError(f"--{option} is for images that are to be embedded, and none are given; leave it out")
+            spelled = name.replace("_", "-")
+            raise ValueError(f"--{spelled} is for images that are to be embedded, and none are given; leave it out")
 
 
-twins = click.option(
+def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
+    """Value of --twins: None stands for equal bytes only."""
+    if not cosine > 0:
+        raise ValueError(
+            f"--twins must be a cosine above 0, such as 0.999, or above 1 for equal bytes only; got {cosine:g}"
+        )
+    return None if cosine > 1 else cosine
+
+
+twins = option(
     "--twins",
     default=0.999,
-    show_default=True,
+    callback=_twin_cosine,
     help="Images with equal bytes, or with at least this cosine similarity, count as duplicates. Above 1: equal bytes "
     "only.",
 )
-
-
-method = click.option(
+method = option(
     "--method",
     type=click.Choice(["distilled", "linear"]),
     help="distilled: the head also learns from the nearest neighbours of each image, where the labels show that this "
     "ranks positives higher; else it is the linear head. linear: neighbours are not looked at.  [default: distilled; "
     "linear with --solver sgd]",
 )
-
-
 training = _all_of(  # options of commands that train linear heads
-    click.option(
+    option(
         "--loss",
         default="imbupu",
-        show_default=True,
         help="Risk to minimise: imbupu, imbnnpu, upu, nnpu, weighted_bce or bce. imb: rare positives get a higher "
         "weight. nn: the estimated negative part is kept non-negative. bce: unlabelled images count as "
         "negatives.",
     ),
-    click.option(
+    option(
         "--surrogate",
         help="Surrogate loss: sigmoid or logistic.  [default: sigmoid; logistic for bce and weighted_bce]",
     ),
-    click.option(
+    option(
         "--target-prior",
         default=0.5,
-        show_default=True,
         help="Weight of the positive part in the imbalanced risks, in (0, 1).",
     ),
-    click.option(
+    option(
         "--penalty",
         callback=number_or_auto,
         default="auto",
-        show_default=True,
         metavar="FLOAT|auto",
         help="L2 penalty, relative to the variance of the embeddings. auto: the one at which labels that were held out "
         "are likeliest.",
     ),
-    click.option(
+    option(
         "--solver",
         default="batch",
-        show_default=True,
         help="batch: full batches until convergence. sgd: the published protocol (Adam, batches of 256, 100 epochs).",
     ),
+)
+
+
+_COLUMNS = _all_of(
+    option("--key-column", metavar="NAME", help="Column of keys in tables of labels.  [default: key]"),
+    option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
+    option("--label-value", metavar="TEXT", help="Cell of the column of labels that means positive."),
 )
 
 
@@ -241,13 +259,40 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
             parameters.update({name: LabelTable(parameters[name], **columns, value=value) for name in files})
         return command(*args, **parameters)
 
-    for option in (
-        click.option("--label-value", metavar="TEXT", help="Cell of the column of labels that means positive."),
-        click.option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
-        click.option("--key-column", metavar="NAME", help="Column of keys in tables of labels.  [default: key]"),
-    ):
-        run = option(run)
-    return run
+    return _COLUMNS(run)
+
+
+def labels(*, session: bool = False, many: bool = False) -> Decorator:
+    """Add the options that name labels: those of files, those of a `session`, or those of `many` concepts."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(command)
+        def run(*args: Any, **parameters: Any) -> Any:
+            named = {name: parameters.get(name) for name in ("positives", "negatives", "session")}
+            if parameters.get("concepts") is not None:
+                check_concepts_alone(**named)
+            else:
+                _check_one_place(**named, or_session=", or '--session' for the labels of a review" if session else "")
+            return command(*args, **parameters)
+
+        return _all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
+
+    return add
+
+
+def check_concepts_alone(**named: object) -> None:
+    """Raise ValueError where other labels are named beside those of concepts."""
+    if given := [f"--{name}" for name, value in named.items() if value is not None]:
+        raise ValueError(f"--concepts has the labels of every concept; leave out {' and '.join(given)}")
+
+
+def _check_one_place(positives: object, negatives: object, session: str | None, or_session: str) -> None:
+    """Check that labels come from files or from a session, and not from both."""
+    check_session(session)
+    if session is None and positives is None:
+        raise click.UsageError(f"Missing option '--positives'{or_session}.")
+    if session is not None and (positives is not None or negatives is not None):
+        raise ValueError("--session has the labels of a review already; leave out --positives and --negatives")
 
 
 def check_session(session: str | None) -> None:
@@ -256,26 +301,9 @@ def check_session(session: str | None) -> None:
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
 
 
-def check_labels_named(
-    positives: str | None, negatives: str | None, session: str | None = None, concepts: str | None = None
-) -> None:
-    """Check that labels come from files, from a session, or are those of concepts, and not from two of these."""
-    if concepts is not None:
-        named = {"--positives": positives, "--negatives": negatives, "--session": session}
-        if given := [name for name, value in named.items() if value is not None]:
-            raise ValueError(f"--concepts has the labels of every concept; leave out {' and '.join(given)}")
-        return
-    check_session(session)
-    if session is None and positives is None:
-        raise click.UsageError("Missing option '--positives', or '--session' for the labels of a review.")
-    if session is not None and (positives is not None or negatives is not None):
-        raise ValueError("--session has the labels of a review already; leave out --positives and --negatives")
-
-
-def labels_named(cache: EmbeddingCache, positives: str | None, session: str | None) -> str | Labels:
+def labels_named(cache: EmbeddingCache, positives: str, session: str | None) -> str | Labels:
     """Positives for the library: the option itself, or the labels of a session."""
     if session is None:
-        assert positives is not None  # by `check_labels_named`
         return positives
     from pucache.reviewing.session import read_labels
 
@@ -288,12 +316,3 @@ def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[s
         return []
     note = sample.note(prior)
     return [sample.sentence, *([f"  warning: {note}"] if note else [])]
-
-
-def twin_cosine(cosine: float) -> float | None:
-    """Translate --twins: None stands for equal bytes only."""
-    if not cosine > 0:
-        raise ValueError(
-            f"--twins must be a cosine above 0, such as 0.999, or above 1 for equal bytes only; got {cosine:g}"
-        )
-    return None if cosine > 1 else cosine

@@ -4,16 +4,44 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 
+_JSON = "pucache.json"
 
-def print_result(result: Mapping[str, Any], lines: Sequence[str], as_json: bool, *, out: str = "") -> None:
-    """Print `result` as JSON, or else `lines`; on stderr where the table `out` is written to the standard output."""
-    text = to_json(result) if as_json else "\n".join(map(printable, lines))
+
+def remember_json(context: click.Context, parameter: click.Parameter, as_json: bool) -> None:
+    """Keep --json for `print_result`."""
+    context.meta[_JSON] = as_json
+
+
+def wants_json() -> bool:
+    """Whether the command was asked for JSON."""
+    return bool(click.get_current_context().meta.get(_JSON))
+
+
+def print_result(result: Mapping[str, Any], lines: Iterable[str], *, out: str = "") -> None:
+    """Print `lines`, or `result` as JSON; on stderr where the table `out` is written to the standard output."""
+    text = to_json(result) if wants_json() else "\n".join(map(printable, lines))
     click.echo(text, err=out in ("-", "/dev/stdout"))
+
+
+def print_concepts(
+    result: Mapping[str, Any],
+    failures: Mapping[str, str],
+    rows: Mapping[str, Mapping[str, str]],
+    *lines: str,
+    out: str = "",
+) -> None:
+    """Print a table with a row for each concept, and `lines`; list those that failed on stderr and exit with 3."""
+    print_result({**result, "failures": failures}, [*concept_lines(rows), *lines], out=out)
+    if failures:
+        failed = concept_lines({name: {"failed because": reason} for name, reason in failures.items()})
+        click.echo("\n".join(map(printable, failed)), err=True)
+        raise click.exceptions.Exit(3)
 
 
 def printable(text: str) -> str:
@@ -22,15 +50,17 @@ def printable(text: str) -> str:
 
 
 def to_json(result: Mapping[str, Any]) -> str:
-    """Write `result` as JSON; NaN and infinity, which JSON lacks, become null."""
-    return json.dumps(_finite(result), indent=2, allow_nan=False)
+    """Write `result` as JSON: paths as text; NaN and infinity, which JSON lacks, become null."""
+    return json.dumps(_plain(result), indent=2, allow_nan=False)
 
 
-def _finite(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _finite(item) for name, item in value.items()}
+        return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_plain(item) for item in value]
+    if isinstance(value, Path):
+        return str(value)
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -50,14 +80,6 @@ def concept_lines(rows: Mapping[str, Mapping[str, str]]) -> list[str]:
     cells = [["concept", *titles], *([name, *row.values()] for name, row in rows.items())]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-
-
-def exit_for_concepts(failures: Mapping[str, str]) -> None:
-    """List the concepts that failed on stderr and exit with 3, where there are any."""
-    if failures:
-        lines = concept_lines({name: {"failed because": reason} for name, reason in failures.items()})
-        click.echo("\n".join(map(printable, lines)), err=True)
-        raise click.exceptions.Exit(3)
 
 
 def exit_for_failures(failures: int, strict: bool) -> None:

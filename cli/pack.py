@@ -12,10 +12,10 @@ from . import options, output
 
 @click.command()
 @options.caches
-@click.option("--out", required=True, metavar="FILE", help="Merged cache to write.")
+@options.option("--out", required=True, metavar="FILE", help="Merged cache to write.")
 @options.force
 @options.as_json
-def pack(cache: tuple[str, ...], out: str, force: bool, as_json: bool) -> None:
+def pack(cache: tuple[str, ...], out: str, force: bool) -> None:
     """Merge cache files of one encoder, such as shards, into one file.
 
     Every input file is verified. Packing is optional: all commands accept several cache files.
@@ -25,4 +25,4 @@ def pack(cache: tuple[str, ...], out: str, force: bool, as_json: bool) -> None:
     """
     check_writable(out, inputs=cache, file_format=None)
     rows = run(cache, out, force=force)
-    output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"], as_json)
+    output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"])

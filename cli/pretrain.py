@@ -19,105 +19,100 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
 @click.command()
 @click.argument("source")
 @click.argument("run_dir")
-@click.option(
+@options.option(
     "--backbone",
     default="resnet50",
-    show_default=True,
     metavar="NAME|bundled",
     help="Network: any pooled network of timm.",
 )
-@click.option(
+@options.option(
     "--stem",
     default="standard",
-    show_default=True,
     type=click.Choice(["standard", "small"]),
     help="First layers of the network. small: a 3 x 3 convolution with stride 1, for images of 32 to 64 pixels.",
 )
-@click.option(
+@options.option(
     "--size",
     type=click.IntRange(8, 2048),
     help="Side of the views in pixels.  [default: that of the RUN_DIR in --weights, else timm's; 32 with a small stem]",
 )
-@click.option(
+@options.option(
     "--weights",
     metavar="FILE|RUN_DIR|hub",
     help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
 )
-@click.option(
+@options.option(
     "--recipe",
     default="modern",
-    show_default=True,
     type=click.Choice(["modern", "impulses"]),
     help="modern: SGD with warm-up and cosine, batches of 256, 200 epochs. impulses: the authors' Adam at 3e-4, "
     "batches of 128, 100 epochs. The options below override single settings of the recipe.",
 )
-@click.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.")
-@click.option(
+@options.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.")
+@options.option(
     "--batch-size",
     type=click.IntRange(min=1),
     help="Number of images per batch; images of a batch are each other's negatives.",
 )
-@click.option(
+@options.option(
     "--accumulate",
     type=click.IntRange(min=1),
     help="Number of parts in which a batch passes through the network, to save memory. The loss is still that of the "
     "whole batch.",
 )
-@click.option(
+@options.option(
     "--lr",
     type=float,
     help="Learning rate. With modern it is that of batches of 256, and scales with the square root of the batch size.  "
     "[default: 0.06; impulses 0.0003]",
 )
-@click.option("--temperature", type=float, help="Temperature of the contrastive loss.  [default: 0.5]")
-@click.option("--tau-plus", type=float, help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]")
-@click.option(
+@options.option("--temperature", type=float, help="Temperature of the contrastive loss.  [default: 0.5]")
+@options.option("--tau-plus", type=float, help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]")
+@options.option(
     "--views",
     type=click.Choice(["natural", "medical", "overhead", "grey", "impulses"]),
     help="Set of augmentations; --preview draws them.  [default: natural; impulses with that recipe]",
 )
-@click.option(
+@options.option(
     "--preview",
     metavar="PNG",
     help="Only draw some images, each at the left of its views, into this file, without training.",
 )
-@click.option(
+@options.option(
     "--positives",
     metavar="FILE|GLOB",
     help="Labelled positives, used to measure the features during training; they are not trained on.",
 )
-@click.option("--minutes", type=float, default=math.inf, help="Stop after so many; run again to go on.")
-@click.option("--save-every", type=float, default=5.0, show_default=True, help="Minutes between checkpoints.")
-@click.option(
+@options.option(
+    "--minutes", type=float, default=math.inf, show_default=False, help="Stop after so many; run again to go on."
+)
+@options.option("--save-every", type=float, default=5.0, help="Minutes between checkpoints.")
+@options.option(
     "--precision",
     default="auto",
-    show_default=True,
     type=click.Choice(["auto", "fp32", "bf16"]),
     help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
-@click.option(
+@options.option(
     "--decode",
     "decode",
     default="auto",
-    show_default=True,
     type=click.Choice(["auto", "once", "always"]),
     help="When images are decoded. once: before training, into a file in RUN_DIR. always: in every epoch. auto: once "
     "where the disk has room.",
 )
-@click.option(
+@options.option(
     "--workers",
     type=click.IntRange(min=0),
     help="Number of processes that decode images.  [default: one per core, at most 16; for few images 0, which uses "
     "threads]",
 )
-@click.option("--tensorboard", is_flag=True, help="Also log for TensorBoard, in RUN_DIR/tensorboard.")
+@options.option("--tensorboard", is_flag=True, help="Also log for TensorBoard, in RUN_DIR/tensorboard.")
 @options.device
 @options.seed
 @options.strict
 @options.as_json
-def pretrain(
-    source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, as_json: bool, **rest: Any
-) -> None:
+def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, **rest: Any) -> None:
     """Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.
 
     Method: debiased SimCLR. Useful where the images differ from those that ready-made encoders were
@@ -142,9 +137,8 @@ def pretrain(
     network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")})
     if preview is not None:
         shown = show_views(source, preview, network, changed_recipe, seed=seed)
-        output.print_result(
-            {"preview": preview, "images": shown}, [f"drew {shown} images and their views: {preview}"], as_json
-        )
+        lines = [f"drew {shown} images and their views: {preview}"]
+        output.print_result({"preview": preview, "images": shown}, lines)
         return
     try:
         report = run_pretraining(
@@ -156,7 +150,7 @@ def pretrain(
         return
     result = dataclasses.asdict(report) | {"finished": report.steps == report.total, "run_dir": run_dir}
     del result["folder"]
-    output.print_result(result, list(_lines(report, run_dir)), as_json)
+    output.print_result(result, _lines(report, run_dir))
     output.exit_for_failures(len(report.failures), strict)
 
 

@@ -4,62 +4,49 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from . import options, output
-
-if TYPE_CHECKING:
-    from pucache.cache.embedding_cache import EmbeddingCache
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
 
 @click.command("report")
 @options.caches
-@options.positives_or_session
-@options.negatives
-@options.label_columns
-@options.session
-@options.concepts
-@click.option(
+@options.labels(session=True, many=True)
+@options.option(
     "--model",
     metavar="FILE|FOLDER",
     help="Model from train-pu, which ranks the images and whose parameters are used for the estimates; with "
     "--concepts, the folder of the models.  [default: train with the default parameters]",
 )
-@click.option(
-    "--truth",
-    metavar="FILE",
-    help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
-)
+@options.truth
 @options.images
-@click.option("--new-images", metavar="CACHE", help="Cache of later images, which a section compares with CACHE.")
-@click.option(
+@options.option("--new-images", metavar="CACHE", help="Cache of later images, which a section compares with CACHE.")
+@options.option(
     "--sample",
     default=1500,
-    show_default=True,
     type=click.IntRange(min=3),
     help="Greatest number of images on the map.",
 )
 @options.twins
-@click.option("--out", default="report.html", show_default=True, metavar="FILE", help="Page to write.")
+@options.option("--out", default="report.html", metavar="FILE", help="Page to write.")
 @options.all_rows
 @options.device
 @options.seed
 @options.as_json
 def report(
     cache: tuple[str, ...],
-    positives: str | None,
-    negatives: str | None,
+    positives: Any,
+    negatives: Any,
     session: str | None,
-    concepts: str | None,
+    concepts: Any,
     model: str | None,
-    truth: str | None,
-    twins: float,
+    truth: Any,
+    new_images: str | None,
     out: str,
-    as_json: bool,
     **parameters: Any,
 ) -> None:
     """Write an HTML page about CACHE and how well a classifier separates its positives.
@@ -73,51 +60,30 @@ def report(
     pucache report cache.h5 --concepts labels.csv
     """
     from pucache.cache.embedding_cache import open_cache
+    from pucache.pages.concept_report import report_concepts
     from pucache.pages.report import report as run
     from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
-    options.check_labels_named(positives, negatives, session, concepts)
     check_writable(out, inputs=[*cache, *filter(None, [positives, negatives, concepts, model, truth])])
     opened = open_cache(cache)
+    parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
     if concepts is not None:
-        for option, value in {"--truth": truth, "--new-images": parameters.pop("new_images")}.items():
+        for option, value in {"--truth": truth, "--new-images": new_images}.items():
             if value is not None:
                 raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
-        _report_concepts(opened, concepts, out, model, as_json, {"twins": options.twin_cosine(twins), **parameters})
+        result = report_concepts(opened, concepts, out, models=model, **parameters)
+        shared = [
+            f"{' and '.join(one['concepts'])} both call {one['images']:,} images positive" for one in result["shared"]
+        ]
+        written = f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"
+        output.print_concepts(result | {"out": out}, result["failures"], {}, *shared[:10], written)
         return
-    numbers = run(
-        opened,
-        options.labels_named(opened, positives, session),
-        out,
-        negatives=negatives,
-        model=model,
-        truth=truth,
-        twins=options.twin_cosine(twins),
-        command=shlex.join(["pucache", *sys.argv[1:]]),
-        progress=terminal_progress(),
-        **parameters,
-    )
-    output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"], as_json)
-
-
-def _report_concepts(
-    cache: EmbeddingCache, concepts: str, out: str, models: str | None, as_json: bool, settings: dict[str, Any]
-) -> None:
-    """Write the overview, and the page of each concept."""
-    from pucache.pages.concept_report import report_concepts
-
-    from .progress import terminal_progress
-
-    command = shlex.join(["pucache", *sys.argv[1:]])
-    result = report_concepts(
-        cache, concepts, out, models=models, command=command, progress=terminal_progress(), **settings
-    )
-    lines = [f"{' and '.join(one['concepts'])} both call {one['images']:,} images positive" for one in result["shared"]]
-    lines = [*lines[:10], f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"]
-    output.print_result(result | {"out": out}, lines, as_json)
-    output.exit_for_concepts(result["failures"])
+    labels = options.labels_named(opened, positives, session)
+    labelled = {"negatives": negatives, "truth": truth, "new_images": new_images}
+    numbers = run(opened, labels, out, model=model, **labelled, **parameters)
+    output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"])
 
 
 def _lines(numbers: dict[str, Any]) -> list[str]:

@@ -19,59 +19,64 @@ from . import options, output
 from .progress import terminal_progress
 
 
+def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | None:
+    """Value of -k; None stands for all."""
+    if k == "all":
+        return None
+    if not (k.isdecimal() and int(k) >= 1):
+        raise ValueError(f"-k must be a whole number of at least 1, or all; got {k!r}")
+    return int(k)
+
+
 @click.command("retrieve-positives")
 @options.caches
-@options.positives_or_session
-@options.negatives
-@options.label_columns
-@options.concepts
-@click.option("-k", default="100", show_default=True, metavar="N|all", help="Number of images to retrieve.")
-@click.option(
+@options.labels(many=True)
+@options.option("-k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
+@options.option(
     "--by",
     type=click.Choice(["similarity", "classifier", "fused"]),
     help="Ranking: similarity to the positives, margins of --model, or margins of the image and of its nearest "
     "neighbours (fused).  [default: similarity; with --model fused, or classifier where the labels of train-pu did not "
     "show that neighbours help]",
 )
-@click.option(
+@options.option(
     "--model",
     metavar="FILE|FOLDER",
     help="Model from train-pu, for --by classifier or fused; with --concepts, the folder of the models.",
 )
-@click.option(
+@options.option(
     "--similarity",
     type=click.Choice(["whitened", "centroid", "topk", "max"]),
     help="whitened: cosine similarity to the mean of the positives after whitening; centroid: mean cosine similarity "
     "to all positives; topk: mean over the 50 nearest positives; max: the nearest positive.  [default: whitened]",
 )
-@click.option(
+@options.option(
     "--index",
     default="exact",
-    show_default=True,
     metavar="exact|FACTORY",
     help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk or max "
     "on large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 "
     "bytes of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
 )
-@click.option(
+@options.option(
     "--diverse",
     type=float,
     is_flag=False,
     flag_value=0.5,
     default=0.0,
+    show_default=False,
     metavar="[WEIGHT]",
     help="Weight of diversity in the selection: from 0 (ranking only) to 1 (diversity only); 0.5 if no number is "
     "given.",
 )
 @options.twins
-@click.option(
+@options.option(
     "--out",
     default="ranked.csv",
-    show_default=True,
     metavar="FILE",
     help="Table rank,key,score to write, best first; with --concepts concept,rank,key,score. - is the standard output.",
 )
-@click.option(
+@options.option(
     "--review",
     metavar="FILE.html",
     help="Also write a page on which to accept or reject the images, and export the labels.",
@@ -80,27 +85,24 @@ from .progress import terminal_progress
 @options.device
 @options.engine
 @options.address
-@click.option(
+@options.option(
     "--workers", type=click.IntRange(min=1), help="Number of tasks at once, with Ray.  [default: one per core]"
 )
 @options.as_json
 def retrieve_positives(
     cache: tuple[str, ...],
-    positives: str | None,
-    negatives: str | None,
-    concepts: str | None,
-    k: str,
+    positives: Any,
+    negatives: Any,
+    concepts: Any,
     model: str | None,
-    index: str,
-    twins: float,
     out: str,
     review: str | None,
     images: str | None,
     device: str,
     engine: str,
+    index: str,
     address: str | None,
     workers: int | None,
-    as_json: bool,
     **selection: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
@@ -114,27 +116,21 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
-    count = _count(k)
-    options.check_labels_named(positives, negatives, concepts=concepts)
     _check_outputs(out, review, inputs=[path for path in (positives, negatives, concepts, model, *cache) if path])
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
+    selection |= {"progress": terminal_progress()}
     if engine == "ray":
-        if device not in ("auto", "cpu"):
-            raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-        if index != "exact":
-            raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
+        _check_ray(device, index)
     else:
         options.refuse_cluster_options(address=address, workers=workers)
     opened = EmbeddingCache(*cache)
-    selection |= {"k": count, "twins": options.twin_cosine(twins), "progress": terminal_progress()}
     if concepts is not None:
         if review or engine == "ray":
             option = "--engine ray" if engine == "ray" else "--review"
             raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
-        _retrieve_concepts(opened, concepts, model, out, as_json, selection | {"index": index, "device": device})
+        _retrieve_concepts(opened, concepts, model, out, selection | {"index": index, "device": device})
         return
-    assert positives is not None  # by `check_labels_named`
     labels = Labels.read(opened, positives, negatives)
     if engine == "ray":
         from pucache.scaling.rank_shards import rank_shards
@@ -143,15 +139,7 @@ def retrieve_positives(
     else:
         ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
     ranking.save(out)
-    result = {
-        "out": out,
-        "by": ranking.scorer,
-        "note": ranking.note or None,
-        "search": ranking.search or None,
-        "search_by": ranking.search_by or None,
-        "retrieved": len(ranking.keys),
-        "unlabelled": int(labels.unlabelled.sum()),
-    }
+    result = _result(ranking) | {"out": out, "unlabelled": int(labels.unlabelled.sum())}
     lines = _lines(ranking, result)
     if review:
         from pucache.pages.review_page import write_review_page
@@ -160,24 +148,28 @@ def retrieve_positives(
         result |= {"review": review, **asdict(page)}
         missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
         lines.append(f"wrote {review}: open it in a browser{missing}")
-    output.print_result(result, lines, as_json, out=out)
+    output.print_result(result, lines, out=out)
 
 
 def _retrieve_concepts(
-    cache: EmbeddingCache, concepts: str, models: str | None, out: str, as_json: bool, selection: dict[str, Any]
+    cache: EmbeddingCache, concepts: Any, models: str | None, out: str, selection: dict[str, Any]
 ) -> None:
     """Write the best images of each concept."""
     rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
     save_concepts(rankings, out)
-    found = {
-        name: {"by": ranking.scorer, "retrieved": len(ranking.keys), "note": ranking.note or None}
-        for name, ranking in rankings.items()
-    }
-    rows = {name: {"retrieved": f"{of['retrieved']:,}", "by": str(of["by"])} for name, of in found.items()}
+    found = {name: _result(ranking) for name, ranking in rankings.items()}
+    rows = {name: {"retrieved": f"{of['retrieved']:,}", "by": of["by"]} for name, of in found.items()}
     total = sum(len(ranking.keys) for ranking in rankings.values())
-    lines = [*output.concept_lines(rows), f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"]
-    output.print_result({"out": out, "concepts": found, "failures": failures}, lines, as_json, out=out)
-    output.exit_for_concepts(failures)
+    written = f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"
+    output.print_concepts({"out": out, "concepts": found}, failures, rows, written, out=out)
+
+
+def _check_ray(device: str, index: str) -> None:
+    """Raise ValueError where an option is not for a Ray cluster."""
+    if device not in ("auto", "cpu"):
+        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
+    if index != "exact":
+        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
 
 
 def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
@@ -187,12 +179,9 @@ def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
         raise ValueError(f"--out and --review are one file, {out}; name two")
 
 
-def _count(k: str) -> int | None:
-    if k == "all":
-        return None
-    if not (k.isdecimal() and int(k) >= 1):
-        raise ValueError(f"-k must be a whole number of at least 1, or all; got {k!r}")
-    return int(k)
+def _result(ranking: Ranking) -> dict[str, Any]:
+    said = {"note": ranking.note or None, "search": ranking.search or None, "search_by": ranking.search_by or None}
+    return {"by": ranking.scorer, "retrieved": len(ranking.keys), **said}
 
 
 def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:

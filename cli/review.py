@@ -11,7 +11,7 @@ from . import options, output
 
 @click.command()
 @options.caches
-@click.option(
+@options.option(
     "--positives",
     metavar="FILE|GLOB",
     help="Labelled positives, as for train-pu. Without any, the review begins with a selection that is spread over "
@@ -20,30 +20,29 @@ from . import options, output
 @options.negatives
 @options.label_columns
 @options.concepts
-@click.option(
+@options.option(
     "--session",
     metavar="FOLDER",
     help="Folder of decisions, labels and the address of the page.  [default: CACHE.review beside CACHE]",
 )
 @options.images
-@click.option("--reviewer", metavar="NAME", help="Name to log with each decision.  [default: the name of the user]")
+@options.option("--reviewer", metavar="NAME", help="Name to log with each decision.  [default: the name of the user]")
 @options.twins
-@click.option(
+@options.option(
     "--port",
     type=int,
     metavar="N",
     help="Port of the page; where it is in use, the next free one. 0: any.  [default: that of the session, or 8321]",
 )
-@click.option(
+@options.option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     metavar="ADDRESS",
     help="Address to serve at. With another one, whoever has the printed address may review over the network, "
     "unencrypted; prefer ssh -L.",
 )
-@click.option("--no-browser", is_flag=True, help="Print the address only.")
-@click.option(
+@options.option("--no-browser", is_flag=True, help="Print the address only.")
+@options.option(
     "--export",
     is_flag=True,
     help="Write reviewed.csv, a table of all labels, into the session's folder, and end; also while its page is open.",
@@ -55,11 +54,9 @@ def review(
     positives: str | None,
     concepts: str | None,
     session: str | None,
-    twins: float,
     no_browser: bool,
     export: bool,
     device: str,
-    as_json: bool,
     **served: Any,
 ) -> None:
     """Find the positives of CACHE on a page in the browser, and see how many are still hidden.
@@ -73,23 +70,22 @@ def review(
     pucache review cache.h5 --concepts labels.csv
     pucache review cache.h5 --export
     """
-    if as_json and not export:
+    if output.wants_json() and not export:
         raise ValueError("--json is for --export; leave it out")
     options.check_session(session)
     if export:
         _refuse_what_serves()
-        _export(cache, session, as_json)
+        _export(cache, session)
         return
     from pucache.reviewing.serve import review as serve
 
     if concepts is not None:
-        options.check_labels_named(positives, served["negatives"], concepts=concepts)
+        options.check_concepts_alone(positives=positives, negatives=served["negatives"])
     serve(
         list(cache),
         positives,
         concepts=concepts,
         session=session,
-        twins=options.twin_cosine(twins),
         open_browser=not no_browser,
         device=device,
         announce=lambda line: click.echo(output.printable(line)),
@@ -107,15 +103,13 @@ def _refuse_what_serves() -> None:
             raise ValueError(f"{parameter.opts[0]} is for the page, which --export does not open; leave it out")
 
 
-def _export(cache: tuple[str, ...], folder: str | None, as_json: bool) -> None:
+def _export(cache: tuple[str, ...], folder: str | None) -> None:
     """Write the labels of a session into its folder, and say which commands take them."""
     from pucache.reviewing.export import export_session
     from pucache.reviewing.session import read_session
-
-    from . import output
 
     with read_session(list(cache), folder) as session:
         written = export_session(session)
     (path,), positive, negative = written["files"], written["positive"], written["negative"]
     lines = [f"wrote {path}: {positive:,} positive, {negative:,} negative", *written["commands"]]
-    output.print_result(written, lines, as_json)
+    output.print_result(written, lines)

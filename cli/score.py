@@ -22,28 +22,27 @@ from .progress import terminal_progress
 @click.command()
 @click.argument("model")
 @click.argument("what", nargs=-1, required=True, metavar="SOURCE_OR_CACHE")
-@click.option(
+@options.option(
     "--out",
     default="scores.csv",
-    show_default=True,
     metavar="FILE",
     help="Table to write: .csv or .parquet, a path or a URL; with --parts, a folder.",
 )
-@click.option(
+@options.option(
     "--parts",
     type=click.Choice(["csv", "parquet"]),
     help="Write a table of this format for each cache file into the folder --out: NAME.csv for NAME.h5.",
 )
-@click.option(
+@options.option(
     "--cache", metavar="FILE", help="Cache that images are embedded into.  [default: beside --out, as NAME.h5]"
 )
-@click.option(
+@options.option(
     "--neighbours",
     metavar="CACHE",
     help="Cache in which the neighbours of each image are searched, such as the one that MODEL was trained on. Scores "
     "then follow the image and its neighbours, as in retrieve-positives. Only where train-pu gave neighbours a weight.",
 )
-@click.option(
+@options.option(
     "--deploy-prior",
     metavar="SHARE",
     callback=options.number_or_auto,
@@ -66,7 +65,6 @@ def score(
     address: str | None,
     workers: int | None,
     strict: bool,
-    as_json: bool,
     **encoder: Any,
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.
@@ -129,22 +127,17 @@ def score(
             **encoder,
         )
     name = without_secrets(out)
-    output.print_result(_result(report, name), _lines(report, name), as_json, out=out)
+    output.print_result(_result(report, name), _lines(report, name), out=out)
     output.exit_for_failures(report.failures, strict)
 
 
 def _result(report: ScoreReport, name: str) -> dict[str, Any]:
-    return {
+    fields = {field: value for field, value in vars(report).items() if field != "share"}
+    return fields | {
         "out": name,
         "cache": report.cache.name,
-        "rows": report.rows,
-        "positives": report.positives,
-        "failures": report.failures,
-        "parts": report.parts,
         "neighbours": None if report.neighbours is None else report.neighbours.name,
-        "concepts": report.concepts,
         "deploy_prior": report.share,
-        "kept": report.kept,
         "new_images": None if report.new_images is None else report.new_images.to_dict(),
     }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,44 +12,36 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 from . import options, output
 from .progress import terminal_progress
 
+if TYPE_CHECKING:
+    from pucache.training.prior_sweep import Sweep
+
 
 @click.command("sweep-priors")
 @options.caches
-@options.positives
-@options.negatives
-@options.label_columns
-@click.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
-@click.option(
-    "--seeds", default=3, show_default=True, type=click.IntRange(min=1), help="Number of trainings per prior."
-)
+@options.labels()
+@options.option("--priors", metavar="P,P,...", help="Priors to train at.  [default: 12 from 0.01 to 0.5]")
+@options.option("--seeds", default=3, type=click.IntRange(min=1), help="Number of trainings per prior.")
 @options.training
 @options.twins
-@click.option(
-    "--truth",
-    metavar="FILE",
-    help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
-)
-@click.option(
-    "--out", default="sweep.csv", show_default=True, metavar="FILE", help="Table to write, one row per prior and seed."
-)
-@click.option("--no-plot", is_flag=True, help="Write no plot beside the table, as .png.")
+@options.truth
+@options.option("--out", default="sweep.csv", metavar="FILE", help="Table to write, one row per prior and seed.")
+@options.option("--no-plot", is_flag=True, help="Write no plot beside the table, as .png.")
 @options.all_rows
 @options.device
 @options.seed
 @options.as_json
 def sweep_priors(
     cache: tuple[str, ...],
-    positives: str,
-    negatives: str | None,
+    positives: Any,
+    negatives: Any,
     priors: str | None,
     seeds: int,
     seed: int,
-    twins: float,
-    truth: str | None,
+    twins: float | None,
+    truth: Any,
     out: str,
     no_plot: bool,
     all_rows: bool,
-    as_json: bool,
     **parameters: Any,
 ) -> None:
     """Train at many priors and seeds, all at once, and report what the prior changes.
@@ -74,7 +66,7 @@ def sweep_priors(
         positives,
         PULinearClassifier(**parameters),
         negatives=negatives,
-        twins=options.twin_cosine(twins),
+        twins=twins,
         all_rows=all_rows,
         truth=truth,
         priors=PRIORS if priors is None else _parse_numbers(priors),
@@ -85,24 +77,13 @@ def sweep_priors(
     if plot_path is not None:
         plot_sweep(result, plot_path)
     written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
-    sample = result.sample
-    output.print_result(
-        {
-            "verdict": result.verdict,
-            "penalty": result.penalty,
-            "rows": result.rows,
-            "note": result.note,
-            "unlabelled_sample": None if sample is None else sample.to_json(),
-        },
-        [
-            *options.sample_lines(sample, None),
-            *_table(result.rows),
-            result.verdict,
-            *filter(None, [result.note]),
-            written,
-        ],
-        as_json,
-    )
+    lines = [*options.sample_lines(result.sample, None), *_table(result.rows), result.verdict]
+    output.print_result(_result(result), [*lines, *filter(None, [result.note]), written])
+
+
+def _result(result: Sweep) -> dict[str, Any]:
+    fields = {name: getattr(result, name) for name in ("verdict", "penalty", "rows", "note")}
+    return fields | {"unlabelled_sample": None if result.sample is None else result.sample.to_json()}
 
 
 def _parse_numbers(text: str) -> list[float]:

@@ -29,41 +29,35 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 
 @click.command("train-pu")
 @options.caches
-@options.positives_or_session
-@options.negatives
-@options.label_columns
-@options.session
-@options.concepts
-@click.option(
+@options.labels(session=True, many=True)
+@options.option(
     "--prior",
     default="auto",
-    show_default=True,
     metavar="FLOAT|auto",
     callback=options.number_or_auto,
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
 @options.method
 @options.training
-@click.option(
+@options.option(
     "--threshold",
     default="f1",
-    show_default=True,
     metavar="RULE",
     help="Rule for the decision threshold: f1 (greatest expected F1), precision=P or recall=R (expected to be at least "
     "that), or a margin.",
 )
-@click.option(
+@options.option(
     "--deploy-prior",
     type=float,
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
 @options.twins
-@click.option(
+@options.option(
     "--out",
     metavar="FILE|FOLDER",
     help="Model to write; with --concepts, the folder of the models.  [default: model.safetensors; models]",
 )
-@click.option(
+@options.option(
     "--metrics", metavar="FILE", help="JSON file for the estimates.  [default: metrics.json beside the model]"
 )
 @options.all_rows
@@ -72,16 +66,16 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.as_json
 def train_pu(
     cache: tuple[str, ...],
-    positives: str | None,
-    negatives: str | None,
+    positives: Any,
+    negatives: Any,
     session: str | None,
-    concepts: str | None,
+    concepts: Any,
     prior: float | str,
-    twins: float,
+    twins: float | None,
     out: str | None,
     metrics: str | None,
     all_rows: bool,
-    as_json: bool,
+    seed: int,
     **parameters: Any,
 ) -> None:
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
@@ -96,49 +90,40 @@ def train_pu(
     """
     from pucache.training.labelled_cache import LabelledCache
 
-    options.check_labels_named(positives, negatives, session, concepts)
-    seed = parameters.pop("seed")
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
+    rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed}
     if concepts is not None:
-        rows = {"twins": options.twin_cosine(twins), "all_rows": all_rows, "seed": seed}
-        _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, as_json)
+        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics)
         return
     out = out or "model.safetensors"
     metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
     opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
-    data = LabelledCache.of(
-        opened,
-        labels,
-        options.twin_cosine(twins),
-        negatives=negatives,
-        all_rows=all_rows,
-        seed=seed,
-    )
-    model, scar, duplicates, training, result = _train(data, classifier, out)
+    data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
+    model, scar, result = _train(data, classifier, out)
     _write_metrics(metrics_path, result)
     lines = [
-        *_lines(training),
-        *options.sample_lines(data.sample, training["prior"]),
+        *_lines(result),
+        *options.sample_lines(data.sample, result["prior"]),
         *_method_lines(model),
-        *_warnings(training, model.tilt_.prior, data.training_labels.bounds),
-        *_scar_lines(scar, audited=_audited(training)),
+        *_warnings(result, model.tilt_.prior, data.training_labels.bounds),
+        *_scar_lines(scar, audited=_audited(result)),
     ]
-    output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"], as_json)
-    _list_duplicates(duplicates)
+    output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"])
+    _list_duplicates(data.twins_of_positives())
 
 
-def _train(data: LabelledCache, classifier: dict[str, Any], out: str | Path) -> tuple[Any, ...]:
-    """Train and write a model; returns it, the check of SCAR, duplicates of positives, summary, and metrics."""
+def _train(
+    data: LabelledCache, classifier: dict[str, Any], out: str | Path
+) -> tuple[PULinearClassifier, ScarCheck, dict[str, Any]]:
+    """Train and write a model; returns it, the check of SCAR, and metrics."""
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
     model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
     model.save(out)
-    duplicates, scar = data.twins_of_positives(), scar_of(data, model)
-    training = summary(model)
-    result = training | _neighbours(model)
-    result |= {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in duplicates]}
-    return model, scar, duplicates, training, result
+    scar = scar_of(data, model)
+    found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
+    return model, scar, summary(model) | _neighbours(model) | found
 
 
 def _write_metrics(path: Path, result: dict[str, Any]) -> None:
@@ -148,55 +133,52 @@ def _write_metrics(path: Path, result: dict[str, Any]) -> None:
 
 def _train_concepts(
     cache: tuple[str, ...],
-    concepts: str,
+    concepts: Any,
     classifier: dict[str, Any],
     rows: dict[str, Any],
     folder: str,
     metrics: str | None,
-    as_json: bool,
 ) -> None:
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
     from pucache.training.train_concepts import each_concept
 
     opened = open_cache(cache)
     labels = open_concepts(opened, concepts)
-    check_writable(metrics or Path(folder, METRICS), inputs=[*cache, concepts])
+    path = check_writable(metrics or Path(folder, METRICS), inputs=[*cache, concepts])
     for name in labels.labels:
-        _check_outputs(str(model_path(folder, name)), metrics or str(Path(folder, METRICS)), [*cache, concepts])
+        _check_outputs(model_path(folder, name), path, [*cache, concepts])
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(labels.labels))
     table: dict[str, dict[str, str]] = {}
     written: list[dict[str, Any]] = []
 
     def train(name: str, data: LabelledCache) -> None:
-        _, _, _, training, result = _train(data, classifier, model_path(folder, name))
+        *_, result = _train(data, classifier, model_path(folder, name))
         written.append({"concept": name} | result)
-        table[name] = _concept_row(training)
+        table[name] = _concept_row(result)
 
     failures = each_concept(opened, labels, train, **rows)
     result = {"concepts": written, "failures": failures}
-    path = Path(metrics or Path(folder, METRICS))
     _write_metrics(path, result)
-    lines = [*output.concept_lines(table), f"wrote {len(written):,} models to {folder} and {path}"]
+    lines = [f"wrote {len(written):,} models to {folder} and {path}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
-    output.print_result(result | {"models_from_before": others}, lines, as_json)
-    output.exit_for_concepts(failures)
+    output.print_concepts(result | {"models_from_before": others}, failures, table, *lines)
 
 
-def _concept_row(training: dict[str, Any]) -> dict[str, str]:
+def _concept_row(result: dict[str, Any]) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
-    estimates = training["estimates"]
+    estimates = result["estimates"]
     told = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
     return {
-        "labelled": f"{training['labelled_positives']:,}",
-        "prior": _prior_text(training).removeprefix("prior ").replace("estimated; ", ""),
+        "labelled": f"{result['labelled_positives']:,}",
+        "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
         **{name: stated_text(estimates, name) if told else "" for name in ("recall", "precision")},
         "called positive": f"{estimates['share_predicted_positive']:.2%}",
         "note": "" if told else "ranked; too few labels for figures",
     }
 
 
-def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
+def _check_outputs(out: str | Path, metrics: str | Path | None, inputs: list[str]) -> Path:
     """Check that both outputs can be written; return the path of the metrics."""
     model_file = check_writable(out, inputs=inputs, file_format=FORMAT)
     metrics_path = Path(metrics) if metrics else model_file.with_name("metrics.json")
@@ -205,42 +187,40 @@ def _check_outputs(out: str, metrics: str | None, inputs: list[str]) -> Path:
     return check_writable(metrics_path, inputs=inputs)
 
 
-def _lines(training: dict[str, Any]) -> Iterator[str]:
-    positive, negative = training["confirmed_positives"], training["known_negatives"]
+def _lines(result: dict[str, Any]) -> Iterator[str]:
+    positive, negative = result["confirmed_positives"], result["known_negatives"]
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
-    noun = "positive" if training["labelled_positives"] == 1 else "positives"
-    counts = f"{training['labelled_positives']:,} labelled {noun}, {training['unlabelled']:,} unlabelled{reviewed}"
-    yield ", ".join(filter(None, [counts, _prior_text(training)]))
-    yield from _audited_estimates(training) if _audited(training) else _estimates(training["estimates"])
-    if training["note"]:
-        yield training["note"]
+    noun = "positive" if result["labelled_positives"] == 1 else "positives"
+    counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
+    yield ", ".join(filter(None, [counts, _prior_text(result)]))
+    yield from _estimates(result)
+    if result["note"]:
+        yield result["note"]
 
 
-def _estimates(estimates: dict[str, Any]) -> Iterator[str]:
+def _audited(result: dict[str, Any]) -> bool:
+    """Whether the estimates rest on images that a review drew at random."""
+    return result["prior_estimate"] is not None and result["prior_estimate"]["method"] == "audit"
+
+
+def _estimates(result: dict[str, Any]) -> Iterator[str]:
+    estimates, audit, names = result["estimates"], result["prior_estimate"], list(_FIGURES)
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
-    if interval_of(estimates, "recall") is None:
+    if _audited(result):
+        names.remove("auc")  # which the audit says nothing about
+        yield (
+            f"estimated among the unlabelled, from {audit['draws']:,} images that the review drew at random, with "
+            f"{audit['level']:.0%} intervals, for this pile; on new images precision may be lower:"
+        )
+    elif interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
         return
-    if say_nothing(estimates):
+    elif say_nothing(estimates):
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
         return
-    yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
-    yield "  " + "   ".join([*(f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items()), called])
-
-
-def _audited(training: dict[str, Any]) -> bool:
-    """Whether the estimates rest on images that a review drew at random."""
-    return training["prior_estimate"] is not None and training["prior_estimate"]["method"] == "audit"
-
-
-def _audited_estimates(training: dict[str, Any]) -> Iterator[str]:
-    estimate, estimates = training["prior_estimate"] or {}, training["estimates"]
-    yield (
-        f"estimated among the unlabelled, from {estimate['draws']:,} images that the review drew at random, with "
-        f"{estimate['level']:.0%} intervals, for this pile; on new images precision may be lower:"
-    )
-    figures = [f"{title} {stated_text(estimates, name)}" for name, title in _FIGURES.items() if name != "auc"]
-    yield "  " + "   ".join([*figures, f"called positive {estimates['share_predicted_positive']:.3%}"])
+    else:
+        yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
+    yield "  " + "   ".join([*(f"{_FIGURES[name]} {stated_text(estimates, name)}" for name in names), called])
 
 
 def _neighbours(model: PULinearClassifier) -> dict[str, Any]:
@@ -260,34 +240,34 @@ def _method_lines(model: PULinearClassifier) -> Iterator[str]:
         yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
 
 
-def _prior_text(training: dict[str, Any]) -> str:
-    estimate = training["prior_estimate"]
+def _prior_text(result: dict[str, Any]) -> str:
+    estimate = result["prior_estimate"]
     if estimate is None:
-        return "" if training["prior"] is None else f"prior {training['prior']:.4g}"
+        return "" if result["prior"] is None else f"prior {result['prior']:.4g}"
     interval = interval_text(estimate["low"], estimate["high"], "{:.4g}".format)
     if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
-        return "" if training["prior"] is None else f"prior {training['prior']:.4g} (estimated)"
-    if training["prior"] is None:
+        return "" if result["prior"] is None else f"prior {result['prior']:.4g} (estimated)"
+    if result["prior"] is None:
         return f"prior {interval} (estimated; {estimate['level']:.0%} interval)"
-    return f"prior {training['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
+    return f"prior {result['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(training: dict[str, Any], model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
+def _warnings(result: dict[str, Any], model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
     low, high = prior_bounds
-    audited = _audited(training)
-    if not audited and training["prior_estimate"] is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
+    audited = _audited(result)
+    if not audited and result["prior_estimate"] is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
         yield (
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
         )
-    if not audited and (training["confirmed_positives"] or training["known_negatives"]):
+    if not audited and (result["confirmed_positives"] or result["known_negatives"]):
         yield (
             "  after a review these are too high, recall most of all: confirmed images are like the labelled ones; "
             "they are for this pile, and on new images precision may be lower"
         )
-    if training["estimates"]["collapsed"]:
+    if result["estimates"]["collapsed"]:
         yield (
-            f"  warning: the classifier is {training['estimates']['collapsed']} at this threshold; label more positives"
+            f"  warning: the classifier is {result['estimates']['collapsed']} at this threshold; label more positives"
         )
 
 

@@ -21,7 +21,7 @@ _DESCRIPTIONS = {
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.as_json
-def verify(files: tuple[str, ...], as_json: bool) -> None:
+def verify(files: tuple[str, ...]) -> None:
     """Check every byte of files that pucache wrote; exits with 1 where a file is damaged.
 
     FILE is a cache, a folder of caches, a model, or output of pretrain: a run folder, an encoder or a
@@ -38,8 +38,8 @@ def verify(files: tuple[str, ...], as_json: bool) -> None:
     lines = [f"{file.path}: {_DESCRIPTIONS[file.kind].format(file.rows)}, whole" for file in whole]
     rows = sum(file.rows for file in whole if file.kind == "cache")
     result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in verified], "damage": damage}
-    if lines or as_json:
-        output.print_result(result, lines, as_json)
+    if lines or output.wants_json():
+        output.print_result(result, lines)
     if damage:
         for text in damage[:-1]:
             click.echo(f"Error: {output.printable(text)}", err=True)

@@ -11,7 +11,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from PIL import Image
+from helpers.command_line import save_images
 
 import pucache
 from pucache.cli.main import main
@@ -50,18 +50,13 @@ TRAINING = {"prior": 0.2, "device": "cpu"}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """Red images among blue ones, the first eight labelled; true classes; weights of a small network."""
-    folder = tmp_path_factory.mktemp("api")
-    draw = np.random.default_rng(0)
-    lines = ["key,label"]
-    for number in range(48):
-        red = number < 16
-        pixels = draw.normal((220, 40, 40) if red else (40, 60, 200), 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
-        path = folder / "photos" / f"{number:03}.png"
-        path.parent.mkdir(exist_ok=True)
-        Image.fromarray(pixels).save(path)
-        lines.append(f"{path.name},{int(red)}")
-    (folder / "truth.csv").write_text("\n".join(lines) + "\n")
-    (folder / "found.txt").write_text("".join(f"{number:03}.png\n" for number in range(8)))
+    folder, draw = tmp_path_factory.mktemp("api"), np.random.default_rng(0)
+    save_images(folder / "photos/red", 16, (220, 40, 40), draw)
+    save_images(folder / "photos/rest", 32, (40, 60, 200), draw)
+    keys = [f"red/{number:03}.png" for number in range(16)]
+    lines = [*(f"{key},1" for key in keys), *(f"rest/{number:03}.png,0" for number in range(32))]
+    (folder / "truth.csv").write_text("\n".join(["key,label", *lines]) + "\n")
+    (folder / "found.txt").write_text("\n".join(keys[:8]) + "\n")
     torch.manual_seed(0)
     safetensors.torch.save_file(timm.create_model("test_convnext").state_dict(), folder / "weights.safetensors")
     return folder
@@ -127,7 +122,7 @@ def test_sweep_priors(arguments):
 
 def test_retrieve_positives_and_write_review_page(arguments, tmp_path):
     ranking = pucache.retrieve_positives(arguments.cache, arguments.labels, arguments.model, k=5, device="cpu")
-    assert len(ranking.keys) == 5 and all(int(key[:3]) < 16 for key in ranking.keys)
+    assert len(ranking.keys) == 5 and all(key.startswith("red/") for key in ranking.keys)
     pucache.write_review_page(arguments.cache, ranking, arguments.labels, tmp_path / "review.html")
     assert ranking.keys[0] in (tmp_path / "review.html").read_text()
 

@@ -262,10 +262,11 @@ def run_embedding(
         started = time.monotonic()
         if listing is None:
             with profile.stage("listing"):
-                listing = _list(source, options.shard)
+                everything = source.scan()
+                listing = take_shard(everything, options.shard)
+                check_shard_images(listing, options.shard, everything, source.name)
         plan = _Plan(source, destination, existing, listing, encoder.spec, options)
-        run = _Run(plan, profile)
-        run.embed_missing(encoder, workers, progress)
+        plan.embed_missing(encoder, profile, workers, progress)
         with profile.stage("merging"):
             path, written = plan.seal()
     return EmbedReport(
@@ -273,34 +274,30 @@ def run_embedding(
         name=destination.name,
         encoder=encoder.spec,
         rows=plan.inventory.rows,
-        computed=run.computed,
-        reused=run.reused,
+        computed=plan.computed,
+        reused=plan.reused,
         kept=len(plan.existing.unchanged),
         vanished=len(plan.existing.vanished),
         damaged=plan.existing.damaged,
         failures=plan.inventory.failures,
         ignored=listing.ignored,
         written=written,
-        seconds=time.monotonic() - started - run.loading_seconds,
+        seconds=time.monotonic() - started - plan.loading_seconds,
         profile=profile,
-        cosine=run.cosine,
+        cosine=plan.cosine,
     )
 
 
-def _list(source: Source, shard: tuple[int, int]) -> Listing:
-    """List the images of a share; raises `SourceError` where there is none."""
-    everything = source.scan()
-    listing = take_shard(everything, shard)
-    check_shard_images(listing, shard, everything, source.name)
-    return listing
-
-
 class _Plan:
-    """What is to be embedded into one cache; made and sealed while the writer's lock is held.
+    """What is to be embedded into one cache, and what was; made and sealed while the writer's lock is held.
 
     `keys` (n,) of dtype S are those of the listing, encoded; `inventory` has what the cache would hold now, and which
     images are missing.
     """
+
+    computed = reused = 0
+    cosine: float | None = None
+    loading_seconds = 0.0  # of the encoder
 
     def __init__(
         self,
@@ -351,6 +348,40 @@ class _Plan:
             picks = [(self.existing.file, self.existing.intact), *picks]
         return ContentLookup(picks)
 
+    def embed_missing(
+        self, encoder: Encoder | DeferredEncoder, profile: Profile, workers: int | None, progress: Progress
+    ) -> None:
+        """Embed the missing images, block by block; each finished block becomes a part.
+
+        The encoder is loaded only where an image is missing.
+        """
+        missing = in_reading_order(self.listing, self.inventory.missing)
+        progress.start(len(missing), "embedding")
+        if not len(missing):
+            return
+        from .blocks import BlockAssembler  # imports torch, as the encoder does
+        from .engine import Job, embed_images
+
+        started = time.monotonic()
+        loaded = encoder.load()
+        self.loading_seconds = time.monotonic() - started
+        job = Job(
+            source=self.source,
+            encoder=loaded,
+            keys=[self.listing.keys[position] for position in missing],
+            encoded_keys=self.keys[missing],
+            size_mtime=self.listing.size_mtime[missing],
+            lookup=self.known_content(),
+        )
+        assembler = BlockAssembler(job, self.dtype, profile)
+        results = embed_images(job, profile, workers=workers)
+        with closing(results), closing(assembler.blocks(results, progress)) as blocks:
+            for rows, failures in blocks:
+                with profile.stage("writing"):
+                    self.parts.add(rows, failures, self.source.name)
+        self.inventory = self.take_inventory(retry_failures=False)
+        self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
+
     def seal(self) -> tuple[Path, bool]:
         """Merge kept rows and parts into the cache and publish it; returns its path, and whether it was written.
 
@@ -360,7 +391,9 @@ class _Plan:
         if not inventory.rows:
             if not any(map(len, self.parts.files)):  # parts of images that cannot be listed at the moment stay
                 self.parts.remove()
-            raise SourceError(_nothing_readable(self.source, inventory.failures))
+            key, reason = next(iter(inventory.failures.items()))
+            unread = f"none of the {len(inventory.failures)} images in {self.source.name} can be read"
+            raise SourceError(f"{unread} ({key!r}: {reason}); nothing was written")
         if not inventory.changes_cache(self.source.name):
             self.parts.remove()
             assert self.existing.file is not None
@@ -379,46 +412,6 @@ class _Plan:
         return path, True
 
 
-class _Run:
-    """The embedding of the missing images, and what it counts; nothing is loaded where no image is missing."""
-
-    def __init__(self, plan: _Plan, profile: Profile):
-        self._plan, self._profile = plan, profile
-        self.computed = self.reused = 0
-        self.cosine: float | None = None
-        self.loading_seconds = 0.0  # of the encoder
-
-    def embed_missing(self, encoder: Encoder | DeferredEncoder, workers: int | None, progress: Progress) -> None:
-        """Embed the missing images, block by block; each finished block becomes a part."""
-        plan = self._plan
-        missing = in_reading_order(plan.listing, plan.inventory.missing)
-        progress.start(len(missing), "embedding")
-        if not len(missing):
-            return
-        from .blocks import BlockAssembler  # imports torch, as the encoder does
-        from .engine import Job, embed_images
-
-        started = time.monotonic()
-        loaded = encoder.load()
-        self.loading_seconds = time.monotonic() - started
-        job = Job(
-            source=plan.source,
-            encoder=loaded,
-            keys=[plan.listing.keys[position] for position in missing],
-            encoded_keys=plan.keys[missing],
-            size_mtime=plan.listing.size_mtime[missing],
-            lookup=plan.known_content(),
-        )
-        assembler = BlockAssembler(job, plan.dtype, self._profile)
-        results = embed_images(job, self._profile, workers=workers)
-        with closing(results), closing(assembler.blocks(results, progress)) as blocks:
-            for rows, failures in blocks:
-                with self._profile.stage("writing"):
-                    plan.parts.add(rows, failures, plan.source.name)
-        plan.inventory = plan.take_inventory(retry_failures=False)
-        self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
-
-
 def _open_reusable(paths: Sequence[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
     files = open_files(paths) if paths else []
     for file in files:
@@ -435,8 +428,3 @@ def _require_source(source: Source, files: list[CacheFile]) -> None:
                 f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
                 "or pass --moved if it is the same source under a new path"
             )
-
-
-def _nothing_readable(source: Source, failures: dict[str, str]) -> str:
-    key, reason = next(iter(failures.items()))
-    return f"none of the {len(failures)} images in {source.name} can be read ({key!r}: {reason}); nothing was written"

@@ -249,25 +249,17 @@ class _Galleries:
         return {"asked": len(self._pictures), "missing": problems.total(), "problems": dict(problems.most_common())}
 
     def _cards(self, rows: np.ndarray) -> list[dict[str, Any]]:
+        names = ("key", "picture", "chance", "likelihood", "truth", "note")
         columns = zip(
-            rows.tolist(),
-            self._report.data.keys(rows),
+            map(visible, self._report.data.keys(rows)),
+            [self._pictures[row] for row in rows.tolist()],
             self._report.posterior(rows).tolist(),
             _likelihoods(self._report, rows),
             _true_classes(self._report, rows),
+            [""] * len(rows),
             strict=True,
         )
-        return [
-            {
-                "key": visible(key),
-                "picture": self._pictures[row],
-                "chance": chance,
-                "likelihood": likelihood,
-                "note": "",
-                "truth": truth,
-            }
-            for row, key, chance, likelihood, truth in columns
-        ]
+        return [dict(zip(names, values, strict=True)) for values in columns]
 
     def map_points(self, layout: EmbeddingMap) -> dict[str, Any]:
         """Points of the map as data of the page's script."""

@@ -75,18 +75,12 @@ def show_views(
             break
     if not images:
         raise SourceError(f"none of {len(order)} images of {source.name} can be used")
-    augment = Augment(VIEWS[recipe.views], model.description.size)
-    randoms = random_numbers(seed, 0, images=len(images), views=_VIEWS)
-    save_view_sheet(path, torch.stack(images), augment, randoms)
-    return len(images)
-
-
-def save_view_sheet(path: str | Path, images: torch.Tensor, augment: Augment, randoms: torch.Tensor) -> None:
-    """Draw each image (b, D, D, 3) and its views side by side into a PNG, one row per image."""
-    views = augment(images, randoms)  # (M, b, 3, size, size)
-    side = max(96, min(augment.size, 224))
-    originals = interpolate(images.permute(0, 3, 1, 2) / 255, side, mode="nearest-exact")
-    tiles = [originals, *(interpolate(view, side, mode="nearest-exact") for view in views)]
-    sheet = make_grid(torch.stack(tiles, 1).flatten(0, 1), nrow=len(tiles), padding=_GAP, pad_value=1)
+    size, pixels = model.description.size, torch.stack(images)  # (b, D, D, 3)
+    views = Augment(VIEWS[recipe.views], size)(pixels, random_numbers(seed, 0, images=len(images), views=_VIEWS))
+    side = max(96, min(size, 224))
+    columns = [pixels.permute(0, 3, 1, 2) / 255, *views]  # the image and its views, (b, 3, H, W) each
+    tiles = torch.stack([interpolate(column, side, mode="nearest-exact") for column in columns], 1)
+    sheet = make_grid(tiles.flatten(0, 1), nrow=len(columns), padding=_GAP, pad_value=1)
     with replacing(check_writable(path)) as temporary:
         save_image(sheet, temporary, format="PNG")
+    return len(images)

@@ -1,5 +1,4 @@
 import csv
-import importlib.util
 import json
 import re
 import shlex
@@ -20,7 +19,6 @@ from helpers.command_line import (
     LABELLED,
     REST,
     SMALL,
-    refused,
     run,
     run_json,
     save_images,
@@ -348,12 +346,6 @@ def test_a_second_signal_does_not_change_the_exit_code(number, code):
     assert ended.returncode == code and ended.stderr.count("interrupted") == 1 and "Aborted" not in ended.stderr
 
 
-def test_exit_codes_reach_the_shell(here):
-    command = [sys.executable, "-m", "pucache", "info", "nowhere.h5"]
-    ended = subprocess.run(command, capture_output=True, text=True)
-    assert ended.returncode == 1 and "Traceback" not in ended.stderr
-
-
 # --- help --------------------------------------------------------------------------------------
 
 
@@ -402,13 +394,3 @@ def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, f
     assert second["encoder"] == first["encoder"]
     told = run_json("info c.h5", w=world)["encoder"]
     assert (told["runtime"], told["precision"]) == ("torch", "bf16") and told["decoder"].startswith("pillow")
-
-
-def test_openvino_that_is_not_installed_is_named_with_its_remedy(world, few, monkeypatch):
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name, *rest: None if name == "openvino" else real(name, *rest)
-    )
-    told = refused("embed few c.h5 --runtime openvino" + SMALL, 2, w=world)
-    assert "openvino is not installed; pip install 'pucache[openvino]'" in told
-    assert "torch" in run_json("embed few c.h5" + SMALL, w=world)["encoder"]

@@ -1,29 +1,22 @@
 """`--concepts` of the commands: many concepts on one cache."""
 
-import csv
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import run
+from helpers.command_line import table as read_table
 from helpers.planted import write_cache
 
-from pucache.cli.main import main
 from pucache.scoring.score_tables import read_scores
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(command, code=0):
-    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert ended.exit_code == code, ended.output + ended.stderr
-    return ended
-
-
-def table(path):
-    with open(path, newline="") as stream:
-        return list(csv.DictReader(stream))
+def table(name):
+    return read_table(Path(name))
 
 
 @pytest.fixture(scope="module")
@@ -64,10 +57,9 @@ def test_columns_of_a_table_or_of_the_lists_in_a_folder_may_have_other_names(fol
         own = [f"{row['key']},yes\n" for row in rows if row["concept"] == name]
         (folder / f"named/{name}.csv").write_text("File,is it\n" + "".join(own))
     command = "retrieve-positives cache.h5 --out - --concepts"
-    named = ["--key-column", "File", "--label-column", "is it", "--label-value", "yes"]
+    named = "--key-column File --label-column 'is it' --label-value yes"
     for path in ("named.csv", "named"):
-        ended = CliRunner().invoke(main, [*command.split(), path, *named])
-        assert ended.exit_code == 0 and ended.stdout == run(f"{command} labels").stdout, ended.output
+        assert run(f"{command} {path} {named}").stdout == run(f"{command} labels").stdout
 
 
 def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):

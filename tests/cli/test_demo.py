@@ -2,9 +2,10 @@ import csv
 import json
 import os
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
+from helpers.command_line import table
+from helpers.demo_images import demo_images
 from PIL import Image
 
 from pucache import demonstration
@@ -13,7 +14,7 @@ from pucache.cli.demo import _lines
 from pucache.cli.main import main
 from pucache.training.sklearn_classifier import PULinearClassifier
 
-SHARES = {("labelled", True): 15, ("hidden", True): 12, ("rest", False): 103, ("new", True): 12, ("new", False): 48}
+SHARES = {("labelled", True): 15, ("pile", True): 12, ("pile", False): 103, ("new", True): 12, ("new", False): 48}
 FILES = (
     "retrieved.png ranked.csv model.safetensors scores.csv pile.h5 new.h5 positives.txt truth.csv review.html "
     "report.html"
@@ -23,29 +24,17 @@ FILES = (
 @pytest.fixture(scope="module")
 def few_images(tmp_path_factory):
     """A tenth of the packaged images, packed in the same way."""
-    folder = tmp_path_factory.mktemp("data")
-    sheet = Image.open(demonstration.DATA / "fashion-mnist.png")
-    sheet.load()
-    with (demonstration.DATA / "fashion-mnist.csv").open(newline="") as stream:
-        table = list(csv.DictReader(stream))
-    left, kept, size, columns = dict(SHARES), [], demonstration.TILE_SIDE, 20
-    for position, row in enumerate(table):
-        positive = row["class"] == demonstration.POSITIVE_CLASS
-        folder_name = row["folder"] if row["folder"] in ("labelled", "new") else "hidden" if positive else "rest"
-        if left.get((folder_name, positive), 0):
-            left[folder_name, positive] -= 1
-            kept.append((position, row))
-    assert not any(left.values())
-    small = Image.new(sheet.mode, (columns * size, -(-len(kept) // columns) * size))
-    for number, (position, _) in enumerate(kept):
-        top, side = (size * part for part in divmod(position, sheet.width // size))
-        tile = sheet.crop((side, top, side + size, top + size))
-        small.paste(tile, (number % columns * size, number // columns * size))
-    small.save(folder / "fashion-mnist.png")
+    folder, size, columns = tmp_path_factory.mktemp("data"), demonstration.TILE_SIDE, 20
+    kept = list(demo_images(SHARES))
+    assert len(kept) == sum(SHARES.values())
+    sheet = Image.new(kept[0][1].mode, (columns * size, -(-len(kept) // columns) * size))
+    for number, (_, tile) in enumerate(kept):
+        sheet.paste(tile, (number % columns * size, number // columns * size))
+    sheet.save(folder / "fashion-mnist.png")
     with (folder / "fashion-mnist.csv").open("w", newline="") as stream:
-        writer = csv.DictWriter(stream, table[0])
+        writer = csv.DictWriter(stream, kept[0][0])
         writer.writeheader()
-        writer.writerows(row for _, row in kept)
+        writer.writerows(row for row, _ in kept)
     return folder
 
 
@@ -88,10 +77,14 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(done):
 def test_every_file_that_the_demo_names_is_there_and_whole(done):
     folder, result = done
     named = "\n".join(_lines(result, str(folder)))
+    ranked, truth = table(folder / "ranked.csv"), table(folder / "truth.csv")
+    dresses = {row["key"] for row in truth if row["label"] == "1"}
     for name in FILES:
         assert (folder / name).is_file() and name in named
     sheet = Image.open(folder / "retrieved.png")
     sheet.load()
+    green = [sheet.convert("RGB").getpixel((6 + 90 * column - 2, 46))[1] > 100 for column in range(10)]
+    assert green == [row["key"] in dresses for row in ranked[:10]], "dresses are framed green, others red"
     assert sheet.format == "PNG" and sheet.size == (10 * 90 + 6, -(-demonstration.CONTACT_SHEET_IMAGES // 10) * 90 + 6)
     for name, rows in (("pile", 130), ("new", 60)):
         cache = EmbeddingCache(folder / f"{name}.h5")
@@ -110,16 +103,6 @@ def test_a_second_demo_in_the_same_folder_tells_the_same(done, few_images, monke
     second = demonstration.demo(folder, device="cpu")
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     assert [cache.stat().st_mtime_ns for cache in caches] == written, "nothing is embedded again"
-
-
-def test_frames_are_green_where_the_image_is_positive_and_red_where_not(done, tmp_path):
-    folder, _ = done
-    keys = sorted(os.listdir(folder / "pile"))[:3]
-    ranking = demonstration.Ranking(np.arange(3), keys, np.array([3.0, 2.0, 1.0]))
-    demonstration.contact_sheet(tmp_path / "sheet.png", folder / "pile", ranking, np.array([1, 0, 1]))
-    sheet = Image.open(tmp_path / "sheet.png").convert("RGB")
-    green = [sheet.getpixel((6 + 90 * column - 2, 6 + 40))[1] > 100 for column in range(3)]
-    assert green == [True, False, True]
 
 
 @pytest.mark.parametrize("place", ["file", "file/folder", "/proc/pucache", "others"])

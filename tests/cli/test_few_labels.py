@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from helpers import command_line
 from helpers.planted import planted, write_cache
-
-from pucache.cli.main import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,13 +39,7 @@ def labelled(tmp_path, monkeypatch):
 
 
 def run(command):
-    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
-
-
-def strict_json(text):
-    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    return command_line.run(command).stdout
 
 
 def numbers_of(result, path=""):
@@ -74,10 +66,10 @@ def test_train_pu_states_no_figure_below_ten_labels(labelled, labels):
     labelled(labels)
     shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
     assert not NAMED.search(shown) and "at least 10" in shown and "wrote model.safetensors" in shown
-    metrics = strict_json(Path("metrics.json").read_text())
+    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert numbers_of(metrics) == {} and "at least 10" in metrics["note"]
     assert metrics["prior"] is None and metrics["prior_estimate"] is None and metrics["scar"]["auc"] is None
-    printed = strict_json(run("train-pu cache.h5 --positives positives.txt --device cpu --json"))
+    printed = command_line.run_json("train-pu cache.h5 --positives positives.txt --device cpu")
     assert printed == metrics
 
 
@@ -93,7 +85,7 @@ def test_train_pu_states_intervals_alone_below_thirty_labels(labelled, labels):
             assert re.search(rf"\b{name} {INTERVAL}", shown), name
     assert re.search(rf"prior (at most [\d.]+|{INTERVAL}) \(estimated; 90% interval\)", shown)
     assert "single figures and probabilities of images take at least 30" in shown and "(0." not in shown
-    metrics = strict_json(Path("metrics.json").read_text())
+    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert points_of(metrics) == [] and metrics["prior"] is None
     assert metrics["prior_estimate"]["low"] < metrics["prior_estimate"]["high"]
     estimates = metrics["estimates"]
@@ -105,7 +97,7 @@ def test_train_pu_states_figures_with_intervals_from_thirty_labels(labelled):
     shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
     for name in ("AUC", "recall", "precision", "F1"):
         assert re.search(rf"\b{name} \d\.\d\d\d \({INTERVAL}\)", shown), name
-    metrics = strict_json(Path("metrics.json").read_text())
+    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["note"] == "" and metrics["prior"] == metrics["prior_estimate"]["prior"]
     for name in ("auc", "recall", "precision", "f1"):
         estimates = metrics["estimates"]
@@ -116,7 +108,7 @@ def test_a_given_prior_is_printed_and_recall_is_not_estimated_all_the_same(label
     labelled(5)
     shown = run("train-pu cache.h5 --positives positives.txt --device cpu --prior 0.15")
     assert "prior 0.15" in shown and not NAMED.search(shown.replace("prior 0.15", "")) and "assume" not in shown
-    metrics = strict_json(Path("metrics.json").read_text())
+    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["prior"] == 0.15 and numbers_of(metrics["estimates"]) == {}
 
 
@@ -140,7 +132,7 @@ def test_estimate_prior_estimates_nothing_below_ten_labels(labelled, labels):
     labelled(labels)
     shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
     assert "at least 10" in shown and "tilt" not in shown and not NAMED.search(shown)
-    result = strict_json(run("estimate-prior cache.h5 --positives positives.txt --device cpu --json"))
+    result = command_line.run_json("estimate-prior cache.h5 --positives positives.txt --device cpu")
     assert result["estimates"] is None and "at least 10" in result["note"]
 
 
@@ -148,7 +140,7 @@ def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
     shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
     assert re.search(rf"^tilt +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
-    result = strict_json(run("estimate-prior cache.h5 --positives positives.txt --device cpu --json"))
+    result = command_line.run_json("estimate-prior cache.h5 --positives positives.txt --device cpu")
     assert all(estimate["prior"] is None for estimate in result["estimates"].values())
 
 
@@ -158,9 +150,9 @@ def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
     shown = run(command)
     assert "at least 10" in shown and "PAUC" not in shown
     assert not re.search("pauc|f1|recall|precision|accuracy", Path("sweep.csv").read_text().splitlines()[0])
-    rows = strict_json(run(command + " --json"))["rows"]
+    rows = command_line.run_json(command)["rows"]
     assert set(rows[0]) == {"prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive"}
-    with_truth = strict_json(run(command + " --truth truth.csv --json"))["rows"]
+    with_truth = command_line.run_json(command + " --truth truth.csv")["rows"]
     assert 0.5 < with_truth[0]["true_auc"] <= 1 and "auc" not in with_truth[0]
 
 
@@ -179,7 +171,7 @@ def test_the_report_states_no_figure_below_ten_labels(labelled):
     page = text_of("report.html").replace("a classifier cannot separate the two (AUC 0.5)", "")
     assert not NAMED.search(page) and "at least 10" in page and "Expected hidden – takes 10" in page
     assert not re.search(r"precision,? [^.]{0,30}\d %|\d %[^.]{0,20}likely positive", page)
-    result = strict_json(run("report cache.h5 --positives positives.txt --device cpu --sample 40 --json"))
+    result = command_line.run_json("report cache.h5 --positives positives.txt --device cpu --sample 40")
     allowed = ("/provenance", "/prior_told", "/figures/margins")
     assert not [at for at in numbers_of(result) if not at.startswith(allowed)]
     assert result["hidden_positives"] == {"expected": None, "low": None, "high": None}
@@ -193,7 +185,7 @@ def test_the_report_states_intervals_alone_below_thirty_labels(labelled):
     page = text_of("report.html")
     assert re.search(r"Recall, estimated \d+ to \d+ % a single number takes 30", page)
     assert re.search(r"precision \d+ to \d+ % [\d.]+ %", page), "estimated beside true"
-    result = strict_json(run("report cache.h5 --positives positives.txt --device cpu --sample 40 --json"))
+    result = command_line.run_json("report cache.h5 --positives positives.txt --device cpu --sample 40")
     assert result["hidden_positives"]["expected"] is None and result["prior"] is None
     assert all(result["estimates"][name] is None for name in ("auc", "recall", "precision", "f1"))
 

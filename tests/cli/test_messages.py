@@ -86,6 +86,7 @@ def bad(world, trained):
 EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positives.txt"
 PRIOR = "estimate-prior {w}/cache.h5 --positives {w}/positives.txt"
 SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt"
+REPORT = "report {w}/cache.h5 --positives {w}/positives.txt"
 FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
 BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
@@ -95,6 +96,11 @@ BAD = {  # command: (exit code, what the one line must tell)
     ),
     TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
     TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
+    REPORT + " --model {b}/none.safetensors": (1, "no such model: .*none.safetensors"),
+    "report {w}/cache.h5 --positives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt"),
+    REPORT + " --out {w}/positives.txt": (1, "positives.txt is also an input"),
+    REPORT + " --images {b}/nowhere": (1, "no such source: .*nowhere"),
+    REPORT + " --truth {b}/prefix.txt": (1, "none of the 2 keys"),
     TRAIN + " --threshold nan": (2, "threshold must be f1, precision=P or recall=R .*or a margin; got 'nan'"),
     TRAIN + " --prior some": (2, "--prior must be a number or auto, got 'some'"),
     TRAIN + " --penalty much": (2, "--penalty must be a number or auto, got 'much'"),
@@ -313,7 +319,7 @@ def test_verify_names_each_damaged_file(world, bad):
     assert all(re.search(name, line) for name, line in zip(names, errors, strict=True))
 
 
-@pytest.mark.parametrize("command", [TRAIN, PRIOR, "report {w}/cache.h5 --positives {w}/positives.txt --sample 9"])
+@pytest.mark.parametrize("command", [TRAIN, PRIOR, REPORT + " --sample 9"])
 def test_a_seed_may_have_twenty_digits(world, trained, here, command):
     run(command + " --seed 12345678901234567890", w=world)
 

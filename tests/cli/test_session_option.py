@@ -6,12 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from helpers import command_line
 from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
 import pucache
-from pucache.cli.main import main
 from pucache.reviewing.export import write_reviewed
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
@@ -23,8 +22,7 @@ RESTS = "images that the review drew at random, with 95% intervals, for this pil
 
 
 def run(command, code=0):
-    ended = CliRunner().invoke(main, command.split(), catch_exceptions=False)
-    assert ended.exit_code == code, ended.output
+    ended = command_line.run(command, code)
     return ended.output if code else ended.stdout
 
 

@@ -28,6 +28,7 @@ from helpers.code_blocks import (
     sessions,
     words,
 )
+from helpers.demo_images import demo_images
 from PIL import Image
 
 from pucache import demonstration
@@ -115,21 +116,12 @@ SHARES = {("labelled", True): 40, ("pile", True): 10, ("pile", False): 75, ("new
 
 def unpack(folder):
     """Write some of the demo's images as a user has them: photos/, new-photos/, found.txt and truth.csv."""
-    left, found = dict(SHARES), []
-    with (
-        Image.open(demonstration.DATA / "fashion-mnist.png") as sheet,
-        (demonstration.DATA / "fashion-mnist.csv").open() as table,
-    ):
-        columns = sheet.width // demonstration.TILE_SIDE
-        for position, row in enumerate(csv.DictReader(table)):
-            kind = row["folder"], row["class"] == demonstration.POSITIVE_CLASS
-            if left.get(kind):
-                left[kind] -= 1
-                top, side = (demonstration.TILE_SIDE * part for part in divmod(position, columns))
-                path = folder / ("new-photos" if kind[0] == "new" else "photos") / row["key"]
-                path.parent.mkdir(exist_ok=True)
-                sheet.crop((side, top, side + demonstration.TILE_SIDE, top + demonstration.TILE_SIDE)).save(path)
-                found.append((row["key"], *kind))
+    found = []
+    for row, tile in demo_images(SHARES):
+        path = folder / ("new-photos" if row["folder"] == "new" else "photos") / row["key"]
+        path.parent.mkdir(exist_ok=True)
+        tile.save(path)
+        found.append((row["key"], row["folder"], row["class"] == demonstration.POSITIVE_CLASS))
     lines = [f"{key},{int(positive)}" for key, _, positive in found]
     (folder / "truth.csv").write_text("\n".join(["key,label", *lines]) + "\n")
     (folder / "found.txt").write_text("".join(f"{key}\n" for key, where, _ in found if where == "labelled"))

@@ -27,7 +27,7 @@ from pucache.cache.merging import pack
 from pucache.cache.parts import writer_lock
 from pucache.cache.reader import CacheFile
 from pucache.cli.main import main
-from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
+from pucache.errors import CacheError, CacheLockedError, OutputError
 from pucache.images.listing import UNKNOWN, take_shard
 from pucache.images.source import open_source
 
@@ -182,22 +182,6 @@ def test_files_that_change_or_go_after_they_were_listed_are_failures_and_nothing
 
 
 # --- refusals ----------------------------------------------------------------------------------
-
-NO_IMAGES = {
-    "": "no image in .*/images.*expected files such as",
-    "a.mov": r"no image in .*/images \(1 files .*: 1 \.mov\)",
-    "a.png": r"none of the 1 images in .*/images can be read \('a.png': not an image",
-}
-
-
-@pytest.mark.parametrize(("name", "expected"), NO_IMAGES.items())
-def test_a_source_without_a_readable_image_is_refused(image_folder, out, name, expected):
-    folder = image_folder(0)
-    if name:
-        (folder / name).write_text("no image")
-    with pytest.raises(SourceError, match=expected):
-        run(folder, out)
-    assert visible(out.parent) == []
 
 
 @pytest.mark.parametrize("role", ["cache", "parts", "reuse"])

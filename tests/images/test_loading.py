@@ -1,5 +1,4 @@
 import itertools
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pucache.errors import ImageError
-from pucache.images import loading
 from pucache.images.decoding import decode
 from pucache.images.listing import UNKNOWN
 from pucache.images.loading import STAGES, ChunkLoader
@@ -89,17 +87,3 @@ def test_a_known_digest_is_known_whatever_its_bytes():
         options = {"chunk_size": 1, "embedded_digests": np.array(known, "S32")}
         chunk = ChunkLoader(Memory({"a": odd}, []), PREPROCESS, ["a"], [len(odd)], **options)(0)
         assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
-
-
-def test_a_stage_that_takes_time_is_told_apart_from_the_others(monkeypatch):
-    clock = iter(np.cumsum([0, 1, 2, 4, 8]))
-    monkeypatch.setattr(loading, "time", SimpleNamespace(perf_counter=lambda: float(next(clock))))
-    assert prepared(["good"])(0).seconds == [1, 2, 4, 8]
-    clock = iter([10.0, 13.0])
-    assert prepared(["vanished"])(0).seconds == [3, 0, 0, 0]
-
-
-def test_the_place_is_told_before_each_image_is_read():
-    told = []
-    prepared(["good", "vanished", "jpeg"], log=told)(0, on_image=told.append)
-    assert told == [0, "000-good", 1, "001-vanished", 2, "002-jpeg"]

@@ -23,7 +23,7 @@ def normal_margins(p=60, u=900, prior=0.2, truth=True, seed=0):
     return HeldOut(positive, unlabelled, tilt, 1.25, y if truth else None)
 
 
-def test_every_margin_is_in_one_bin_of_the_histogram():
+def test_every_margin_is_in_one_bin_and_the_expected_positives_are_the_posteriors_added_up():
     held_out = normal_margins()
     bins = charts.margin_histogram(held_out)
     assert sum(bins["labelled"]) == 60 and sum(bins["unlabelled"]) == 900
@@ -31,11 +31,6 @@ def test_every_margin_is_in_one_bin_of_the_histogram():
     inner = [(low, high) for low, high in zip(bins["edges"][1:-2], bins["edges"][2:-1], strict=True)]
     counted = [((held_out.unlabelled >= low) & (held_out.unlabelled < high)).sum() for low, high in inner]
     assert bins["unlabelled"][1:-1] == counted
-
-
-def test_the_expected_positives_of_the_histogram_are_the_posteriors_added_up():
-    held_out = normal_margins()
-    bins = charts.margin_histogram(held_out)
     assert sum(bins["expected"]) == pytest.approx(held_out.tilt.posterior(held_out.unlabelled).sum())
     assert all(expected <= all_ + 1e-9 for expected, all_ in zip(bins["expected"], bins["unlabelled"], strict=True))
 

@@ -52,14 +52,11 @@ def test_a_handful_of_rows_is_laid_out(n):
     assert layout.pca.shape == (n, 2) and np.isfinite(layout.pca).all() and (layout.tsne is None) == (n < 5)
 
 
-def test_rows_that_are_all_alike_lie_in_the_middle():
+def test_rows_that_are_alike_lie_in_the_middle_and_those_of_one_dimension_on_a_line():
     layout = embedding_map(np.ones((8, 3), np.float32), np.arange(8))
     assert (layout.pca == 0.5).all() and layout.tsne is None and layout.explained == 0
-
-
-def test_one_dimension_is_laid_out_on_a_line():
-    layout = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
-    assert (layout.pca[:, 1] == 0.5).all() and np.ptp(layout.pca[:, 0]) == 1
+    line = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
+    assert (line.pca[:, 1] == 0.5).all() and np.ptp(line.pca[:, 0]) == 1
 
 
 def test_company_is_counted_among_the_nearest_ten():
@@ -71,8 +68,3 @@ def test_company_is_counted_among_the_nearest_ten():
         distance = np.linalg.norm(points - points[own], axis=1)
         shares.append(likely[np.argsort(distance)[1:11]].mean())
     assert shares_of_likely(points, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))
-
-
-def test_places_that_coincide_have_company():
-    near, _ = shares_of_likely(np.full((20, 2), 0.5), np.arange(20) < 1, np.ones(20, bool))
-    assert near == 1

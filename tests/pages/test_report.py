@@ -242,14 +242,6 @@ def test_a_tiny_cache_makes_a_page(tmp_path, n):
     assert numbers["map"]["shown"] == n
 
 
-def test_the_interval_is_that_of_the_likelihood_and_of_the_tilt_alone(plain):
-    _, numbers = plain
-    tilt, *others = numbers["prior_estimates"].values()
-    assert tilt["draws"] == 0 and 0 < tilt["low"] < tilt["high"] < 1
-    assert numbers["hidden_positives"]["low"] == pytest.approx(tilt["low"] * numbers["unlabelled"])
-    assert others and all((other["low"], other["high"]) == (0, 1) for other in others)
-
-
 def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
     html, numbers = plain
     assert numbers["pictures"]["missing"] == numbers["pictures"]["asked"] > 0
@@ -341,29 +333,6 @@ def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
     plain = run(files / "cache.h5", *options[:2], *options[4:], "--out", tmp_path / "r.html")
     assert "30 labelled positives, 90 unlabelled" in plain.stdout and f"wrote {tmp_path / 'r.html'}" in plain.stdout
     assert "note: " in plain.stdout  # there are no pictures
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        (["--positives", "{f}/positives.txt", "--model", "{f}/none.safetensors"], "none.safetensors"),
-        (["--positives", "{f}/unknown.txt"], "are not in the cache ('nowhere.png')"),
-        (["--positives", "{f}/none.txt"], "no such file"),
-        (["--positives", "{f}/positives.txt", "--out", "{f}/positives.txt"], "is also an input"),
-        (["--positives", "{f}/positives.txt", "--out", "{f}/cache.h5"], "is also an input"),
-        (["--positives", "{f}/positives.txt", "--images", "{f}/nowhere"], "no such source"),
-        (["--positives", "{f}/positives.txt", "--truth", "{f}/unknown.txt"], "none of the 1 keys"),
-    ],
-    ids=lambda value: value[-1] if isinstance(value, list) else "",
-)
-def test_bad_input_is_told_in_one_line(files, tmp_path, monkeypatch, options, expected):
-    (files / "unknown.txt").write_text("nowhere.png\n")
-    monkeypatch.chdir(tmp_path)
-    before = {path: path.read_bytes() for path in files.iterdir()}
-    ended = run(files / "cache.h5", *(option.format(f=files) for option in options))
-    assert ended.exit_code == 1 and re.fullmatch(r"Error: [^\n]+\n", ended.stderr) and expected in ended.stderr
-    assert {path: path.read_bytes() for path in files.iterdir()} == before
-    assert not (tmp_path / "report.html").exists()
 
 
 # --- words -------------------------------------------------------------------------------------

@@ -11,13 +11,13 @@ from helpers.pictured import folder_of, shaded
 from helpers.pictures import encode
 from helpers.planted import write_cache
 from helpers.slow import slow
-from hypothesis import strategies as st
 from playwright.sync_api import expect
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
 from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
+from pucache.pages.html import visible
 from pucache.pages.review_page import ReviewPage, write_review_page
 from pucache.retrieval.ranking import Ranking
 from pucache.storage.tables import read_table
@@ -33,7 +33,6 @@ ODD = [
     " blanks around ",
     "long/" + "x" * 4087 + ".png",
 ]
-KEYS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=30)
 
 
 def ranked(cache, rows, posterior=True, scorer="similarity (centroid)"):
@@ -106,13 +105,6 @@ def tally(page):
 def wait_for_original(page):
     """Until the zoom shows the file itself; not by `wait_for_function`, which the page's policy forbids."""
     expect(page.locator("#zoom-picture")).to_have_attribute("src", re.compile("^file:"))
-
-
-def visible(key):
-    """How a key is written on the page."""
-    key = re.sub("[\0-\x1f]", lambda found: chr(0x2400 + ord(found[0])), key)
-    odd = "[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]"
-    return re.sub(odd, lambda found: f"⟨U+{ord(found[0]):04X}⟩", key)
 
 
 @pytest.fixture(scope="module")

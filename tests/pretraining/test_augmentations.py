@@ -10,7 +10,6 @@ from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as tv
 
 from pucache.pretraining.augmentations import _RANDOM_NAMES, N_RANDOM, VIEWS, Augment, View, random_numbers
-from pucache.pretraining.preview import save_view_sheet
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NOTHING = View((1.0, 1.0), ratio=1.0, flip=0, jitter=0, grey=0)
@@ -215,20 +214,3 @@ def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
 
 
 # --- previews ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("size", "side"), [(32, 96), (300, 224)])
-def test_a_preview_shows_each_image_and_its_views(tmp_path, size, side):
-    images, path = noise(3, size), tmp_path / "new" / "views.png"
-    augment, rows = Augment([NOTHING, replace(NOTHING, flip=1)], size), random_numbers(0, 0, images=3, views=3)
-    save_view_sheet(path, images, augment, rows)
-    with Image.open(path) as opened:
-        assert opened.format == "PNG" and opened.size == (4 * (side + 4) + 4, 3 * (side + 4) + 4)
-        sheet = np.asarray(opened.convert("RGB"))
-    for row, column in itertools.product(range(3), range(4)):
-        y, x = 4 + row * (side + 4), 4 + column * (side + 4)
-        expected = images[row].flip(1) if column == 2 else images[row]
-        expected = Image.fromarray(expected.numpy()).resize((side, side), Image.Resampling.NEAREST)
-        np.testing.assert_array_equal(sheet[y : y + side, x : x + side], np.asarray(expected))
-    assert (sheet[:4] == 255).all() and (sheet[:, :4] == 255).all()
-    assert [entry.name for entry in path.parent.iterdir()] == ["views.png"]

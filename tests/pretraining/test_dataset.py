@@ -62,12 +62,6 @@ def expected(path, side=SIDE, interpolation="bilinear"):
     return preprocess(decode(path.read_bytes(), preprocess.sufficient_side))
 
 
-def plan(n, batch=3, epochs=2):
-    for epoch in range(epochs):
-        order = np.random.default_rng(epoch).permutation(n)
-        yield from (order[at : at + batch] for at in range(0, n, batch))
-
-
 @pytest.fixture
 def odd_folder(tmp_path, image_folder):
     """Pictures of every mode, and three that cannot be used."""
@@ -178,30 +172,6 @@ def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole_and_nothing_for_
     assert {path.name for path in run.iterdir()} == {"images.u8", "images.json"}
 
 
-def ends(*_):
-    raise KeyboardInterrupt
-
-
-def test_an_old_description_does_not_vouch_for_images_that_were_decoded_after_it(image_folder, tmp_path, monkeypatch):
-    """Killed between the two files, a run would take the second picture for the first, which failed before."""
-    folder, run = image_folder(3), tmp_path / "run"
-    good = (folder / "000.png").read_bytes()
-    (folder / "000.png").write_bytes(bytes(len(good)))
-    decoded(folder, run)
-    os.truncate(run / "images.u8", 0)
-    (folder / "000.png").write_bytes(good)
-    size = (folder / "001.png").stat().st_size
-    (folder / "001.png").write_bytes(bytes(size))
-    with monkeypatch.context() as patch:
-        patch.setattr(dataset.json, "dumps", ends)
-        with pytest.raises(KeyboardInterrupt):
-            decoded(folder, run)
-    images = decoded(folder, run)
-    assert images.keys == ["000.png", "002.png"]
-    for key, made in zip(images.keys, all_of(images), strict=True):
-        assert torch.equal(made, expected(folder / key))
-
-
 def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_path, small_disk):
     folder = image_folder(20)
     with small_disk(2000), pytest.raises(OutputError, match=r"cannot write .*images\.u8: File too large") as caught:
@@ -223,19 +193,6 @@ def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path,
 
 
 # --- batches -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_batches_come_in_the_order_of_the_plan_however_they_are_decoded(image_folder, tmp_path, interpolation):
-    folder = image_folder(8)
-    mapped = decoded(folder, tmp_path / "run", interpolation=interpolation)
-    streamed = StreamedImages(*opened(folder), squash(interpolation=interpolation))
-    assert mapped.keys == streamed.keys
-    whole = torch.stack([expected(folder / key, interpolation=interpolation) for key in mapped.keys])
-    rows = list(plan(8))
-    for images in (mapped, streamed):
-        for batch, want in zip(images.batches(iter(rows)), rows, strict=True):
-            assert batch.dtype == torch.uint8 and torch.equal(batch, whole[torch.from_numpy(want)])
 
 
 # --- decoded in every epoch ----------------------------------------------------------------------

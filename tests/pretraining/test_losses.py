@@ -124,9 +124,6 @@ def test_the_loss_of_half_precision_is_computed_in_float32(dtype):
     assert float(loss) == pytest.approx(float(exact), rel=1e-6)
 
 
-# --- errors ------------------------------------------------------------------------------------
-
-
 # --- alignment and uniformity ----------------------------------------------------------------------
 
 

@@ -142,7 +142,8 @@ def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
     said = run("pretrain", photos, tmp_path / "run", *SMALL, "--preview", tmp_path / "views.png")
     assert "drew 8 images" in said.stdout
     with Image.open(tmp_path / "views.png") as sheet:
-        assert sheet.format == "PNG" and len(np.unique(np.asarray(sheet))) > 100
+        assert sheet.format == "PNG" and sheet.size == (7 * 100 + 4, 8 * 100 + 4), "each of 8 images and its 6 views"
+        assert len(np.unique(np.asarray(sheet))) > 100
     assert [path.name for path in tmp_path.iterdir()] == ["views.png"]
 
 
