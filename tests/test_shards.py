@@ -17,7 +17,7 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
 from pucache.pages.report import report
-from pucache.reviewing.pile import twin_groups
+from pucache.reviewing.pile import Twins
 from pucache.reviewing.ranker import Ranker
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.prior_sweep import sweep_priors
@@ -139,9 +139,9 @@ def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
 
 
 def test_a_review_begins_with_the_same_ranking(packed, ranges):
-    group = twin_groups(packed, 0.999)
-    np.testing.assert_array_equal(group, twin_groups(ranges, 0.999))
-    np.testing.assert_array_equal(twin_groups(packed, None), twin_groups(ranges, None))
+    group = Twins(packed, 0.999).group
+    np.testing.assert_array_equal(group, Twins(ranges, 0.999).group)
+    np.testing.assert_array_equal(Twins(packed, None).group, Twins(ranges, None).group)
     reviewed = np.zeros(N, np.int8)
     rankings = []
     for cache in (packed, ranges):

@@ -41,16 +41,7 @@ _PAGE_WITHOUT_COOKIE = (
 
 
 class Access:
-    """Guards an application; an ASGI middleware that stands before everything else.
-
-    Parameters
-    ----------
-    app : ASGI application
-    token : str
-        Secret of the session.
-    host : str
-        Address that the server is bound to.
-    """
+    """Guards an application that is bound to `host`; an ASGI middleware that stands before everything else."""
 
     def __init__(self, app: ASGIApp, token: str, host: str = "127.0.0.1"):
         self._app, self._token, self._host = app, token, host
@@ -152,15 +143,10 @@ def with_headers(lines: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, byte
 
 
 def is_own_host(host: str, bound: str) -> bool:
-    """Whether a Host header names this machine.
+    """Whether a Host header names this machine, with or without a port; any port, as a tunnel may have another.
 
-    Parameters
-    ----------
-    host : str
-        Name or address, with or without a port; any port, as a tunnel may have another.
-    bound : str
-        Address that the server is bound to. Loopback names are always taken; where the address is another, that one
-        too; for 0.0.0.0 and :: every address, and this machine's name: none of them can be rebound.
+    Loopback names are always taken; where the server is bound to another address, that one too; for 0.0.0.0 and ::
+    every address, and this machine's name: none of them can be rebound.
     """
     match = _HOST.fullmatch(host)
     if match is None or int(match[2] or 0) > 65535:

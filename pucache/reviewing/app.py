@@ -41,28 +41,12 @@ PICTURE_SECONDS = 60.0  # for which a request waits for its picture
 PICTURE_THREADS = 20  # in which requests wait so; decisions have others
 STREAMS = 4  # of events per address: a browser has six connections to a server, and needs some for images
 LOOK_SECONDS = 0.1  # after which a stream looks whether the state has changed
-_OVERVIEW_STYLES = ("concepts.css",)
 _STYLES = ("base.css", "cards.css", "live.css")
-_SCRIPTS = (
-    "cards.js",
-    "link.js",
-    "upcoming.js",
-    "progress.js",
-    "past.js",
-    "views.js",
-    "live.js",
-)  # in the order in which they run
-ASSETS = (
-    *_STYLES,
-    *_OVERVIEW_STYLES,
-    *_SCRIPTS,
-    "icon.svg",
-)  # nothing is inline, so that the content security policy holds
-_MEDIA_TYPES = {
-    "css": "text/css; charset=utf-8",
-    "js": "text/javascript; charset=utf-8",
-    "svg": "image/svg+xml",
-}
+# in the order in which they run
+_SCRIPTS = ("cards.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
+# nothing is inline, so that the content security policy holds
+ASSETS = (*_STYLES, "concepts.css", *_SCRIPTS, "icon.svg")
+_MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ROW = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
 Body = dict[str, Any]
@@ -71,26 +55,9 @@ Body = dict[str, Any]
 class Application:
     """The routes of a review; `access`, which guards them, is the ASGI application.
 
-    Parameters
-    ----------
-    services : sequence of ReviewService
-        One for each session. Requests name theirs by its identifier: ``?session=`` or the field of the body. What is
-        read without a name is of the first one.
-    token : str
-        Secret that the printed address holds.
-    host : str
-        Address that the server is bound to.
-    title : str
-        Of the page.
-    warnings : sequence of str
-        Lines at the top of the page.
-    concepts : sequence of str
-        Names of the sessions where they are those of concepts: the first page then lists them.
-
-    Attributes
-    ----------
-    access : Access
-    routes : list of Route
+    There is a service for each session. Requests name theirs by its identifier: ``?session=`` or the field of the body;
+    what is read without a name is of the first one. `concepts` are the names of the sessions where they are those of
+    concepts: the first page then lists them. `warnings` are lines at the top of the page.
     """
 
     def __init__(
@@ -120,12 +87,12 @@ class Application:
             *(
                 Route(f"/api/{name}", self._post(handler, limit), methods=["POST"])
                 for name, handler, limit in (
-                    ("next", self._next, MAX_BODY),
-                    ("decide", self._decide, MAX_BODY),
-                    ("release", self._release, MAX_BODY),
-                    ("closing-audit", self._closing_audit, MAX_BODY),
-                    ("export", self._export, MAX_BODY),
-                    ("import", self._import, MAX_IMPORT),
+                    ("next", _next, MAX_BODY),
+                    ("decide", _decide, MAX_BODY),
+                    ("release", _release, MAX_BODY),
+                    ("closing-audit", _closing_audit, MAX_BODY),
+                    ("export", _export, MAX_BODY),
+                    ("import", _import, MAX_IMPORT),
                 )
             ),
         ]
@@ -220,9 +187,7 @@ class Application:
 
     # --- changing ------------------------------------------------------------------------------------
 
-    def _post(
-        self, handler: Callable[[Body, ReviewService], Awaitable[Body]], limit: int
-    ) -> Callable[..., Awaitable[Response]]:
+    def _post(self, handler: Callable[[Body, ReviewService], Body], limit: int) -> Callable[..., Awaitable[Response]]:
         """Route of a POST: reads the body, which names its session, and answers errors in one line."""
 
         async def answer(request: Request) -> Response:
@@ -231,8 +196,7 @@ class Application:
                 service = self._services.get(str(body.get("session")))
                 if service is None:
                     return refused(409, "this page is of another review, or the cache has changed; reload the page")
-                result = await handler(body, service)
-                return _json(result | {"state": await run_in_threadpool(service.state)})
+                return _json(await run_in_threadpool(lambda: handler(body, service) | {"state": service.state()}))
             except _BadRequestError as error:
                 return refused(error.status, str(error))
             except ClientDisconnect:
@@ -244,36 +208,43 @@ class Application:
 
         return answer
 
-    async def _next(self, body: Body, service: ReviewService) -> Body:
-        tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
-        keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-        return {"images": await run_in_threadpool(service.next, tab, count, keep, finish=body.get("finish") is True)}
 
-    async def _decide(self, body: Body, service: ReviewService) -> Body:
-        tab = _name(body, "tab")
-        proposals = [_proposal(service, item) for item in _list(body, "decisions", MAX_DECISIONS)]
-        accepted, stale = await run_in_threadpool(service.decide, tab, proposals)
-        return {"accepted": accepted, "stale": stale}
+def _next(body: Body, service: ReviewService) -> Body:
+    tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
+    keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
+    return {"images": service.next(tab, count, keep, finish=body.get("finish") is True)}
 
-    async def _release(self, body: Body, service: ReviewService) -> Body:
-        await run_in_threadpool(service.queue.release, _name(body, "tab"))
-        return {}
 
-    async def _closing_audit(self, body: Body, service: ReviewService) -> Body:
-        if not isinstance(body.get("on"), bool):
-            raise _BadRequestError("on must be true or false")
-        if body.get("zone", "all") not in ("all", "likeliest"):
-            raise _BadRequestError("zone must be all or likeliest")
-        await run_in_threadpool(service.set_closing_audit, body["on"], likeliest=body.get("zone") == "likeliest")
-        return {}
+def _decide(body: Body, service: ReviewService) -> Body:
+    tab = _name(body, "tab")
+    accepted, stale = service.decide(
+        tab, [_proposal(service, item) for item in _list(body, "decisions", MAX_DECISIONS)]
+    )
+    return {"accepted": accepted, "stale": stale}
 
-    async def _export(self, body: Body, service: ReviewService) -> Body:
-        return await run_in_threadpool(export_session, service.session)
 
-    async def _import(self, body: Body, service: ReviewService) -> Body:
-        if not isinstance(body.get("csv"), str):
-            raise _BadRequestError("csv must be text")
-        return await run_in_threadpool(service.take_reviewed, body["csv"])
+def _release(body: Body, service: ReviewService) -> Body:
+    service.queue.release(_name(body, "tab"))
+    return {}
+
+
+def _closing_audit(body: Body, service: ReviewService) -> Body:
+    if not isinstance(body.get("on"), bool):
+        raise _BadRequestError("on must be true or false")
+    if body.get("zone", "all") not in ("all", "likeliest"):
+        raise _BadRequestError("zone must be all or likeliest")
+    service.set_closing_audit(body["on"], likeliest=body.get("zone") == "likeliest")
+    return {}
+
+
+def _export(body: Body, service: ReviewService) -> Body:
+    return export_session(service.session)
+
+
+def _import(body: Body, service: ReviewService) -> Body:
+    if not isinstance(body.get("csv"), str):
+        raise _BadRequestError("csv must be text")
+    return service.take_reviewed(body["csv"])
 
 
 def live_page(title: str, *, session: str, warnings: Sequence[str] = (), overview: bool = False) -> str:

@@ -224,17 +224,9 @@ def _recheck_answers(entries: Sequence[Entry]) -> list[Choice]:
 
 
 def looks_of(entries: Sequence[Entry], rows: int, labels: Mapping[int, Choice | None], since: int = 0) -> Looks:
-    """Looks of a log.
+    """Looks of a log of a pile of so many rows; `labels` is what each group is in the end.
 
-    Parameters
-    ----------
-    entries : sequence of Entry
-    rows : int
-        Of the pile.
-    labels : mapping of int to Choice or None
-        What each group is in the end.
-    since : int
-        Serial number of the entry after which looks count; what was looked at before is out of the pile.
+    Looks count after the entry numbered `since`; what was looked at before is out of the pile.
     """
     answered = [e.serial for e in entries if e.is_draw and e.stream in DRAWN and labels.get(e.group) in _ANSWERS]
     last = max(answered, default=0)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 import shlex
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,48 +22,14 @@ from .log import Choice
 from .session import Session
 from .session_state import Proposal
 
-IMPORTER = "import"
+_CHOICES = {1: Choice.POSITIVE, -1: Choice.NEGATIVE}  # of labels
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 
-@dataclass(frozen=True)
-class ImportCounts:
-    """What became of the rows of a table.
-
-    Attributes
-    ----------
-    taken : int
-        Decisions written.
-    agreeing : int
-        Rows that have this label already, by the labels before the session, a decision in it, or a twin.
-    contradicting : int
-        Rows that have the other label in the session, which stays.
-    contradicting_keys : tuple of str
-    """
-
-    taken: int
-    agreeing: int
-    contradicting: int
-    contradicting_keys: tuple[str, ...] = ()
-
-
 def write_reviewed(session: Session, path: str | Path) -> Path:
-    """Write the labels of now: those from before the session, then what was decided in it.
+    """Write the labels of now as CSV: those from before the session, then what was decided in it; returns the path.
 
-    Parameters
-    ----------
-    session : Session
-    path : path
-        CSV file to write. Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest.
-
-    Returns
-    -------
-    Path
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
+    Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest. Raises `OutputError`.
     """
     path = check_writable(path, inputs=[file.path for file in session.cache.files])
     s, reviewed = session.labels()
@@ -106,21 +71,12 @@ def train_command(session: Session) -> str:
     return f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}"
 
 
-def import_reviewed(session: Session, path: str | Path, reviewer: str = IMPORTER) -> ImportCounts:
-    """Take the decisions of a table into a session, all or none.
+def import_reviewed(session: Session, path: str | Path, reviewer: str) -> dict[str, Any]:
+    """Take the decisions of a table with the columns key and label into a session, all or none.
 
-    Rows that have a label in the session keep it.
-
-    Parameters
-    ----------
-    session : Session
-    path : path
-        CSV file with the columns key and label, such as the review page exports.
-    reviewer : str
-
-    Returns
-    -------
-    ImportCounts
+    Returns how many decisions were ``taken``; how many rows are ``agreeing``, as they have this label by the labels
+    before the session, a decision in it, or a twin; and how many are ``contradicting``: they have the other label in
+    the session, which stays. ``contradicting_keys`` are their keys.
 
     Raises
     ------
@@ -133,8 +89,12 @@ def import_reviewed(session: Session, path: str | Path, reviewer: str = IMPORTER
     with session.lock:
         proposals, contradicting = _undecided(session, choices, reviewer)
         session.decide(proposals)
-    agreeing = len(choices) - len(proposals) - len(contradicting)
-    return ImportCounts(len(proposals), agreeing, len(contradicting), tuple(contradicting))
+    return {
+        "taken": len(proposals),
+        "agreeing": len(choices) - len(proposals) - len(contradicting),
+        "contradicting": len(contradicting),
+        "contradicting_keys": contradicting,
+    }
 
 
 def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: str) -> tuple[list[Proposal], list[str]]:
@@ -146,7 +106,7 @@ def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: st
     batch = uuid.uuid4().hex
     for row, choice in choices:
         group = int(session.groups[row])
-        present = taken.get(group) or _label(s[row], reviewed[row])
+        present = taken.get(group) or _CHOICES.get(int(s[row] or reviewed[row]))
         if present is None:
             taken[group] = choice
             current = session.decision_in_force(row)  # a skip
@@ -168,12 +128,6 @@ def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:
     if any((row["label"] or "").strip() not in ("", "0") for row in table):
         choices += [(int(row), Choice.POSITIVE) for row in read_decisions(session.cache, path, 1)[0]]
     return sorted(choices)
-
-
-def _label(s: int, reviewed: int) -> Choice | None:
-    if s == 1 or reviewed == 1:
-        return Choice.POSITIVE
-    return Choice.NEGATIVE if reviewed == -1 else None
 
 
 def _quoted(key: str) -> str:

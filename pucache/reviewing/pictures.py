@@ -32,25 +32,12 @@ AHEAD = 240  # pictures that wait to be made in advance
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as it is sent, or the reason why there is none.
+    """A picture as it is sent, or the reason why there is none."""
 
-    Attributes
-    ----------
-    data : bytes
-        Encoded; empty where there is no picture.
-    media_type : str
-    problem : str
-        Why there is no picture; "" where there is one.
-    note : str
-        What is to be said of a picture that is shown: that the file has changed.
-    made : float
-        Time of `time.monotonic`.
-    """
-
-    data: bytes
+    data: bytes  # encoded; empty where there is no picture
     media_type: str
-    problem: str = ""
-    note: str = ""
+    problem: str = ""  # why there is no picture
+    note: str = ""  # what is to be said of a picture that is shown: that the file has changed
     made: float = field(default_factory=time.monotonic)
 
     @property
@@ -62,16 +49,8 @@ class Picture:
 class Pictures:
     """Makes pictures of rows, in advance where told to, and keeps the latest ones.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    images : str or path, optional
-        Source of the images, where they have moved since the cache was made.
-
-    Raises
-    ------
-    SourceError
-        `images` cannot be opened.
+    `images` is the source of the images, where they have moved since the cache was made; raises `SourceError` where it
+    cannot be opened.
     """
 
     def __init__(self, cache: EmbeddingCache, images: str | Path | None = None):
@@ -85,19 +64,9 @@ class Pictures:
         self._bytes = 0
 
     def get(self, row: int, size: str = "card", *, timeout: float | None = None) -> Picture | None:
-        """Return the picture of a row.
+        """The picture of a row in one of `SIDES`; None where there is no such row or size.
 
-        Parameters
-        ----------
-        row : int
-        size : {"card", "original"}
-        timeout : float, optional
-            Seconds to wait for one that is not made yet.
-
-        Returns
-        -------
-        Picture or None
-            None for a row or a size that does not exist, and where the time was too short.
+        With a `timeout` in seconds, None too where it is not made by then.
         """
         if not 0 <= row < self._rows or size not in SIDES:
             return None
@@ -114,13 +83,7 @@ class Pictures:
         return None
 
     def prefetch(self, rows: Iterable[int]) -> None:
-        """Make the cards of rows in advance; what was to be made in advance before, and is not begun, is left.
-
-        Parameters
-        ----------
-        rows : iterable of int
-            The first `AHEAD` of them are made.
-        """
+        """Make the cards of the first `AHEAD` rows in advance."""
         for row in list(rows)[:AHEAD]:
             self._start(self._ahead, (row, "card"), urgent=False)
 
@@ -196,18 +159,9 @@ class Pictures:
 
 
 def encode(pixels: Image.Image) -> tuple[bytes, str]:
-    """Encode pixels for a browser, without metadata.
+    """Encode 8-bit RGB for a browser, without metadata: bytes and their media type.
 
-    Parameters
-    ----------
-    pixels : PIL.Image.Image
-        8-bit RGB.
-
-    Returns
-    -------
-    data : bytes
-    media_type : str
-        ``image/png`` for small pictures, ``image/jpeg`` for others: WebP takes ten times as long to encode.
+    PNG for small pictures, JPEG for others: WebP takes ten times as long to encode.
     """
     stream = io.BytesIO()
     bare = Image.new("RGB", pixels.size)

@@ -8,8 +8,9 @@ in which urn and group is kept beside it, for each row under a hash of key and d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -26,24 +27,23 @@ _SCANNED_VALUES = 1 << 27  # embedding values up to which near duplicates are se
 _LONGEST_KEY = 1 << 13  # bytes
 
 
-def grouping_of(cache: EmbeddingCache, twins: float | None) -> str:
-    """How twins of a cache are found: `NEAR_DUPLICATES` or `EQUAL_BYTES`."""
-    small = len(cache) * cache.encoder.dim <= _SCANNED_VALUES
-    return NEAR_DUPLICATES if small and twins is not None and twins <= 1 else EQUAL_BYTES
+class Twins:
+    """Images of a cache that show the same picture; searched when they are first asked for.
 
-
-def twin_groups(cache: EmbeddingCache, twins: float | None) -> np.ndarray:
-    """Smallest row of the group that each row is in, int64 (n,).
-
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    twins : float or None
-        Least cosine of twins; None, or above 1: equal bytes only.
+    `cosine` is the least one of twins; None, or above 1: equal bytes only.
     """
-    if grouping_of(cache, twins) == NEAR_DUPLICATES:
-        return near_duplicates.groups(cache.matrix, cache.digest_matrix, cosine=twins)
-    return near_duplicates.equal_digests(cache.digest_matrix)
+
+    def __init__(self, cache: EmbeddingCache, cosine: float | None):
+        self._cache, self.cosine = cache, cosine
+        small = len(cache) * cache.encoder.dim <= _SCANNED_VALUES
+        self.kind = NEAR_DUPLICATES if small and cosine is not None and cosine <= 1 else EQUAL_BYTES
+
+    @cached_property
+    def group(self) -> np.ndarray:
+        """Smallest row of the group that each row is in, int64 (n,)."""
+        if self.kind == NEAR_DUPLICATES:
+            return near_duplicates.groups(self._cache.matrix, self._cache.digest_matrix, cosine=self.cosine)
+        return near_duplicates.equal_digests(self._cache.digest_matrix)
 
 
 class Groups:
@@ -111,10 +111,10 @@ def keep_pile(path: Path, cache: EmbeddingCache, urn_of: np.ndarray, groups: Gro
         np.savez_compressed(stream, image=_hashes(cache), urn=urn_of, group=groups.group)
 
 
-def kept_pile(path: Path, cache: EmbeddingCache, find_twins: Callable[[], np.ndarray]) -> KeptPile | None:
+def kept_pile(path: Path, cache: EmbeddingCache, twins: Twins) -> KeptPile | None:
     """The pile that was kept, in the rows of a cache; None where it is not there whole, or the file is damaged.
 
-    `find_twins` returns `twin_groups` of this cache; it is called where images have come.
+    Twins are searched where images have come.
     """
     try:
         with open(path, "rb") as stream, np.load(stream, allow_pickle=False) as kept:
@@ -138,7 +138,7 @@ def kept_pile(path: Path, cache: EmbeddingCache, find_twins: Callable[[], np.nda
     joined[rows] = first[before]
     came = np.flatnonzero(~old)
     if len(came):
-        group, home = find_twins(), np.full(n, n)  # group of the old images among those of the same picture
+        group, home = twins.group, np.full(n, n)  # group of the old images among those of the same picture
         np.minimum.at(home, group[rows], joined[rows])
         joined[came] = np.where(home[group[came]] < n, home[group[came]], group[came])
     smallest = np.full(n, n)

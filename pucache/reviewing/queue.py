@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 SILENCE = 600.0  # seconds after which the images of a silent tab are free again
 SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
-SHARE_AT_FULL_YIELD = 0.0  # factor of both where it yields positives alone
 MIN_POSITIVES = 10  # found, before any is shown again
 _TOP = 4096  # rows of the ranking that are kept sorted
 _RECENT = 100  # images after which one may be shown again
@@ -40,27 +39,17 @@ class NextImages:
     """Gives rows to the tabs of a review, different ones to each.
 
     Where none of the last 100 images was positive, a slot is drawn at random from all unknown rows with a probability
-    of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found. Where all of them
-    were, both probabilities are multiplied by `share_at_full_yield`; linear between the two. With `closing_audit` all
-    slots are drawn at random, by `closing_stream`: from the pile, or from the zone until it is used up.
+    of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found; both fall to 0
+    with the share of positives. With `closing_audit` all slots are drawn at random, by `closing_stream`: from the pile,
+    or from the zone until it is used up.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        rng: np.random.Generator,
-        *,
-        audit_share: float = AUDIT_SHARE,
-        recheck_share: float = RECHECK_SHARE,
-        share_at_full_yield: float = SHARE_AT_FULL_YIELD,
-        now: Callable[[], float] = time.monotonic,
-    ):
+    def __init__(self, session: Session, rng: np.random.Generator):
+        self.audit_share, self.recheck_share = AUDIT_SHARE, RECHECK_SHARE
         self.closing_audit = False
         self.closing_stream = Stream.AUDIT
         self._session, self._rng = session, rng
-        self._audit_share, self._recheck_share = audit_share, recheck_share
-        self._share_at_full_yield = share_at_full_yield
-        self._reservations = Reservations(now)
+        self._reservations = Reservations()
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._scores: np.ndarray | None = None
         self._p: np.ndarray | None = None
@@ -140,10 +129,9 @@ class NextImages:
             return self._closing_audit(tab, slots)
         slots = min(slots, self._slots - before)
         counts = self._session.counts()
-        rate = counts.rate if counts.rate_of else 0.0
-        factor = 1 - rate * (1 - self._share_at_full_yield)
-        rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, factor * self._audit_share)))
-        again = int(self._rng.binomial(slots - len(rows), factor * self._recheck_share))
+        factor = 1 - counts.rate
+        rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, factor * self.audit_share)))
+        again = int(self._rng.binomial(slots - len(rows), factor * self.recheck_share))
         if again and counts.positives >= MIN_POSITIVES:
             rows += self._drawn(tab, Stream.RECHECK, again)
         return rows
@@ -271,8 +259,7 @@ def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray
 class Reservations:
     """Groups of images by the tab that holds them; a group has one holder at most, and none once it is silent."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic):
-        self._now = now
+    def __init__(self) -> None:
         self._heard: dict[str, float] = {}  # when a tab was last alive
         self._holder: dict[int, str] = {}
 
@@ -283,7 +270,7 @@ class Reservations:
 
     def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, and free what silent tabs hold."""
-        self._heard[tab] = self._now()
+        self._heard[tab] = monotonic()
         for silent in [name for name, heard in self._heard.items() if self._heard[tab] - heard > SILENCE]:
             self.release(silent)
 

@@ -98,27 +98,10 @@ class RankingFolds:
 class Ranker:
     """Ranks the rows of a cache by labels; keeps what one fit has in common with the next.
 
-    The same calls in the same order give the same results.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache, or ndarray of float16 or float32, (n, d)
-    graph : NeighbourGraph, optional
-        Of all rows; without it neighbours do not count.
-    groups : ndarray of int64, (n,), optional
-        Number of each row's group of images that show the same picture; they stay in one fold.
-    seed : int
-        Of the sample and of the folds.
-    device : str
-    features : PileFeatures, optional
-        Of another ranker of this cache and seed, `Ranker.features`.
-
-    Attributes
-    ----------
-    graph : NeighbourGraph or None
-        May be set between two fits.
-    neighbour_weight : float
-        Of the neighbours in the last fit.
+    The same calls in the same order give the same results. `graph` is of all rows and may be set between two fits;
+    without it neighbours do not count. Rows of one of the `groups`, int64 (n,), stay in one fold. `seed` is of the
+    sample and of the folds; `features` are those of another ranker of this cache and seed. `neighbour_weight` is that
+    of the last fit.
     """
 
     def __init__(
@@ -141,17 +124,7 @@ class Ranker:
         self._chosen_at = 0  # positives when neighbours were last weighed
 
     def similarity(self, s: np.ndarray, reviewed: np.ndarray) -> RankingResult:
-        """Rank by similarity to the known positives: no head, at once.
-
-        Parameters
-        ----------
-        s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`; at least one positive.
-
-        Returns
-        -------
-        RankingResult
-        """
+        """Rank by similarity to the known positives, of which there is one at least: no head, at once."""
         began = time.perf_counter()
         labels, whitening = Labels(s, reviewed), self.features.whitening
         query = Similarity().queries(self._source, labels, whitening)[0]  # type: ignore[arg-type]  # only takes rows
@@ -165,18 +138,9 @@ class Ranker:
         return is_open and positives >= max(LEAST_POSITIVES, 2 * self._chosen_at)
 
     def fit(self, s: np.ndarray, reviewed: np.ndarray, *, choose: bool | None = None) -> RankingResult:
-        """Rank by heads trained on these labels.
+        """Rank by heads trained on these labels, int8 (n,) each, with at least one positive.
 
-        Parameters
-        ----------
-        s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`; at least one positive.
-        choose : bool, optional
-            Whether to weigh the neighbours anew, which takes longer; by default where it is due.
-
-        Returns
-        -------
-        RankingResult
+        `choose` says whether to weigh the neighbours anew, which takes longer; by default where it is due.
         """
         began = time.perf_counter()
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
@@ -303,19 +267,8 @@ class PileFeatures:
     Fits on 512 directions take a fraction of the time of fits on all dimensions, and rank as well; with 256, positives
     that differ in how a picture was taken rank lower. A head of the directions is a head of the rows as they are.
     Where the pile is small, all rows are projected once and kept; margins of a larger one are computed block by block.
-
-    Parameters
-    ----------
-    source : RowSource
-    generator : Generator
-        Draws the sample.
-
-    Attributes
-    ----------
-    sample : ndarray of int64, (m,)
-        Row numbers, ascending.
-    whitening : Whitening
-        Of a part of the sample; its directions are those that rows are projected on.
+    `sample` holds row numbers, int64 (m,), ascending; `whitening` is of a part of it, and rows are projected on its
+    directions.
     """
 
     def __init__(self, source: RowSource, generator: np.random.Generator):
@@ -347,17 +300,7 @@ class PileFeatures:
         return self._project(self._source.take(rows))
 
     def margins(self, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-        """Margins of all rows by K heads on the projected rows.
-
-        Parameters
-        ----------
-        coef : ndarray of float32, (K, q)
-        intercept : ndarray of float32, (K,)
-
-        Returns
-        -------
-        ndarray of float32, (n, K)
-        """
+        """Margins of all rows, float32 (n, K), by heads on the projected rows: coef (K, q), intercept (K,)."""
         if self.keeps_all:
             with limited_threads(self.all.size):
                 return (torch.from_numpy(self.all) @ torch.from_numpy(coef.T.copy())).numpy() + intercept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import functools
 import getpass
 import hashlib
 import json
@@ -17,7 +16,6 @@ import threading
 import webbrowser
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +32,7 @@ from .audit import audit
 from .export import train_command
 from .log import LOG
 from .pictures import Pictures
-from .pile import twin_groups
+from .pile import Twins
 from .queue import NextImages
 from .service import ReviewService
 from .session import Session, open_session
@@ -116,14 +114,14 @@ def review(
         stack.callback(pictures.close)
         folder = session_folder(cache, session)
         if concepts is None:
-            sessions = [
-                stack.enter_context(open_session(cache, positives, negatives=negatives, folder=folder, twins=twins))
-            ]
-            names, failures = list[str](), dict[str, str]()
+            opened = stack.enter_context(
+                open_session(cache, positives, negatives=negatives, folder=folder, twins=twins)
+            )
+            sessions, failures = {"": opened}, dict[str, str]()
         else:
-            by_concept, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
-            names, sessions = list(by_concept), list(by_concept.values())
-        opened = sessions[0]
+            sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
+            opened = next(iter(sessions.values()))
+        names = [name for name in sessions if name]
         address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
         services = [
@@ -134,7 +132,7 @@ def review(
                 identifier=identifier(one, address.token, name),
                 reviewer=reviewer or user_name(),
             )
-            for name, one in zip(names or [""], sessions, strict=True)
+            for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
         trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
@@ -157,7 +155,7 @@ def review(
         try:
             server.run(sockets=[listener])
         finally:
-            for name, one in zip(names or [""], sessions, strict=True):
+            for name, one in sessions.items():
                 if not names or one.entries():
                     statement = audit(one).statements()[0]
                     announce(f"{name}: {statement}" if name else statement)
@@ -181,11 +179,10 @@ def open_concept_sessions(
         raise SessionError(f"{folder} is the session of a single review; name another folder with --session")
     lock_folder(folder, stack)
     sessions, failures = {}, dict(labels.failures)
-    find_twins = functools.cache(partial(twin_groups, cache, twins))
+    shared = Twins(cache, twins)
     for name, of_concept in labels.labels.items():
         try:
-            opened = open_session(cache, of_concept, folder=folder / name, twins=twins, find_twins=find_twins)
-            sessions[name] = stack.enter_context(opened)
+            sessions[name] = stack.enter_context(open_session(cache, of_concept, folder=folder / name, twins=shared))
         except PUCacheError as error:
             failures[name] = one_line(error)
     if not sessions:
@@ -302,17 +299,7 @@ def user_name() -> str:
 
 
 class Server(uvicorn.Server):
-    """Serves an application on sockets that are bound already; ends its event streams when it ends.
-
-    Parameters
-    ----------
-    application : Application
-
-    Attributes
-    ----------
-    on_start : callable
-        Called once requests are served.
-    """
+    """Serves an application on sockets that are bound already; `on_start` is called once requests are served."""
 
     def __init__(self, application: Application):
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # hide errors about malformed requests

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,22 +43,10 @@ _log = logging.getLogger(__name__)
 
 
 class ReviewService:
-    """A review session that pages work on.
+    """A review session that pages work on; `changed_at` is another number after each change of its `state`.
 
-    Parameters
-    ----------
-    session : Session
-    queue : NextImages
-    pictures : Pictures
-    identifier : str
-        Of the session and of its cache; rows mean other images in another one.
-    reviewer : str
-        Name that is logged with each decision.
-
-    Attributes
-    ----------
-    changed_at : int
-        Another number after each change of `state`.
+    `identifier` is of the session and of its cache: rows mean other images in another one. `reviewer` is logged with
+    each decision.
     """
 
     def __init__(self, session: Session, queue: NextImages, pictures: Pictures, *, identifier: str, reviewer: str):
@@ -201,7 +188,7 @@ class ReviewService:
         self.changed_at = time.monotonic_ns()
 
     def take_reviewed(self, csv: str) -> dict[str, Any]:
-        """Take in a table of decisions that a review page exported; returns the fields of `ImportCounts`.
+        """Take in a table of decisions that a review page exported; returns as `import_reviewed`.
 
         Raises
         ------
@@ -212,11 +199,11 @@ class ReviewService:
             path = Path(folder, "imported.csv")
             path.write_bytes(csv.encode("utf-8", "surrogatepass"))
             try:
-                taken = import_reviewed(self.session, path, self.reviewer)
+                return import_reviewed(self.session, path, self.reviewer)
             except LabelError as error:
                 raise LabelError(one_line(error).replace(str(path), "the table")) from error
-        self._changed.set()
-        return asdict(taken)
+            finally:
+                self._changed.set()
 
     def state(self) -> dict[str, Any]:
         """Progress of the review, ready for JSON."""
@@ -331,21 +318,10 @@ def best_rate(entries: Sequence[Entry]) -> float:
 
 
 def advice(counts: SessionProgress, audit: Audit | None, *, best: float = 0.0, closing_audit: bool = False) -> str:
-    """Say whether to go on, to check by random images, or to stop.
+    """Say whether to go on, to check by random images, or to stop; "" while there is nothing to say.
 
-    Parameters
-    ----------
-    counts : SessionProgress
-    audit : Audit or None
-    best : float
-        `best_rate` of the review: the closing audit is offered once the rate is half of it.
-    closing_audit : bool
-        Whether all images are drawn at random already.
-
-    Returns
-    -------
-    str
-        Empty while there is nothing to say.
+    The closing audit is offered once the rate is half of `best`, the `best_rate` of the review; `closing_audit` says
+    whether all images are drawn at random already.
     """
     if not counts.unknown and not counts.pending:
         skipped = f" or skipped ({counts.skipped:,})" if counts.skipped else ""

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from .audit import Audit, audit
 from .log import DRAWN, AuditedEntries, Entry, Stream
-from .pile import twin_groups
+from .pile import Twins
 from .session_start import (
     ReplayBase,
     begin_or_resume,
@@ -88,9 +86,7 @@ class Session(SessionState):
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --- what stands -------------------------------------------------------------------------------
@@ -262,15 +258,14 @@ def open_session(
     *,
     negatives: str | Path | None = None,
     folder: str | Path | None = None,
-    twins: float | None = TWIN_COSINE,
-    find_twins: Callable[[], np.ndarray] | None = None,
+    twins: float | Twins | None = TWIN_COSINE,
 ) -> Session:
     """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
     `positives` and `negatives` are labels from before the session, as for `pucache.train_pu`; None: those that the
     session began with, for a new one none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
     `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
-    by equal bytes. `find_twins` returns `pucache.reviewing.pile.twin_groups` of the cache; by default it is computed.
+    by equal bytes. Sessions of one cache may share one `pucache.reviewing.pile.Twins`.
 
     Raises
     ------
@@ -286,8 +281,8 @@ def open_session(
     path = session_folder(cache, folder)
     with ExitStack() as stack:
         lock_folder(path, stack)
-        find_twins = find_twins or partial(twin_groups, cache, twins)
-        return Session(cache, path, begin_or_resume(path, cache, given, twins, find_twins), stack.pop_all())
+        twins = twins if isinstance(twins, Twins) else Twins(cache, twins)
+        return Session(cache, path, begin_or_resume(path, cache, given, twins), stack.pop_all())
 
 
 def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
@@ -303,11 +298,6 @@ def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
     cache = open_cache(cache)
     path = session_folder(cache, folder)
     return Session(cache, path, read(path, cache), ExitStack())
-
-
-def session_labels(session: Session) -> Labels:
-    """Labels of a session as of now, with the audit where a random image has a label."""
-    return Labels(*session.labels(), hidden=_hidden(audit(session)))
 
 
 def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
@@ -334,7 +324,7 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
         There is no positive in it, or no unlabelled row.
     """
     with read_session(cache, folder) as session:
-        labels = session_labels(session)
+        labels = Labels(*session.labels(), hidden=_hidden(audit(session)))
     labels.check()
     return labels
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ from .log import (
     is_unwritten,
     labelling_decisions,
 )
-from .pile import Groups, KeptPile, grouping_of, keep_pile, kept_pile, pile_path, twin_groups
+from .pile import Groups, KeptPile, Twins, keep_pile, kept_pile, pile_path
 from .session_state import rows_of_urns
 
 _LOCK = ".lock"
@@ -47,10 +46,14 @@ class ReplayBase:
     groups: Groups
     urn_of: np.ndarray  # number of the urn of each row, int8 (n,); -1 outside the pile
     carried: tuple[Entry, ...] = ()  # in force from earlier epochs, by the rows of the cache
-    current: bool = True  # whether the present epoch of the log is of this cache, or of one that has grown to it
-    begins: bool = False  # whether an epoch is to begin
+    begins: bool = False  # whether an epoch is to begin, as the cache has changed
     note: str = ""  # what has changed in the cache
     kept: bool = False  # whether the pile of the cache is kept
+
+    @property
+    def current(self) -> bool:
+        """Whether the present epoch of the log is of this cache, or of one that has grown to it."""
+        return not self.begins or self.facts.continued is not None
 
     @property
     def first(self) -> int:
@@ -102,10 +105,8 @@ def labels_before(
     return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 
-def begin_or_resume(
-    folder: Path, cache: EmbeddingCache, given: Labels | None, twins: float | None, find_twins: Callable[[], np.ndarray]
-) -> ReplayBase:
-    """Begin a session in a locked folder, or go on with the one that is there; `find_twins` as for `open_session`.
+def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins) -> ReplayBase:
+    """Begin a session in a locked folder, or go on with the one that is there.
 
     Raises
     ------
@@ -114,20 +115,19 @@ def begin_or_resume(
     """
     path = folder / LOG
     if is_unwritten(path):
-        labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(find_twins())
+        labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(twins.group)
         urn_of = _urns(labels, groups, ())
         facts = _facts(cache, urn_of, twins)
         keep_pile(pile_path(folder, facts.checksums), cache, urn_of, groups)
         return ReplayBase(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, urn_of)
     log = DecisionLog.open(path)
     try:
-        _check_twins(log, cache, twins)
-        base = _resume_or_rebase(log, cache, given, twins, find_twins)
+        base = _LoggedSession(log, cache, twins).base(given)
         if not base.kept:
             keep_pile(pile_path(folder, base.facts.checksums), cache, base.urn_of, base.groups)
         if base.begins:
             log.begin_epoch(base.facts, _images(cache, base.labels))
-        return replace(base, current=True, begins=False)
+        return replace(base, begins=False)
     except BaseException:
         log.close()
         raise
@@ -137,72 +137,102 @@ def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = DecisionLog.open(folder / LOG, read_only=True)
     try:
-        twins = log.facts().twins
-        return _resume_or_rebase(log, cache, None, twins, partial(twin_groups, cache, twins))
+        return _LoggedSession(log, cache, Twins(cache, log.facts().twins)).base(None)
     except BaseException:
         log.close()
         raise
 
 
-def _resume_or_rebase(
-    log: DecisionLog,
-    cache: EmbeddingCache,
-    given: Labels | None,
-    twins: float | None,
-    find_twins: Callable[[], np.ndarray],
-) -> ReplayBase:
-    """The present epoch of a log, or where the cache has changed, the epoch to begin."""
-    facts, images, entries = log.facts(), log.images(), log.entries()
-    kept = None
-    if facts.twins == twins:
-        kept = kept_pile(pile_path(log.path.parent, facts.checksums), cache, find_twins)
-    groups = Groups(find_twins()) if kept is None else kept.groups
-    first = facts.continued[0] if facts.continued else log.epoch
-    image_rows, entry_rows = rows_of(cache, images), rows_of(cache, entries)
-    labels = _labels(cache, images, image_rows, log.epoch)
-    note = _note(images, image_rows, entries, entry_rows)
-    before = [number for number, entry in enumerate(entries) if entry.epoch < first]
-    carried = _carried([entries[number] for number in before], entry_rows[before], groups)
-    if facts.checksums == _checksums(cache):
-        _check_labels(log, labels, given)
-        urn_of = _urns(labels, groups, carried) if kept is None else kept.urn_of
-        if tuple(rows_of_urns(urn_of)) == facts.urns and _pile_checksum(cache, urn_of) == facts.pile_checksum:
-            note = _grown_note(facts.urns[-1]) if facts.continued else note if log.epoch > 1 else ""
-            return ReplayBase(log, facts, labels, groups, urn_of, carried, note=note, kept=kept is not None)
-    elif not (image_rows >= 0).any() and not (entry_rows >= 0).any():
-        raise SessionError(
-            f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
-            "folder with --session"
+class _LoggedSession:
+    """What a log holds, by the rows of a cache: the one that it was written for, or what has become of it."""
+
+    def __init__(self, log: DecisionLog, cache: EmbeddingCache, twins: Twins):
+        self.log, self.cache, self.twins, self.facts = log, cache, twins, log.facts()
+        self.is_same_cache = self.facts.checksums == _checksums(cache)
+        if self.is_same_cache and self.facts.twins != twins.cosine:
+            began = "equal bytes only" if self.facts.twins is None else f"a cosine of {self.facts.twins}"
+            raise SessionError(
+                f"{log.path.parent} began with twins by {began}; go on with these (--twins), or name another folder "
+                "with --session"
+            )
+        self.images, self.entries = log.images(), log.entries()
+        self.image_rows, self.entry_rows = rows_of(cache, self.images), rows_of(cache, self.entries)
+        path = pile_path(log.path.parent, self.facts.checksums)
+        self.kept = kept_pile(path, cache, twins) if self.facts.twins == twins.cosine else None
+        self.groups = Groups(twins.group) if self.kept is None else self.kept.groups
+        self.first = self.facts.continued[0] if self.facts.continued else log.epoch
+
+    def base(self, given: Labels | None) -> ReplayBase:
+        """The present epoch of the log, or where the cache has changed, the epoch to begin."""
+        log, cache, facts, kept, labels = self.log, self.cache, self.facts, self.kept, self._labels()
+        carried, note = self._carried(self.first), self._note()
+        if self.is_same_cache:
+            _check_labels(log, labels, given)
+            urn_of = _urns(labels, self.groups, carried) if kept is None else kept.urn_of
+            if tuple(rows_of_urns(urn_of)) == facts.urns and _pile_checksum(cache, urn_of) == facts.pile_checksum:
+                note = _grown_note(facts.urns[-1]) if facts.continued else note if log.epoch > 1 else ""
+                is_kept = kept is not None
+                return ReplayBase(log, facts, labels, self.groups, urn_of, carried, note=note, kept=is_kept)
+        elif not (self.image_rows >= 0).any() and not (self.entry_rows >= 0).any():
+            raise SessionError(
+                f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
+                "folder with --session"
+            )
+        elif kept is not None and len(facts.urns) < MOST_URNS and self._goes_on(kept, labels, given):
+            since = self.entry_rows[[entry.epoch >= self.first for entry in self.entries]]
+            labels, urn_of = given or labels, kept.urn_of.copy()
+            came = ~self.groups.spread(kept.old | ~labels.unlabelled)
+            urn_of[came] = len(facts.urns)
+            urns = (*facts.urns, int(came.sum()))
+            continued = self.first, tuple(self.groups.group[since].tolist())
+            facts = replace(_facts(cache, urn_of, self.twins), urns=urns, continued=continued)
+            return ReplayBase(log, facts, labels, self.groups, urn_of, carried, True, _grown_note(urns[-1]))
+        labels, carried = given or labels, self._carried(log.epoch + 1)
+        urn_of = _urns(labels, self.groups, carried)
+        return ReplayBase(log, _facts(cache, urn_of, self.twins), labels, self.groups, urn_of, carried, True, note)
+
+    def _goes_on(self, kept: KeptPile, labels: Labels, given: Labels | None) -> bool:
+        """Whether the log goes on with its pile: its images are there, and no label of before has changed."""
+        rows = zip(self.entries, self.entry_rows.tolist(), strict=True)
+        there = all(row >= 0 for entry, row in rows if entry.epoch >= self.first)
+        old = kept.old
+        same = given is None or (
+            np.array_equal(given.s[old], labels.s[old]) and np.array_equal(given.reviewed[old], labels.reviewed[old])
         )
-    elif kept is not None and len(facts.urns) < MOST_URNS and _goes_on(kept, labels, given, entries, entry_rows, first):
-        since = entry_rows[[number for number, entry in enumerate(entries) if entry.epoch >= first]]
-        labels, urn_of = given or labels, kept.urn_of.copy()
-        came = ~groups.spread(kept.old | ~labels.unlabelled)
-        urn_of[came] = len(facts.urns)
-        urns = (*facts.urns, int(came.sum()))
-        continued = first, tuple(groups.group[since].tolist())
-        facts = replace(_facts(cache, urn_of, twins), urns=urns, continued=continued)
-        return ReplayBase(log, facts, labels, groups, urn_of, carried, begins=True, note=_grown_note(urns[-1]))
-    labels, carried = given or labels, _carried(entries, entry_rows, groups)
-    urn_of = _urns(labels, groups, carried)
-    return ReplayBase(log, _facts(cache, urn_of, twins), labels, groups, urn_of, carried, False, True, note)
+        return there and same and not labels.positive[~old].any() and not (labels.reviewed[~old] != 0).any()
 
+    def _labels(self) -> Labels:
+        """Labels that the present epoch began with, as far as the cache still holds the images."""
+        s, reviewed = np.zeros(len(self.cache), np.int8), np.zeros(len(self.cache), np.int8)
+        for image, row in zip(self.images, self.image_rows.tolist(), strict=True):
+            if row < 0 or image.label is None or image.epoch != self.log.epoch:
+                continue
+            if image.label and not image.reviewed:
+                s[row] = 1
+            else:
+                reviewed[row] = 1 if image.label else -1
+        return Labels(s, reviewed)
 
-def _goes_on(
-    kept: KeptPile,
-    labels: Labels,
-    given: Labels | None,
-    entries: Sequence[Entry],
-    rows: np.ndarray,
-    first: int,
-) -> bool:
-    """Whether a log goes on with its pile: its images are there, and no label of before has changed."""
-    there = all(row >= 0 for entry, row in zip(entries, rows.tolist(), strict=True) if entry.epoch >= first)
-    old = kept.old
-    same = given is None or (
-        np.array_equal(given.s[old], labels.s[old]) and np.array_equal(given.reviewed[old], labels.reviewed[old])
-    )
-    return there and same and not labels.positive[~old].any() and not (labels.reviewed[~old] != 0).any()
+    def _carried(self, epoch: int) -> tuple[Entry, ...]:
+        """Decisions that label after the entries before an epoch, without those whose image is gone."""
+        present = (
+            replace(entry, row=row, group=int(self.groups.group[row]), copies=0)
+            for entry, row in zip(self.entries, self.entry_rows.tolist(), strict=True)
+            if row >= 0 and entry.epoch < epoch
+        )
+        kept = (decision for decision in labelling_decisions(present).values() if decision.choice is not Choice.UNDONE)
+        return tuple(sorted(kept, key=lambda decision: decision.serial))
+
+    def _note(self) -> str:
+        """What has changed since the session began, and what that means for the audit."""
+        images = zip(self.images, self.image_rows.tolist(), strict=True)
+        entries = zip(self.entries, self.entry_rows.tolist(), strict=True)
+        gone = {image.key for image, row in images if row < 0 and image.label}
+        gone |= {entry.key for entry, row in entries if row < 0 and not entry.is_draw}
+        lost = f" {len(gone):,} labelled or decided images are gone or other images now ({name_first(sorted(gone))})."
+        return "The cache has changed since this session began; the audit counts from the change on." + lost * bool(
+            gone
+        )
 
 
 def _grown_note(count: int) -> str:
@@ -213,30 +243,6 @@ def _grown_note(count: int) -> str:
     )
 
 
-def _labels(cache: EmbeddingCache, images: Sequence[LoggedImage], rows: np.ndarray, epoch: int) -> Labels:
-    """Labels that an epoch began with, as far as the cache still holds the images."""
-    s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
-    for image, row in zip(images, rows.tolist(), strict=True):
-        if row < 0 or image.label is None or image.epoch != epoch:
-            continue
-        if image.label and not image.reviewed:
-            s[row] = 1
-        else:
-            reviewed[row] = 1 if image.label else -1
-    return Labels(s, reviewed)
-
-
-def _carried(entries: Sequence[Entry], rows: np.ndarray, groups: Groups) -> tuple[Entry, ...]:
-    """Decisions that label after some entries, by the rows of the cache; without those whose image is gone."""
-    present = (
-        replace(entry, row=row, group=int(groups.group[row]), copies=0)
-        for entry, row in zip(entries, rows.tolist(), strict=True)
-        if row >= 0
-    )
-    kept = (decision for decision in labelling_decisions(present).values() if decision.choice is not Choice.UNDONE)
-    return tuple(sorted(kept, key=lambda decision: decision.serial))
-
-
 def _urns(labels: Labels, groups: Groups, carried: Sequence[Entry]) -> np.ndarray:
     """Urn of each row, int8 (n,): one urn, the rows neither labelled, nor decided before, nor twins of such rows."""
     outside = ~labels.unlabelled
@@ -244,15 +250,15 @@ def _urns(labels: Labels, groups: Groups, carried: Sequence[Entry]) -> np.ndarra
     return -groups.spread(outside).astype(np.int8)
 
 
-def _facts(cache: EmbeddingCache, urn_of: np.ndarray, twins: float | None) -> EpochFacts:
+def _facts(cache: EmbeddingCache, urn_of: np.ndarray, twins: Twins) -> EpochFacts:
     return EpochFacts(
         cache=cache.name,
         checksums=_checksums(cache),
         rows=len(cache),
         urns=tuple(rows_of_urns(urn_of)),
         pile_checksum=_pile_checksum(cache, urn_of),
-        twins=twins,
-        grouping=grouping_of(cache, twins),
+        twins=twins.cosine,
+        grouping=twins.kind,
     )
 
 
@@ -300,16 +306,6 @@ def rows_of(cache: EmbeddingCache, images: Sequence[LoggedImage | Entry]) -> np.
     return rows
 
 
-def _check_twins(log: DecisionLog, cache: EmbeddingCache, twins: float | None) -> None:
-    facts = log.facts()
-    if facts.checksums == _checksums(cache) and facts.twins != twins:
-        began = "equal bytes only" if facts.twins is None else f"a cosine of {facts.twins}"
-        raise SessionError(
-            f"{log.path.parent} began with twins by {began}; go on with these (--twins), or name another folder with "
-            "--session"
-        )
-
-
 def _check_labels(log: DecisionLog, labels: Labels, given: Labels | None) -> None:
     if given is None:
         return
@@ -319,15 +315,3 @@ def _check_labels(log: DecisionLog, labels: Labels, given: Labels | None) -> Non
             f"{log.path.parent} began with other labels ({began}; now {now}); leave --positives out to go on with "
             "those, or name another folder with --session"
         )
-
-
-def _note(
-    images: Sequence[LoggedImage], image_rows: np.ndarray, entries: Sequence[Entry], entry_rows: np.ndarray
-) -> str:
-    """What has changed since the session began, and what that means for the audit."""
-    labelled = {image.key for image, row in zip(images, image_rows.tolist(), strict=True) if row < 0 and image.label}
-    gone = labelled | {
-        entry.key for entry, row in zip(entries, entry_rows.tolist(), strict=True) if row < 0 and not entry.is_draw
-    }
-    lost = f" {len(gone):,} labelled or decided images are gone or other images now ({name_first(sorted(gone))})."
-    return "The cache has changed since this session began; the audit counts from the change on." + lost * bool(gone)

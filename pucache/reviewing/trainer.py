@@ -47,20 +47,10 @@ class Trainer:
     session, serial, result), ("failed", message), and ("idle", session, serial) where nothing is left to do for these
     labels.
 
-    Parameters
-    ----------
-    paths : sequence of str or Path
-        Files of the cache.
-    on_ranking : sequence of callable of (RankingResult, int)
-        One for each session: called with a ranking and the serial number of its labels, in a thread of the trainer.
-        Several rankings of one serial number may follow each other, each better than the last; none is older than one
-        before it.
-    on_error : callable of str, optional
-        Called with one line when something fails. Default: ignore.
-    groups : ndarray of int64, (n,), optional
-        Number of each row's group of images that show the same picture.
-    seed : int
-    device : str
+    `paths` are the files of the cache, `groups` int64 (n,) the group of images that show the same picture of each row.
+    `on_ranking` has a function for each session, called with a ranking and the serial number of its labels in a thread
+    of the trainer: several of one number may follow each other, each better than the last; none is older than one
+    before it. `on_error` gets one line when something fails.
     """
 
     def __init__(
@@ -92,17 +82,10 @@ class Trainer:
         self.close()
 
     def submit(self, serial: int, s: np.ndarray, reviewed: np.ndarray, session: int = 0) -> None:
-        """Train on these labels as soon as possible; returns at once.
+        """Train on these labels, with a positive, as soon as possible; returns at once.
 
-        Parameters
-        ----------
-        serial : int
-            Of the last entry of the log that the labels rest on; labels with a number that is not above that of all
-            labels of this session before are ignored.
-        s, reviewed : ndarray of int8, (n,)
-            As for `pucache.labels.labels.Labels`; left as they are from now on; with a positive.
-        session : int
-            Number of the session.
+        `serial` is that of the last entry of the log that the labels rest on; where it is not above that of all labels
+        of this session before, they are ignored.
         """
         with self._lock:
             if serial <= self._submitted[session]:

@@ -58,7 +58,8 @@ class Opened:
 
     def __init__(self, cache, folder, positives=None, **settings):
         self.session = open_session(cache, positives, folder=folder)
-        self.queue = NextImages(self.session, np.random.default_rng(0), **settings)
+        self.queue = NextImages(self.session, np.random.default_rng(0))
+        vars(self.queue).update(settings)
         self.pictures = Pictures(cache)
         name = identifier(self.session, TOKEN)
         self.service = ReviewService(self.session, self.queue, self.pictures, identifier=name, reviewer="tester")

@@ -486,7 +486,7 @@ def test_a_new_ranking_is_told_and_used(opened, server, client):
         pass
     state = client.get("/api/state")
     assert state["ranking_version"] == 7 and "estimate" not in state, "one source: the audit, with its interval"
-    opened.queue._audit_share = 0.0
+    opened.queue.audit_share = 0.0
     assert [card["row"] for card in client.next(3)][:1] == [59]
     events.close()
 

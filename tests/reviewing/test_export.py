@@ -11,7 +11,7 @@ from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
 from pucache.pages.review_page import write_review_page
 from pucache.retrieval.ranking import Ranking
-from pucache.reviewing.export import ImportCounts, import_reviewed, write_reviewed
+from pucache.reviewing.export import import_reviewed, write_reviewed
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
@@ -81,11 +81,13 @@ def test_a_table_is_taken_in_as_decisions_of_an_importer(session, tmp_path):
         "key,label,reviewed,digest\n000.png,1,0,\n010.png,1,1,\n011.png,1,1,\n012.png,0,1,\n"
         "013.png,1,1,\n014.png,1,1,\n015.png,0,1,\n",
     )
-    assert import_reviewed(session, path) == ImportCounts(3, 3, 1, ("014.png",))
+    contradicting = {"contradicting": 1, "contradicting_keys": ["014.png"]}
+    assert import_reviewed(session, path, "import") == {"taken": 3, "agreeing": 3, **contradicting}
     taken = session.entries()[3:]
     assert [(entry.reviewer, entry.stream) for entry in taken] == [("import", Stream.RANKED)] * 3
     assert session.labels()[1][rows[1:]].tolist() == [1, 1, -1, 1, -1, -1]
-    assert import_reviewed(session, path, "ann") == ImportCounts(0, 6, 1, ("014.png",)), "again: nothing is new"
+    again = import_reviewed(session, path, "ann")
+    assert again == {"taken": 0, "agreeing": 6, **contradicting}, "nothing is new"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +104,7 @@ def test_a_table_is_taken_in_as_decisions_of_an_importer(session, tmp_path):
 )
 def test_other_tables_and_other_images_are_refused_and_nothing_is_taken(session, tmp_path, text, message):
     with pytest.raises(LabelError, match=message) as caught:
-        import_reviewed(session, written(tmp_path, text))
+        import_reviewed(session, written(tmp_path, text), "import")
     assert "\n" not in str(caught.value) and not session.entries()
 
 
@@ -124,8 +126,8 @@ def test_what_the_review_page_exports_is_taken_in_and_written_in_the_same_bytes(
             page.click("#export")
         exported = Path(download.value.path()).read_bytes()
     (tmp_path / "reviewed.csv").write_bytes(exported)
-    counts = import_reviewed(session, tmp_path / "reviewed.csv")
-    assert counts.contradicting_keys == ("011.png",), "010 and 011 show the same picture; 010 was accepted"
+    counts = import_reviewed(session, tmp_path / "reviewed.csv", "import")
+    assert counts["contradicting_keys"] == ["011.png"], "010 and 011 show the same picture; 010 was accepted"
     written_again = write_reviewed(session, tmp_path / "again.csv").read_bytes()
     lines = set(exported.splitlines(keepends=True)) - set(written_again.splitlines(keepends=True))
     assert all(line.startswith(b"011.png") for line in lines)

@@ -47,9 +47,9 @@ def scores_of(n):
     return np.arange(n, 0, -1, dtype=np.float32)
 
 
-def ranked(session, *, audit_share=0.0, recheck_share=0.0, seed=0, **options):
-    rng = np.random.default_rng(seed)
-    images = NextImages(session, rng, audit_share=audit_share, recheck_share=recheck_share, **options)
+def ranked(session, *, audit_share=0.0, recheck_share=0.0, seed=0):
+    images = NextImages(session, np.random.default_rng(seed))
+    images.audit_share, images.recheck_share = audit_share, recheck_share
     images.set_ranking(scores_of(len(session.groups)), None, 0)
     return images
 
@@ -70,9 +70,10 @@ def test_rows_come_in_the_order_of_the_ranking(session_of):
             images.set_ranking(scores, None, 0)
 
 
-def test_two_tabs_get_different_rows_and_those_of_a_silent_one_are_free_after_ten_minutes(session_of):
+def test_two_tabs_get_different_rows_and_those_of_a_silent_one_are_free_after_ten_minutes(session_of, monkeypatch):
     clock = Clock()
-    images = ranked(session_of(), now=clock)
+    monkeypatch.setattr("pucache.reviewing.queue.monotonic", clock)
+    images = ranked(session_of())
     assert images.next("a", 2) == [0, 1]
     clock.seconds = 500
     images.keep_alive("a")
@@ -131,10 +132,10 @@ def test_one_slot_in_twenty_is_an_audit(session_of):
     assert 20 < len(drawn(session)) < 65
 
 
-@pytest.mark.parametrize(("choice", "least", "most"), [(POSITIVE, 8, 45), (NEGATIVE, 55, 110)])
+@pytest.mark.parametrize(("choice", "least", "most"), [(POSITIVE, -1, 9), (NEGATIVE, 55, 110)])
 def test_fewer_slots_are_audits_while_the_ranking_yields(session_of, choice, least, most):
     session = session_of(900)
-    images = ranked(session, audit_share=0.2, share_at_full_yield=0.25)
+    images = ranked(session, audit_share=0.2)
     reviewing(session, images, 400, answer=lambda row: choice)
     assert least < len(drawn(session)) < most
 
@@ -262,7 +263,8 @@ def clusters(tmp_path, sizes, d=8):
 def test_without_a_ranking_the_first_rows_are_spread_out(tmp_path):
     cache, label = clusters(tmp_path, [500, 400, 5, 5, 5, 5])
     with open_session(cache, twins=None) as session:
-        images = NextImages(session, np.random.default_rng(0), audit_share=0)
+        images = NextImages(session, np.random.default_rng(0))
+        images.audit_share = 0.0
         assert {*label[images.next("a", 8)]} == set(range(6))
 
 
