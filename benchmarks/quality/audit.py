@@ -23,14 +23,17 @@ from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zo
 from pucache.reviewing.hidden_interval import evidence_above, evidence_below
 from pucache.reviewing.log import Stream
 
-LEVEL, REVIEWS, CHUNK = 0.95, 800, 50  # reviews of a case, and of a cell
+LEVEL, CHUNK = 0.95, 50  # reviews of a cell
+REVIEWS, FEWER, QUICK_REVIEWS = 2000, 500, 20  # of a case; of one that takes longer or has an effect that all show
 ALONE, MISSED = "random images alone", "a tenth missed"
+CONTRARY = "negatives first"
 CASES = [(ALONE, 3000, 0.01), (ALONE, 3000, 0.1), (MISSED, 2000, 0.02)]
-CASES += [(ranking, 3000, share) for ranking in ("learns", "chance", "negatives first") for share in (0.01, 0.1)]
-CASES += [("learns", 50_000, 0.01)]
+CASES += [(ranking, 3000, share) for ranking in ("learns", "chance", CONTRARY) for share in (0.01, 0.1)]
+CASES += [("learns", 50_000, 0.001), ("learns", 50_000, 0.01)]
 RANKED, IN_ZONE, IN_PILE, EVERY = 600, 150, 100, 200  # looks of a review; those between two glances
 LIMITS = ("upper limit", "lower limit", "zone and rest", "chance")
-PILES, SHARES, LENGTHS, LOOKS = (3000, 50_000), (0.001, 0.01, 0.1), (30, 100, 300, 1000), (300, 1000)
+PILES, SHARES, LENGTHS = (3000, 50_000), (0.001, 0.01, 0.1), (30, 100, 300, 1000)
+LOOKS, LARGE = (300, 1000, 3000), 1_000_000
 
 
 class Hypergeometric:
@@ -97,6 +100,10 @@ def missed_review(rows: int, share: float, rng: np.random.Generator) -> list[boo
         excluded[0] |= audit.total_high < total
         excluded[1] |= audit.total_low > total
     return excluded
+
+
+def reviews_of(case: str, rows: int) -> int:
+    return FEWER if case in (MISSED, CONTRARY) or rows > PILES[0] else REVIEWS
 
 
 def zone_of(rows: int) -> int:
@@ -181,8 +188,9 @@ most 5 %. *Chance* is the limit that assumes a ranking that is no worse than cha
 first, that is false: it is meant for a ranking that learns."""
 LENGTH_TEXT = """Ratio of mean widths after so many random images and nothing else, to the exact two-sided
 hypergeometric interval, which is made for that moment. The other one holds at all of them."""
-WIDTH_TEXT = """Upper limits after so many looks of which the last two fifths are a closing audit in the pile, or in the
-zone; or the ranking goes on, for the limit by chance (means; beside each the true number)."""
+WIDTH_TEXT = f"""Upper limits after so many looks of which the last two fifths are a closing audit in the pile, or in
+the zone; or the ranking goes on, for the limit by chance (means of three reviews, one of {LARGE:,} images; beside each
+the true number)."""
 
 
 def share_of(values: np.ndarray) -> str:
@@ -230,15 +238,18 @@ def main() -> None:
     at = Location.of(options, quick=True)
     groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
     limits = {"minutes": options.minutes, "jobs": options.jobs}
-    reviews, averaged = (20, 2) if options.quick else (REVIEWS, 20)
-    chunks = [(begin, min(CHUNK, reviews)) for begin in range(0, reviews, CHUNK)]
+    averaged = 2 if options.quick else 20
     wanted = [
-        {"case": case, "rows": rows, "share": share, "begin": begin, "count": count}
-        for (begin, count), (case, rows, share) in product(chunks, CASES)
+        {"case": case, "rows": rows, "share": share, "begin": begin, "count": QUICK_REVIEWS if options.quick else CHUNK}
+        for case, rows, share in CASES
+        for begin in range(0, CHUNK if options.quick else reviews_of(case, rows), CHUNK)
     ]
     sizes = [{"rows": rows, "share": share} for rows, share in product(PILES, SHARES)]
     lengths = [size | {"draws": draws, "reviews": averaged} for size, draws in product(sizes, LENGTHS)]
-    looks = [size | {"looks": count, "reviews": 1 if options.quick else 3} for size, count in product(sizes, LOOKS)]
+    looks = [
+        {"rows": rows, "share": share, "looks": count, "reviews": 1 if options.quick or rows == LARGE else 3}
+        for rows, share, count in product(PILES if options.quick else (*PILES, LARGE), SHARES, LOOKS)
+    ]
     stopping = audit_stopping.cells(groups.names, options.quick)
     parts = (coverage, wanted), (length, lengths), (widths, looks), (partial(audit_stopping.measure, at), stopping)
     rows = [

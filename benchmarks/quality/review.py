@@ -2,16 +2,18 @@
 
     python -m benchmarks.quality.review DIR [--fashion SOURCE] [--asreview-python PATH] [--out docs/results/review.md]
 
-A task has 20 labelled positives of a class, and a share of positives among the unlabelled of 1 % or 5 %. A review goes
+A task has 20 labelled positives of a class, and a share of positives among the unlabelled of 1 %. A review goes
 through the session, the queue and the ranker of `pucache review`, with a fit after every ten decisions; the truth
 decides. Beside it stand rounds of 100 images (train, rank by classifier and neighbours, review, again), and where
-PATH is a Python that has ASReview, its simulator on the same embeddings (`review_asreview.py`).
+ASReview is installed, here or in the Python at PATH, its simulator on the same embeddings (`review_asreview.py`).
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -27,7 +29,7 @@ from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, TaskGroups, opened, prepared, settings
 from benchmarks.quality import review_page
-from benchmarks.quality.review_page import ASREVIEW, DEFAULT, ROUNDS
+from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.encoders.spec import EncoderSpec
 from pucache.labels.labels import Labels
@@ -40,9 +42,8 @@ from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.session import Session, open_session
 from pucache.reviewing.session_state import Proposal
 
-SHARES, LABELLED, TASK_NAMES = (0.01, 0.05), 20, ("cat", "truck", "bird", "ship", "coat", "bag")
-AHEAD, ROUND = 10, 100  # images that a page asks for at once, and of a round
-LOOKS, RECALL, MOST = 500, 0.8, 1000  # a review has so many looks, and goes on until a share is found or for so many
+SHARE, LABELLED, TASK_NAMES = 0.01, 20, ("cat", "truck", "coat", "bag")
+AHEAD, ROUND, LOOKS = 10, 100, 1000  # images that a page asks for at once, of a round, and of a review
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def opened_pile(groups: TaskGroups, setting: Setting) -> Iterator[Pile]:
 
 
 def ended(looks: int, positives: int, hidden: int) -> bool:
-    return looks >= MOST or positives == hidden or (looks >= LOOKS and positives >= RECALL * hidden)
+    return looks >= LOOKS or positives == hidden
 
 
 def simulated_review(pile: Pile, *, seed: int) -> dict:
@@ -153,41 +154,45 @@ def rounds(pile: Pile) -> dict:
     }
 
 
-def asreview(pile: Pile, python: Path, *, seed: int) -> dict:
-    """A review of ASReview's simulator, with the settings of its preset for embeddings."""
+def asreview(pile: Pile, python: Path, *, seed: int) -> dict[str, dict]:
+    """Reviews of ASReview's simulator: with the settings of its preset for embeddings, and with the best value of C."""
+    script = Path(__file__).with_name("review_asreview.py").resolve()
     with tempfile.TemporaryDirectory() as name:
         task, out = Path(name) / "task.npz", Path(name) / "out.json"
         np.savez(task, X=np.asarray(pile.cache.X), s=pile.s, y=pile.y)
-        script = Path(__file__).with_name("review_asreview.py")
-        subprocess.run([python, script, task, out, "--looks", str(LOOKS), "--seed", str(seed)], check=True)
-        return json.loads(out.read_text()) | {"looks": LOOKS, "fits": LOOKS, "audits": 0}
+        runs = []
+        for c in ("", *PEER_C):
+            command = [python, script, task, out, "--looks", str(PEER_LOOKS), "--seed", str(seed)]
+            # ASReview leaves a file where it runs
+            subprocess.run([*command, *(["--c", str(c)] if c else [])], check=True, cwd=name)
+            runs.append(json.loads(out.read_text()) | {"looks": PEER_LOOKS, "fits": PEER_LOOKS, "audits": 0})
+    return {ASREVIEW: runs[0], ASREVIEW_TUNED: max(runs, key=lambda facts: len(facts["found_at"]))}
 
 
-def measure(at: Location, python: Path | None, arm: str, **cell) -> dict:
-    """One review."""
+def measure(at: Location, python: Path | None, **cell) -> dict:
+    """Reviews of a task by each arm."""
     setting = Setting(**cell)
     with opened_pile(opened(at), setting) as pile:
-        if arm == ASREVIEW:
-            assert python is not None
-            facts = asreview(pile, python, seed=setting.seed)
-        else:
-            facts = rounds(pile) if arm == ROUNDS else simulated_review(pile, seed=setting.seed)
-        return facts | {"hidden": pile.hidden, "rows": len(pile.s)}
+        arms = {DEFAULT: simulated_review(pile, seed=setting.seed), ROUNDS: rounds(pile)}
+        arms |= asreview(pile, python, seed=setting.seed) if python else {}
+        common = {"hidden": pile.hidden, "rows": len(pile.s)}
+    return {"reviews": [{"arm": arm} | facts | common for arm, facts in arms.items()]}
 
 
 def main() -> None:
     parser = images_parser(__doc__)
-    parser.add_argument("--asreview-python", type=Path, help="a Python with ASReview (default: without it)")
+    parser.add_argument("--asreview-python", type=Path, help="a Python with ASReview (default: this one, if it has it)")
     options = parser.parse_args()
     at, python = Location.of(options), options.asreview_python
+    if python is None and importlib.util.find_spec("asreview"):
+        python = Path(sys.executable)
     groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
-    shares, names = (SHARES[:1], TASK_NAMES[:1]) if options.quick else (SHARES, TASK_NAMES)
-    chosen = [asdict(one) for one in settings(groups.names, shares=shares, seeds={LABELLED: 1}, names=names)]
-    chosen = [cell for cell in chosen if cell["group"] in (CIFAR, FASHION)]
-    arms = (DEFAULT, ROUNDS, *([ASREVIEW] if python else []))
-    wanted = [cell | {"arm": arm} for cell in chosen for arm in arms]
+    names = TASK_NAMES[:1] if options.quick else TASK_NAMES
+    chosen = [asdict(one) for one in settings(groups.names, shares=(SHARE,), seeds={LABELLED: 1}, names=names)]
+    wanted = [cell for cell in chosen if cell["group"] in (CIFAR, FASHION)]
     limits = {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
+    cells = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
+    rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
     write_page(review_page.report(rows), options.out)
 
 

@@ -59,7 +59,7 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     task = np.load(arguments.task)
-    X = task["X"].astype(np.float32)
+    X = task["X"].astype(np.float64)  # as the SVM has it, which would copy all rows at each look
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     began = time.process_time()
     looks = found_at(

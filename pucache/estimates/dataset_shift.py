@@ -118,9 +118,14 @@ class DatasetShift:
         return self.auc > self.auc_limit or self.beyond > self.beyond_limit
 
     @property
+    def is_mixture(self) -> bool:
+        """Whether the margins are those of a mixture at some share of positives, as far as the test can tell."""
+        return self.distance <= self.distance_limit
+
+    @property
     def differs(self) -> bool:
         """Whether either test found a difference."""
-        return self.is_told_apart or self.distance > self.distance_limit
+        return self.is_told_apart or not self.is_mixture
 
 
 def weights_at(

@@ -106,7 +106,8 @@ def estimate_share(
     With z the log odds of the share, at a distance of dz from the estimate the deviance of the likelihood alone is D,
     less the error of sampling (`pucache.estimates.calibration.deviance_within_pile`); that of the interval is
     1 / (1 / D + V / dz**2), V the variance of z that comes from the tilt. Its ends are moved as those of
-    `pucache.estimates.priors.profile_interval`, as the tilt errs in the same way on new images.
+    `pucache.estimates.priors.profile_interval`, as the tilt errs in the same way on new images. At last they are moved
+    apart by half an image each, as the share is that of whole images.
 
     Parameters
     ----------
@@ -154,7 +155,9 @@ def estimate_share(
         bound if end is None else moved(end, share, np.sqrt(limit) * error)
         for end, bound, error in zip(ends, (0.0, 1.0), (ERROR_BELOW, MODEL_ERROR), strict=True)
     )
-    return PriorEstimate(METHOD, share, min(low, share), max(high, share), level).stated(labels)
+    half = 0.5 / (rows or len(margins))
+    low, high = max(0.0, min(low, share) - half), min(1.0, max(high, share) + half)
+    return PriorEstimate(METHOD, share, low, high, level).stated(labels)
 
 
 def _profile(

@@ -47,9 +47,11 @@ class NewImages:
 
     @property
     def share_text(self) -> str:
-        """The share in a sentence; "" where none is stated."""
+        """The share in a sentence, or why it is not stated; "" where there is none."""
         if self.share is None or not self.share.has_interval:
             return ""
+        if self.shift is not None and not self.shift.is_mixture:
+            return "the share of positives among the new images is not stated, as none fits their margins"
         interval, level = self.share.interval_text(_percent), f"{100 * self.share.level:.0f}%"
         of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
         if self.share.prior is None:
@@ -67,7 +69,7 @@ class NewImages:
             found.append(
                 f"a classifier tells them apart with AUC {self.shift.auc:.2f}, where 0.5 is guessing; {beyond}"
             )
-        if self.shift.distance > self.shift.distance_limit:
+        if not self.shift.is_mixture:
             found.append(f"their margins fit no share of positives (distance {self.shift.distance:.2f})")
         return (
             f"the new images differ from those that the model was trained on: {'; '.join(found)}. Whether decisions on "
@@ -117,8 +119,9 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
         return NewImages(count, 0, note=NO_SAMPLE)
     labels = label_count(model)
     if not labels.has_estimates or count < LEAST_IMAGES:
-        few = f"{count:,} new images" if labels.has_estimates else f"{labels.labels} labelled positives"
-        return NewImages(count, 0, note=f"{few} are too few to estimate a share of positives among new images")
+        few = (count, "new image") if labels.has_estimates else (labels.labels, "labelled positive")
+        words = f"{few[0]:,} {few[1]} is" if few[0] == 1 else f"{few[0]:,} {few[1]}s are"
+        return NewImages(count, 0, note=f"{words} too few to estimate a share of positives among new images")
     numbers = sampled if rows is None else rows[sampled]
     X = cache.take(numbers)
     margins = model.margins(X)

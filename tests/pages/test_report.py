@@ -305,6 +305,18 @@ def test_a_model_of_another_encoder_is_refused(made, tmp_path):
         report(cache, s, tmp_path / "r.html", model=other)
 
 
+def test_new_images_have_a_section_that_says_whether_they_differ(plain, tmp_path):
+    _, without = plain
+    cache, s = bare(tmp_path, 90, 20)
+    later, _, _ = planted(n=60, labelled=20, seed=1)
+    assert without["new_images"] is None
+    for name, X, said in (("same", later, "No difference"), ("moved", later + 5, "the new images differ from those")):
+        new = write_cache(tmp_path / f"{name}.h5", X)
+        numbers = report(cache, s, tmp_path / "r.html", new_images=new, **FAST)
+        page = (tmp_path / "r.html").read_text()
+        assert numbers["new_images"]["images"] == 60 and sections(page)[-2] == "new" and said in page
+
+
 # --- the command -------------------------------------------------------------------------------
 
 

@@ -54,13 +54,28 @@ def test_changed_images_are_named(model, tmp_path):
     [
         (without_sample, 600, "keeps no sample"),
         (lambda model: model, 29, "29 new images are too few"),
+        (lambda model: model, 1, "1 new image is too few"),
         (lambda model: relabelled(model, 9), 600, "9 labelled positives are too few"),
     ],
-    ids=["of before", "few images", "few labels"],
+    ids=["of before", "few images", "one image", "few labels"],
 )
 def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
     new = check_new_images(change(model), cache, rows=np.arange(rows))
     assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
+
+
+@pytest.mark.parametrize("share", [0, 1])
+def test_images_of_one_class_have_a_share_near_the_bound_and_no_warning(model, tmp_path, share):
+    of_class = X[REST][Y[REST] == share]
+    new = check_new_images(model, write_cache(tmp_path / "new.h5", of_class))
+    assert new.share.prior == pytest.approx(share, abs=0.06) and new.warning == ""
+    assert new.share.high - new.share.low >= 0.5 / len(of_class), "the share is that of whole images"
+
+
+def test_no_share_is_stated_for_equal_images_as_none_fits_them(model, tmp_path):
+    new = check_new_images(model, write_cache(tmp_path / "new.h5", np.full((200, X.shape[1]), 0.5, np.float32)))
+    assert "is not stated" in new.share_text and "fit no share" in new.warning
+    assert np.isfinite(new.shift.auc) and len(new.most_different) == 20
 
 
 def relabelled(model, labels):
