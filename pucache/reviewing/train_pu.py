@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from ..cache.embedding_cache import CacheLike, open_cache
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..heads.minibatch import SGDSettings
 from ..labels.concepts import ConceptSource
 from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
@@ -33,8 +35,8 @@ def train_pu(
 def train_pu(cache: CacheLike, *, concepts: ConceptSource, **parameters: Any) -> ConceptModels: ...
 
 
-def train_pu(
-    cache: CacheLike,
+def train_pu(  # type: ignore[misc]  # the overloads name few parameters
+    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
     positives: str | Path | np.ndarray | Labels | None = None,
     *,
     negatives: str | Path | None = None,
@@ -43,8 +45,19 @@ def train_pu(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     progress: Progress | None = None,
+    prior: float | None = None,
+    loss: str = "imbupu",
+    surrogate: str | None = None,
+    target_prior: float = 0.5,
+    penalty: float | str = "auto",
+    solver: str = "batch",
+    sgd_settings: SGDSettings | None = None,
+    threshold: float | str = "f1",
+    deploy_prior: float | None = None,
+    n_folds: int = 5,
     seed: int = 0,
-    **parameters: Any,
+    device: str = "auto",
+    method: str | None = None,
 ) -> PULinearClassifier | ConceptModels:
     """Train a classifier on a cache, with labels or with the review of a session; or one for each of many concepts.
 
@@ -70,11 +83,12 @@ def train_pu(
     all_rows : bool
         Take all unlabelled rows, however many there are.
     progress : Progress, optional
+    prior, loss, surrogate, target_prior, penalty, solver, sgd_settings, threshold, deploy_prior, n_folds
+        As for `pucache.PULinearClassifier`.
     seed : int
         Of the sample, of folds and initial coefficients: `random_state` of `pucache.PULinearClassifier`.
-    **parameters
-        The other parameters of `pucache.PULinearClassifier`: `prior`, `loss`, `surrogate`, `target_prior`, `penalty`,
-        `solver`, `sgd_settings`, `threshold`, `deploy_prior`, `n_folds`, `device` and `method`.
+    device, method
+        As for `pucache.PULinearClassifier`.
 
     Returns
     -------
@@ -88,8 +102,6 @@ def train_pu(
         As `LabelledCache.of`.
     SessionError
         As `pucache.reviewing.session.read_labels`.
-    TypeError
-        A parameter that `pucache.PULinearClassifier` does not have.
     ValueError
         A parameter outside its domain; both labels and a session, or neither.
     """
@@ -98,7 +110,22 @@ def train_pu(
         raise ValueError(
             "train_pu takes positives (and negatives), or a session, which has the labels of a review, or concepts"
         )
-    classifier, opened = PULinearClassifier(random_state=seed, **parameters), open_cache(cache)
+    classifier = PULinearClassifier(
+        prior,
+        loss=loss,
+        surrogate=surrogate,
+        target_prior=target_prior,
+        penalty=penalty,
+        solver=solver,
+        sgd_settings=sgd_settings,
+        threshold=threshold,
+        deploy_prior=deploy_prior,
+        n_folds=n_folds,
+        random_state=seed,
+        device=device,
+        method=method,
+    )
+    opened = open_cache(cache)
     if concepts is not None:
         return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
     labels = read_labels(opened, session) if positives is None else positives

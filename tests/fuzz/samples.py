@@ -1,6 +1,9 @@
-"""Whole files of every kind that pucache reads, and what `tarfile` finds in a tar."""
+"""Whole files of every kind that pucache reads, and what a plain reading of their bytes gives."""
 
+import ast
+import csv
 import io
+import json
 import os
 import struct
 import tarfile
@@ -20,6 +23,7 @@ from pucache.images.listing import EXTENSIONS
 
 NAMES = ["a.png", "b/c.png", "b/é.png", "b/d/e.png", 'odd, "name".png', "=cmd()", " space ", "line\nend.png", "a" * 60]
 KEYS = sorted([*NAMES, "a/" * 12 + "a.png"], key=str.encode)
+POSITIVE = ("1", "1.0", "true", "yes", "positive")
 ARCHITECTURE = "test_byobnet"
 
 
@@ -63,6 +67,21 @@ def images():
 def chunk(name, data):
     """Bytes of one chunk of a PNG."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def pixels(name, data):
+    """The first frame as Pillow makes it RGB; None for what pucache does differently on purpose."""
+    with Image.open(io.BytesIO(data)) as image:
+        if image.width * image.height > 1 << 20:
+            return None
+        image.load()
+        try:
+            turned = image.getexif().get(0x0112, 1) in range(2, 9)
+        except Exception:
+            turned = False
+        if turned or image.has_transparency_data or image.mode not in ("1", "L", "P", "RGB", "CMYK", "YCbCr"):
+            return None
+        return image.size, image.convert("RGB").tobytes()
 
 
 # --- tars --------------------------------------------------------------------------------------
@@ -125,7 +144,7 @@ def tars():
     return {f"{name}.tar": data for name, data in made.items()}
 
 
-def members(data):
+def members(name, data):
     """Image members by name as `tarfile` extracts them, the last of a name; those that are no plain files are None."""
     found = {}
     try:
@@ -166,12 +185,17 @@ MANIFESTS = {
     "keys.csv": b'key,path\nfirst,a.png\n,folder/b.jpg\n"third, with ""quotes""",a.png\n\n',
     "table.tsv": "file\tnote\na.png\tx\n\té\nfolder/b.jpg\t\n".encode(),
 }
-LABELS = {
-    "numbers.csv": "key,label\na.png,1\nb/c.png,0\nb/é.png,-1.0\n".encode(),
-    "words.csv": b'label,key,note\nTrue ,a.png,x\n no,"odd, ""name"".png",\nPositive,=cmd(),\nfalse, space ,\n',
+POSITIVES = {
     "plain.txt": "a.png\nb/é.png\n\n=cmd()\n".encode(),
     "crlf.txt": b"\xef\xbb\xbfa.png\r\nb/c.png\r\n space \r\n",
+    "table.csv": b'key,label\na.png,1\n"odd, ""name"".png",0\n"line\nend.png",\n,\n',
     "only.csv": b"key\r\na.png\r\nb/c.png",
+}
+TRUTHS = {
+    "numbers.csv": "key,label\na.png,1\nb/c.png,0\nb/é.png,-1.0\n".encode(),
+    "words.csv": b'label,key,note\nTrue ,a.png,x\n no,"odd, ""name"".png",\nPositive,=cmd(),\nfalse, space ,\n',
+    "plain.txt": b"a.png\nb/c.png\nunknown.png\n",
+    "list.csv": b"key\na.png\n",
 }
 
 
@@ -194,6 +218,44 @@ def parquets():
     return made | {"no-thrift.parquet": b"PAR1" + b"\xff" * 16 + (16).to_bytes(4, "little") + b"PAR1"}
 
 
+def table(data):
+    """Rows of a CSV as dicts, without empty ones; None where it is malformed."""
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        return [row for row in reader if any(row.values())]
+    except (UnicodeDecodeError, csv.Error):
+        return None
+
+
+def labels(name, data):
+    """Key to the word of its label, "" where there is none; None where a plain reading finds no such table."""
+    if not name.endswith(".csv"):
+        text = data.removeprefix(b"\xef\xbb\xbf").decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+        return dict.fromkeys((line for line in text.split("\n") if line.strip()), "1")
+    rows = table(data)
+    if rows is None or not all(row.get("key") for row in rows):
+        return None
+    if rows and "label" not in rows[0] and any(name != "key" for name in rows[0]):
+        return None  # another name may stand for the labels
+    return {row["key"]: (row["label"] or "").strip().lower() if "label" in row else "1" for row in rows}
+
+
+def positives(name, data):
+    found = labels(name, data)
+    return found and {key for key, word in found.items() if word in POSITIVE}
+
+
+def truth(name, data):
+    found = labels(name, data)
+    other = -1 if name.endswith(".csv") and "label" in (table(data) or [{}])[0] else 0
+    return found and [int(found[key] in POSITIVE) if key in found else other for key in KEYS]
+
+
+def score_rows(name, data):
+    rows = table(data)
+    return rows and [(row["key"], *(float(row[name]) for name in ("margin", "posterior", "label"))) for row in rows]
+
+
 # --- arrays and weights ------------------------------------------------------------------------
 
 
@@ -208,6 +270,16 @@ def arrays():
     X = np.random.default_rng(0).normal(size=(4, 3))
     found = {f"{dtype}.npy": npy(X.astype(dtype)) for dtype in ("f2", "f4", "f8", ">f4")}
     return found | {"fortran.npy": npy(np.asfortranarray(X.astype("f4"))), "second.npy": npy(X.astype("f4"), (2, 0))}
+
+
+def array(name, data):
+    """The rows that the header describes."""
+    start = 8 + (2 if data[6] == 1 else 4)
+    start, header = start + int.from_bytes(data[8:start], "little"), start
+    told = ast.literal_eval(data[header:start].decode("latin1").strip())
+    flat = np.frombuffer(data, np.dtype(told["descr"]), int(np.prod(told["shape"])), start)
+    X = flat.reshape(told["shape"], order="F" if told["fortran_order"] else "C")
+    return X.astype("f2" if X.dtype.itemsize == 2 else "f4").tolist()
 
 
 @cache
@@ -231,3 +303,12 @@ def weights():
         "wrapped.pth": saved(wrapped),
         "old.pth": saved(state, _use_new_zipfile_serialization=False),
     }
+
+
+def tensors(name, data):
+    """Bytes of each tensor of a safetensors file; None for pickles, which nothing else shall read."""
+    if not name.endswith(".safetensors"):
+        return None
+    start = 8 + int.from_bytes(data[:8], "little")
+    places = {tensor: told["data_offsets"] for tensor, told in json.loads(data[8:start]).items() if tensor[0] != "_"}
+    return {tensor: data[start + begin : start + end] for tensor, (begin, end) in places.items()}
