@@ -74,7 +74,12 @@ PAGES = (
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 15, ALL),
     ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 6, ALL),
     ResultPage(
-        "prior", "how often the interval of the prior holds the truth, and its width", "quality.prior", FOLDERS, 6, ALL
+        "prior",
+        "how often the intervals of prior, recall, precision and F1 hold the truth",
+        "quality.prior",
+        FOLDERS,
+        6,
+        ALL,
     ),
     ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 4, ALL),
     ResultPage(

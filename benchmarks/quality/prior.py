@@ -1,4 +1,4 @@
-"""Interval of the prior: coverage and width over piles with few labels.
+"""Intervals of prior, recall, precision and F1: coverage and width over piles with few labels.
 
     python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--quick] [--out docs/results/prior.md]
 
@@ -7,8 +7,9 @@ positives is drawn between 1 and 25 %, even on the scale of logarithms. Rows are
 """
 
 import time
+from collections.abc import Iterator
 from functools import cache, partial
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -30,14 +31,17 @@ from benchmarks.common.tasks import (
 )
 from pucache import PULinearClassifier
 from pucache.estimates.calibration import LEAST, MOST
+from pucache.estimates.intervals import interval_of
 from pucache.estimates.priors import ERROR_BELOW, METHODS, estimate, profile_interval
 
-LABELLED, PILES, QUICK_PILES = (10, 20, 40, 100, 500), 100, 2
+LABELLED, PILES, QUICK_PILES = (10, 20, 40, 100, 300), 100, 2
 # half of the piles are of CIFAR-10, a fifth of Fashion-MNIST, a tenth of each of the others
 GROUPS = (CIFAR, FASHION, CIFAR, ATTRIBUTES, CIFAR, TOPICS, CIFAR, FASHION, CIFAR, KINDS)
 ROWS, SHARES = (1000, 1500, 3000), (0.01, 0.25)
+FIGURES, BOUNDS = ("recall", "precision", "f1"), (0, 0.02, 0.06, 1)  # of the shares in the table by share
 MARGINS = {"default": "train-pu", "linear": "linear head"}  # names of these margins in the tables
 COLUMNS = ["labels", "piles", "coverage", "above, below", "width", "asked", "one-sided"]
+FIGURE_COLUMNS = ["", "piles", *(f"{name}{what}" for name in FIGURES for what in ("", ", width", ", lean"))]
 LEGEND = f"""\
 The degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW}) were chosen with other
 piles of these tasks in sight.
@@ -84,7 +88,28 @@ def measure(at: Location, labelled: int, number: int) -> dict:
         "seconds": seconds,
         **{name: stated(margins[name], s, truth) for name in MARGINS},
         "estimates": {name: estimate(margins["linear"], s, name) for name in METHODS},
+        "figures": figures(model, X[rows][s == 0], y[rows][s == 0]),
     }
+
+
+def figures(model: PULinearClassifier, unlabelled: np.ndarray, hidden: np.ndarray) -> dict:
+    """What a model states of its decisions on the unlabelled rows, beside the truth."""
+    called = model.margins(unlabelled) > model.threshold_
+    hits = np.count_nonzero(called & hidden)
+    true = {
+        "recall": hits / np.count_nonzero(hidden),
+        "precision": hits / max(np.count_nonzero(called), 1),
+        "f1": 2 * hits / (np.count_nonzero(called) + np.count_nonzero(hidden)),
+    }
+    found = {}
+    for name, truth in true.items():
+        point, interval = model.estimates_[name], interval_of(model.estimates_, name)
+        found[name] = {
+            "lean": None if point is None else point - truth,
+            "covered": None if interval is None else interval[0] <= truth <= interval[1],
+            "width": None if interval is None else interval[1] - interval[0],
+        }
+    return found
 
 
 def stated(margins: np.ndarray, s: np.ndarray, truth: float) -> dict:
@@ -142,6 +167,28 @@ def error_row(cells: list[dict]) -> list:
     return [cells[0]["labelled"], *(f"{np.median(values):.0%}" for values in errors)]
 
 
+def figure_row(cells: list[dict], *first) -> list:
+    """Coverage and median width of the intervals of each figure, and the mean of the printed number less the truth."""
+    row = [*first, len(cells)]
+    for name in FIGURES:
+        found = [cell["figures"][name] for cell in cells]
+        with_interval = [one for one in found if one["covered"] is not None]
+        leans = [one["lean"] for one in found if one["lean"] is not None]
+        row += [
+            share_of([one["covered"] for one in with_interval]),
+            f"{np.median([one['width'] for one in with_interval]):.2f}" if with_interval else "",
+            f"{np.mean(leans):+.3f}" if leans else "",
+        ]
+    return row
+
+
+def by_share(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
+    for low, high in pairwise(BOUNDS):
+        cells = [row for row in rows if low <= row["share"] < high]
+        if cells:
+            yield f"from {low:.0%}" if high == 1 else f"below {high:.0%}", cells
+
+
 def grouped(rows: list[dict], name: str, values) -> list[list[dict]]:
     groups = [[row for row in rows if row[name] == value] for value in values]
     return [group for group in groups if group]
@@ -150,7 +197,7 @@ def grouped(rows: list[dict], name: str, values) -> list[list[dict]]:
 def page(rows: list[dict], wanted: int) -> str:
     clusters = [row for row in rows if row["group"] not in CROSSING]
     by_labels = grouped(clusters, "labelled", LABELLED)
-    sections = ["# Interval of the prior", introduction(rows, wanted), LEGEND]
+    sections = ["# Intervals of prior, recall, precision and F1", introduction(rows, wanted), LEGEND]
     for name, command in MARGINS.items():
         sections += [f"## `{command}`: classes and topics", table(COLUMNS, [interval_row(c, name) for c in by_labels])]
     both = ["piles", *(f"{what}, `{command}`" for command in MARGINS.values() for what in ("coverage", "width"))]
@@ -164,6 +211,15 @@ def page(rows: list[dict], wanted: int) -> str:
         "## By group of tasks",
         "All numbers of labels together.",
         table(["group", *both], [both_row(cells, cells[0]["group"]) for cells in by_group]),
+        "## By share of positives",
+        "All numbers of labels and all groups together.",
+        table(["share", *both], [both_row(cells, name) for name, cells in by_share(rows)]),
+        "## Recall, precision and F1",
+        "What `train-pu` states of its decisions on the unlabelled rows, all groups together: coverage and median "
+        "width of its 90 % intervals, and *lean*, the mean of the printed number less the truth where a number is printed.",
+        table(FIGURE_COLUMNS, [figure_row(c, c[0]["labelled"]) for c in grouped(rows, "labelled", LABELLED)]),
+        table(FIGURE_COLUMNS, [figure_row(c, c[0]["group"]) for c in grouped(rows, "group", dict.fromkeys(GROUPS))]),
+        table(FIGURE_COLUMNS, [figure_row(cells, name) for name, cells in by_share(rows)]),
         "## Estimates",
         "Median relative error by the `linear head`, classes and topics.",
         table(["labels", *METHODS], [error_row(cells) for cells in by_labels]),
