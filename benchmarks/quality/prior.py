@@ -216,7 +216,7 @@ def page(rows: list[dict], wanted: int) -> str:
         table(["share", *both], [both_row(cells, name) for name, cells in by_share(rows)]),
         "## Recall, precision and F1",
         "What `train-pu` states of its decisions on the unlabelled rows, all groups together: coverage and median "
-        "width of its 90 % intervals, and *lean*, the mean of the printed number less the truth where a number is printed.",
+        "width of its 90 % intervals, and *lean*, the mean of the printed number less the truth.",
         table(FIGURE_COLUMNS, [figure_row(c, c[0]["labelled"]) for c in grouped(rows, "labelled", LABELLED)]),
         table(FIGURE_COLUMNS, [figure_row(c, c[0]["group"]) for c in grouped(rows, "group", dict.fromkeys(GROUPS))]),
         table(FIGURE_COLUMNS, [figure_row(cells, name) for name, cells in by_share(rows)]),
