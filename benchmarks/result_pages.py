@@ -64,7 +64,7 @@ PAGES = (
         "other tools on the same embeddings: quality, seconds, memory",
         "peers.compare",
         FOLDERS,
-        10,
+        20,
         BOTH,
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
     ),
@@ -97,6 +97,7 @@ PAGES = (
         FOLDERS,
         10,
         BOTH,
+        LONG,
         needs="ASReview (`pip install asreview`)",
     ),
     ResultPage(
