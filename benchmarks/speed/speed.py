@@ -42,7 +42,7 @@ class Files:
 
     @property
     def images(self) -> int:
-        return 400 if self.quick else 6000
+        return 400 if self.quick else 2000
 
     @property
     def planted(self) -> Planted:
