@@ -132,7 +132,7 @@ def drawings():
 
 @pytest.mark.parametrize(
     ("priors", "ticks"),
-    [((0.015, 0.03, 0.06), ["2e-02", "5e-02"]), ((0.0009, 0.03, 0.9), ["1e-03", "1e-02", "1e-01"])],
+    [((0.015, 0.03, 0.06), ["2e-02", "5e-02"]), ((0.0009, 0.03, 0.5), ["1e-03", "1e-02", "1e-01"])],
 )
 def test_log_axes_label_few_numbers(priors, ticks):
     """Others would be labelled between these where an axis spans a decade or two, one over another."""
