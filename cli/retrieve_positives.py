@@ -188,9 +188,12 @@ def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
     best = zip(ranking.keys[:5], ranking.scores, strict=False)
     search = f" ({ranking.search})" if ranking.search else ""
     search_by = f", with {ranking.search_by}" if ranking.search_by else ""
+    nothing = ""
+    if not ranking.keys and result["unlabelled"]:
+        nothing = "nothing is left to rank: all unlabelled images are duplicates of known ones (--twins)"
     return [
         *(f"{rank:4d}  {score:8.4f}  {key}" for rank, (key, score) in enumerate(best, 1)),
-        *filter(None, [ranking.note]),
+        *filter(None, [ranking.note, nothing]),
         f"wrote {result['retrieved']:,} of {result['unlabelled']:,} unlabelled to {result['out']}, "
         f"by {result['by']}{search}{search_by}",
     ]

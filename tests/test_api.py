@@ -1,6 +1,7 @@
 """The public API: one function per command, resolved on first use."""
 
 import dataclasses
+import inspect
 import pkgutil
 import subprocess
 import sys
@@ -101,6 +102,14 @@ def test_train_pu(arguments, model):
     trained = pucache.train_pu(arguments.cache, arguments.labels, **TRAINING)
     assert isinstance(trained, pucache.PULinearClassifier)
     np.testing.assert_array_equal(trained.coef_, model.coef_)
+
+
+def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults():
+    taken = {name: one.default for name, one in inspect.signature(pucache.train_pu).parameters.items()}
+    options = inspect.signature(pucache.PULinearClassifier).parameters
+    expected = {("seed" if name == "random_state" else name): one.default for name, one in options.items()}
+    del expected["pos_label"]  # labels of a cache are not text
+    assert taken.items() >= expected.items() and "parameters" not in taken
 
 
 def test_estimate_prior(arguments):

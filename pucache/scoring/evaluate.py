@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from ..errors import LabelError
 from ..estimates.metrics import precision_at, with_labels
-from ..labels.label_files import listed_positives, read_truth
+from ..labels.label_files import listed_positives, name_first, read_truth
 from .score_tables import read_scores
 
 
@@ -42,11 +43,17 @@ def evaluate(
     Raises
     ------
     LabelError
-        A file cannot be read, or nothing is left to evaluate.
+        A file cannot be read, scores a key more than once, or nothing is left to evaluate.
     """
     table = read_scores(scores)
     if not len(table["key"]):
         raise LabelError(f"{scores} has no rows, only the names of columns; score a cache that holds images")
+    repeated = [key for key, rows in Counter(table["key"].tolist()).items() if rows > 1]
+    if repeated:
+        raise LabelError(
+            f"{scores} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
+            "count more than once; keep one row for each"
+        )
     y = read_truth(truth, table["key"].tolist())
     keep = y >= 0
     without_truth = int((~keep).sum())

@@ -26,7 +26,7 @@ from helpers.command_line import (
 )
 from helpers.hangs import HANG_SECONDS
 from helpers.neighbours import with_neighbours
-from helpers.planted import planted
+from helpers.planted import planted, write_cache
 from helpers.slow import slow
 from PIL import Image
 
@@ -181,6 +181,13 @@ def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
     assert len(lines) == 6 and all(f"{n}  " in line and "red/" in line for n, line in enumerate(lines[:5], 1))
     left = N - LABELLED
     assert lines[-1] == f"wrote {left} of {left} unlabelled to o/r.csv, by similarity (whitened), with numpy on the CPU"
+
+
+def test_where_all_images_are_alike_it_is_said_why_none_is_ranked(here):
+    write_cache(Path("alike.h5"), np.ones((9, 4), np.float32))
+    lines = run("retrieve-positives alike.h5 --positives '00000*' --device cpu").stdout.splitlines()
+    assert lines[0] == "nothing is left to rank: all unlabelled images are duplicates of known ones (--twins)"
+    assert lines[1].startswith("wrote 0 of 8 unlabelled to ranked.csv")
 
 
 def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):

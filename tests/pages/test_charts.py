@@ -3,6 +3,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from sklearn.metrics import precision_recall_curve
 
 from pucache.estimates.calibration import fit_tilt
@@ -127,6 +128,21 @@ def drawings():
         "reliability": (charts.paint_reliability, charts.reliability(held)),
         "sweep": (charts.paint_sweep, [swept(prior, true_f1=0.6) for prior in (0.1, 0.3)], 0.2),
     }
+
+
+@pytest.mark.parametrize(
+    ("priors", "ticks"),
+    [((0.015, 0.03, 0.06), ["2e-02", "5e-02"]), ((0.0009, 0.03, 0.5), ["1e-03", "1e-02", "1e-01"])],
+)
+def test_log_axes_label_few_numbers(priors, ticks):
+    """Others would be labelled between these where an axis spans a decade or two, one over another."""
+    figure = Figure()
+    charts.paint_sweep(figure, [swept(prior) for prior in priors], None)
+    for axes in figure.axes:
+        assert not any(label.get_text() for label in axes.get_xticklabels(minor=True))
+        low, high = axes.get_xlim()
+        shown = [f"{tick:.0e}" for tick in axes.get_xticks() if low <= tick <= high]
+        assert shown == ticks
 
 
 def drawn(drawings, name):

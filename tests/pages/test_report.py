@@ -277,6 +277,8 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
         assert page.is_checked("input[value=pca]") and page.locator(".dot").first.get_attribute("cx") != before
         page.set_viewport_size({"width": 320, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        columns = "getComputedStyle(document.querySelector('.gallery')).gridTemplateColumns.split(' ').length"
+        assert page.evaluate(columns) >= 3, "a column of single pictures makes a phone scroll without end"
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -441,6 +443,7 @@ def test_a_collapsed_classifier_is_said():
 
 def test_sentences_tell_ranges_and_a_wide_one_alone():
     assert words("headline", good_numbers()) == "100 labelled, about 90 hidden"
+    assert words("headline", good_numbers(labels=80)) == "100 labelled (80 different pictures), about 90 hidden"
     assert "about 90 (70 to 100) are expected to be right" in words("decisions", good_numbers())
     reviewed = good_numbers(reviewed={"confirmed": 7, "negative": 2})
     assert words("headline", reviewed) == "100 labelled, 7 confirmed"

@@ -555,6 +555,22 @@ def test_labels_are_exported_and_taken_in_again_and_other_files_refused(tmp_path
         assert choice_of(opened.session, undecided) == "positive" and len(logged(opened.session)) == 4
 
 
+@needs_chromium
+def test_past_decisions_are_listed_newest_first_and_can_be_corrected(tmp_path, browser):
+    with reviewing(browser, tmp_path) as (page, opened, _):
+        rows = [row for row, _ in press(page, "ar")]
+        wait_until_saved(page)
+        page.click("#past")
+        expect(page.locator("#past-list .badge")).to_have_text(["rejected", "accepted"])
+        assert violations(page) == []
+        page.locator("#past-list button").first.click()
+        page.wait_for_selector(DECIDABLE)
+        assert current_row(page) == rows[1]
+        press(page, "a")
+        wait_until_saved(page)
+        assert choices_of(opened.session, rows) == ["positive", "positive"]
+
+
 # --- for everybody -----------------------------------------------------------------------------
 
 

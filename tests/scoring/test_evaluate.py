@@ -102,6 +102,15 @@ def test_truth_that_leaves_nothing_to_evaluate_is_refused(scored, table, rows, p
         evaluate(scored, table("truth.csv", ["key", "label"], rows), positives=found)
 
 
+def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, table):
+    with scored.open("a") as stream:
+        stream.write("n/010.png,1.0,0.9,1\n")
+    truth = table("truth.csv", ["key", "label"], [("n/010.png", 1), ("n/011.png", 0)])
+    with pytest.raises(LabelError, match=r"has more than one row for 1 keys \('n/010.png'\)") as caught:
+        evaluate(scored, truth)
+    assert "\n" not in str(caught.value)
+
+
 def test_evaluating_imports_neither_torch_nor_scipy_nor_scikit_learn(tmp_path):
     (tmp_path / "scores.csv").write_text("key,margin,posterior,label\na,1,0.9,1\nb,-1,0.1,0\n")
     (tmp_path / "truth.csv").write_text("key,label\na,1\nb,0\n")

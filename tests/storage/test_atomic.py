@@ -187,10 +187,11 @@ def test_a_link_to_a_file_stays_a_link_and_its_file_is_replaced(out):
     assert names(out.parent) == ["link", "out.bin"]
 
 
-def test_only_a_table_is_written_to_the_standard_output(capfdbinary):
-    with pytest.raises(OutputError, match="- is the standard output, which only tables are written to; name a file"):
-        check_writable("-")
-    with replacing(check_writable("-", is_table=True)) as temporary:
+@pytest.mark.parametrize("name", ["-", "/dev/stdout"])
+def test_only_a_table_is_written_to_the_standard_output(capfdbinary, name):
+    with pytest.raises(OutputError, match=f"{name} is the standard output, which only tables are written to; name a"):
+        check_writable(name)
+    with replacing(check_writable(name, is_table=True)) as temporary:
         temporary.write_bytes(b"key,label\n")
     assert capfdbinary.readouterr().out == b"key,label\n"
 

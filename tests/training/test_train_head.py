@@ -1,16 +1,20 @@
 """The method distilled, from the labels to the model: what it needs, what it withstands, what it must not change."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from helpers.margins import gaussians
 from helpers.neighbourhoods import clusters, random_graph
 from helpers.planted import planted
 
+from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.training.neighbour_evidence import NeighbourEvidence
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_head import TrainingRows, train_head
+from pucache.training.train_head import TrainingRows, _neighbour_settings, train_head
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = clusters(labelled=40)
@@ -182,6 +186,16 @@ def test_figures_are_those_of_the_held_out_margins_of_the_distilled_head(distill
 
     assert distilled.estimates_["pauc"] == pytest.approx(auc(held_out), abs=1e-3)
     assert auc(seen) > auc(held_out) + 0.01
+
+
+def test_posteriors_with_neighbours_average_to_the_prior_and_are_flatter_than_the_likeliest():
+    scores, s = gaussians(0.1, 40, 3000)
+    on = SimpleNamespace(labels=TrainingLabels.of(s), graph=SimpleNamespace(search="exact search"))
+    evidence = NeighbourEvidence(agreement=(1.0,) * 3, held_out=(1.0,) * 3, labels=40)
+    distillation = SimpleNamespace(on=on, scores=scores, evidence=evidence, share=0.1)
+    stated = _neighbour_settings(distillation, given=0.1, rule="f1", share=0.1, sum_to=0.1).tilt
+    assert stated.posterior(scores[s == 0]).mean() == pytest.approx(0.1, abs=1e-6)
+    assert stated.slope < 0.95 * fit_tilt(scores, s, prior=0.1).slope
 
 
 def test_a_graph_that_is_given_is_used_and_asked_for_once(monkeypatch):
