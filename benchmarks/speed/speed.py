@@ -8,12 +8,14 @@ is timed comes after the imports, but for the commands of the last table.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +28,11 @@ from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, memory, prepare_with_model
 from benchmarks.common.processes import pucache, spread, timed
 
-PARTS = ("embed", "train", "rank", "score", "open", "review", "start")
+PARTS = ("embed", "sources", "onnx", "train", "rank", "score", "open", "review", "start")
 FOUND, POSITIVES = 100, 20
 WARM_UP = 64  # images that are embedded first, so that the network is compiled
 EPOCHS, HEADS, PRIOR = 100, 32, 0.0741
+NEAR = 2e-2  # how near the margins of ONNX Runtime have to be
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,10 @@ class Files:
     @property
     def images(self) -> int:
         return 400 if self.quick else 2000
+
+    @property
+    def many(self) -> int:
+        return 20_000 if self.quick else 1_000_000
 
     @property
     def planted(self) -> Planted:
@@ -89,17 +96,53 @@ def image_folder(files: Files, kind: str, count: int) -> Path:
     return folder
 
 
-def embed_images(kind: str, runtime: str) -> Measure:
+def packed(files: Files, kind: str, suffix: str) -> Path:
+    """The images of `image_folder`, or many of 8 x 8, in one Parquet file as of Hugging Face, or one ZIP archive."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = files.folder / f"{kind}-{files.many if kind == 'many' else files.images}{suffix}"
+    if path.exists():
+        return path
+    tiny = ((f"{n:08}.ppm", b"P6 8 8 255\n" + np.random.default_rng(n).bytes(192)) for n in range(files.many))
+    paths = () if kind == "many" else sorted(image_folder(files, kind, files.images).iterdir())
+    images = tiny if kind == "many" else ((path.name, path.read_bytes()) for path in paths)
+    if suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, data in images:
+                archive.writestr(name, data)
+        return path
+    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    rows = iter(lambda: [{"bytes": data, "path": name} for name, data in itertools.islice(images, 100)], [])
+    with parquet.ParquetWriter(path, pyarrow.schema({"image": image})) as writer:
+        for group in rows:
+            writer.write_table(pyarrow.table({"image": pyarrow.array(group, image)}))
+    return path
+
+
+def few_layers(folder: Path) -> object:
+    """An encoder so small that a source of many images decides about time and memory."""
+    from pucache.encoders import pretrained_file
+    from pucache.encoders.backbones import untrained
+    from pucache.encoders.encoder import load_encoder
+
+    told = pretrained_file.Description("test_resnet", "small", 16, [0.5] * 3, [0.25] * 3, "bilinear", 0)
+    pretrained_file.write(folder / pretrained_file.NAME, untrained(told.architecture, stem=told.stem), told)
+    return load_encoder(folder, precision="fp32", runtime="torch")
+
+
+def embed_images(kind: str, runtime: str, suffix: str = "") -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
         from pucache.encoders.encoder import load_encoder
         from pucache.images.source import open_source
 
-        cache, encoder = files.folder / "embed.h5", load_encoder(runtime=runtime)
-        for count in (WARM_UP, files.images):
+        cache, warm_up = files.folder / "embed.h5", image_folder(files, "png" if kind == "many" else kind, WARM_UP)
+        encoder = few_layers(files.folder) if kind == "many" else load_encoder(runtime=runtime)
+        for source in (warm_up, packed(files, kind, suffix) if suffix else image_folder(files, kind, files.images)):
             cache.unlink(missing_ok=True)
-            report = run_embedding(open_source(image_folder(files, kind, count)), cache, encoder)
-        return 1000 * report.seconds / files.images
+            report = run_embedding(open_source(source), cache, encoder)
+        return 1000 * report.seconds / report.rows
 
     return measure
 
@@ -131,6 +174,42 @@ def plain_loop(kind: str) -> Measure:
                     model(batch).numpy()
 
         return 1000 * seconds_of(run) / len(paths)
+
+    return measure
+
+
+def score_pixels(by_onnx: bool) -> Measure:
+    """Seconds for 1,000 images, from pixels to margins; the run ends where ONNX Runtime and pucache disagree."""
+
+    def measure(files: Files) -> float:
+        import onnxruntime
+        import torch
+        from PIL import Image
+
+        from pucache import PULinearClassifier, load_encoder
+        from pucache.scoring.onnx_model import export_onnx
+
+        encoder, graph = load_encoder(device="cpu", precision="fp32", runtime="torch"), files.folder / "model.onnx"
+        paths = sorted(image_folder(files, "png", files.images).iterdir())[:1000]
+        pixels = torch.stack([encoder.preprocess(Image.open(path).convert("RGB")) for path in paths])
+        X = encoder.forward(pixels)
+        model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
+        model.encoder_ = encoder.spec
+        export_onnx(model, graph)
+        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+        found: list[np.ndarray] = []
+
+        def run() -> None:
+            for batch in pixels.split(64):
+                by_pucache = None if by_onnx else model.margins(encoder.forward(batch))
+                found.append(session.run(["margin"], {"images": batch.numpy()})[0] if by_onnx else by_pucache)
+
+        seconds = seconds_of(run)
+        above, difference = model.margins(X) - model.threshold_, np.concatenate(found) - model.margins(X)
+        unlike = (above > 0) != (above + difference > 0)
+        if np.abs(difference).max() > NEAR or np.abs(above[unlike]).max(initial=0) > NEAR:
+            raise SystemExit(f"margins differ by up to {np.abs(difference).max():.2g}, {unlike.sum()} labels do")
+        return 1000 * seconds / len(paths)
 
     return measure
 
@@ -341,6 +420,20 @@ COMPARISONS: dict[str, list[Comparison]] = {
         for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
         for runtime in ("openvino", "torch")
     ],
+    "sources": [
+        Comparison(
+            f"embed 1,000 {title}, {suffix}",
+            embed_images(kind, "openvino", suffix),
+            "a folder of the same files",
+            embed_images(kind, "openvino"),
+        )
+        for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
+        for suffix in (".parquet", ".zip")
+    ]
+    + [Comparison(f"embed 1,000 of very many, {end}", embed_images("many", "", end)) for end in (".parquet", ".zip")],
+    "onnx": [
+        Comparison("score 1,000 images, ONNX Runtime", score_pixels(True), "pucache, fp32 torch", score_pixels(False))
+    ],
     "train": [
         Comparison("a head as the paper trains it, 100 epochs", train_sgd(1), "autograd over slices", autograd),
         Comparison(f"the same, each of {HEADS} at once", train_sgd(HEADS), "DataLoader and autograd", data_loader),
@@ -456,7 +549,9 @@ def main(arguments: argparse.Namespace) -> str:
         f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
         f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
         f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted. Training and "
-        "review: the task of the paper, CIFAR-10 at 1:10. Ranking, scoring, opening: "
+        f"review: the task of the paper, CIFAR-10 at 1:10. Very many: {files.many:,} images of 8 x 8, a network of few "
+        f"layers. ONNX: margins within {NEAR} of pucache's, and the same labels but so near to the threshold, or the "
+        "run ends. Ranking, scoring, opening: "
         f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory includes the "
         "imports.",
         table(head, rows),

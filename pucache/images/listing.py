@@ -13,6 +13,7 @@ from ..errors import ImageError, SourceError
 
 EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm .avif .heic .heif".split())
 MAX_BYTES = 1 << 30  # encoded bytes of one image
+MOST_TIMES = 100  # what unpacks to more than this many times its size holds no images
 MAX_KEY_BYTES = 4096
 UNKNOWN = -1  # a size or modification time that the source does not give
 
@@ -178,7 +179,7 @@ def _ignored_note(listing: Listing) -> str:
         return "; expected files such as .jpg, .png, .webp or .tif"
     kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
     shards = (".tar", ".zip", ".parquet", ".tgz", ".tar.gz")
-    hint = "".join(f"; pass the shards as 'FOLDER/*{ending}'" for ending in shards if ending in listing.ignored)
+    hint = "".join(f"; pass the shards as 'FOLDER/**/*{ending}'" for ending in shards if ending in listing.ignored)
     hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
     return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
 

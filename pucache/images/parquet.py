@@ -168,7 +168,7 @@ class ParquetSource(ShardSource):
             raise ImageError(batch)
         value = batch[row % rows]
         if not value.is_valid:
-            raise ImageError("the row holds no image (null)")
+            raise ImageError("the row holds no bytes of an image (null); a path alone is not followed")
         check_size(value.as_buffer().size)
         return value.as_buffer().to_pybytes()
 
@@ -266,7 +266,7 @@ def _image_column(schema: Any, name: str | None) -> str:
 def _is_binary(kind: Any) -> bool:
     from pyarrow import types
 
-    return types.is_binary(kind) or types.is_large_binary(kind)
+    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
 
 
 def _texts(file: Any, column: str) -> list[str | None]:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ImageError, one_line
 from ..storage.filesystem import open_filesystem, open_object
-from .listing import MAX_BYTES, ListingBuilder, check_size
+from .listing import MAX_BYTES, MOST_TIMES, ListingBuilder, check_size
 from .shards import ShardSource
 
 
@@ -62,7 +62,6 @@ class TarSource(ShardSource):
 
 _UNPACKERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
-_MOST_TIMES = 100  # a shard that unpacks to more than this many times its size holds no images
 _KEPT = 2  # unpacked shards
 _COPIED = 1 << 20  # bytes at a time
 
@@ -112,7 +111,7 @@ class CompressedTarSource(TarSource):
         fs, _ = open_filesystem(self._where)
         problem, size = "", 0
         with open_object(fs, shard) as packed, tempfile.TemporaryFile() as file:
-            most = MAX_BYTES + _MOST_TIMES * packed.seek(0, 2)
+            most = MAX_BYTES + MOST_TIMES * packed.seek(0, 2)
             packed.seek(0)
             with _unpacking(shard, packed) as stream:
                 while size <= most and not problem:
@@ -126,7 +125,7 @@ class CompressedTarSource(TarSource):
                         break
                     size += _write(file, data)
             if size > most:
-                raise ImageError(f"unpacks to more than {_MOST_TIMES} times its size; it holds no images")
+                raise ImageError(f"unpacks to more than {MOST_TIMES} times its size; it holds no images")
             file.flush()
             if not size:
                 raise tarfile.ReadError(problem or "empty file")

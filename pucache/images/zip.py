@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 from ..errors import ImageError
 from ..storage.filesystem import open_object
-from .listing import ListingBuilder, check_size
+from .listing import MOST_TIMES, ListingBuilder, check_size
 from .shards import ShardSource
 
 _ENCRYPTED, _UTF8 = 1, 1 << 11  # bits of a member's flags
 _SIGNATURE = b"PK\3\4"  # of a local header, which ends in the lengths of the name and of the extra field after it
 _LOCAL_HEADER = struct.Struct("<26xHH")
+_SMALL = 1 << 26  # bytes that any member may unpack to, such as a large bitmap of one colour
 _SPARE = 512  # bytes read beyond a member, as its header there may be longer than in the directory
 
 
@@ -66,6 +67,8 @@ class ZipSource(ShardSource):
     def _read(self, member: Member) -> bytes:
         check_size(member.size)
         check_size(member.packed)
+        if member.size > _SMALL + MOST_TIMES * member.packed:
+            raise ImageError(f"unpacks to more than {MOST_TIMES} times its size; it holds no image")
         length = _LOCAL_HEADER.size + member.name_length + member.packed
         raw = self._bytes(member.shard, member.offset, min(length + _SPARE, member.end - member.offset))
         if len(raw) < _LOCAL_HEADER.size or not raw.startswith(_SIGNATURE):

@@ -151,6 +151,13 @@ def test_names_in_cp437_and_70_000_members(tmp_path):
     assert content(tmp_path / "y.zip") == {"caf\xe9.png": b"1"}
 
 
+def test_a_member_that_announces_far_too_much_is_not_unpacked(tmp_path):
+    source = open_source(zipped(tmp_path / "x.zip", [("bomb.png", bytes(10**8)), ("flat.bmp", bytes(10**7))]))
+    source.scan()
+    assert refusal(source.read, "bomb.png") == "unpacks to more than 100 times its size; it holds no image"
+    assert source.read("flat.bmp") == bytes(10**7), "small images of one colour may shrink as much"
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data(), kind=st.sampled_from(["zip", "tar.gz", "parquet"]))
 def test_damage_is_a_failure_or_one_line_and_never_other_bytes(tmp_path_factory, data, kind):
@@ -212,7 +219,7 @@ def test_keys_are_paths_or_numbers_of_rows(tmp_path, caplog, paths, keys):
     assert ("paths are missing or repeated" in caplog.text) == (keys[0] == "0" * 9 and any(paths))
 
 
-@pytest.mark.parametrize("kind", [HF, pyarrow.binary(), pyarrow.large_binary()])
+@pytest.mark.parametrize("kind", [HF, pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view()])
 def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
     for number in range(2):
         rows = list(IMAGES.items())[2 * number : 2 * number + 2]
@@ -221,6 +228,16 @@ def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
     expected = dict(zip(["0", "1", "10", "11"], FOUR, strict=True))
     assert content(tmp_path / "in", key_column="id") == content(f"{tmp_path}/in#key=id") == expected
     assert content(open_source(tmp_path / "in", key_column="id").name) == expected
+
+
+def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
+    table(tmp_path / "hub/data/train.parquet", list(IMAGES.items()))
+    write(tmp_path / "hub/README.md", b"")
+    message = one_line(SourceError, lambda: run(open_source(tmp_path / "hub"), tmp_path / "c.h5"))
+    assert message.endswith("pass the shards as 'FOLDER/**/*.parquet'")
+    expected = {f"data/train.parquet/{key}": data for key, data in IMAGES.items()}
+    assert content(f"{tmp_path}/hub/**/*.parquet") == expected
+    assert content(f"{tmp_path}/hub/data/**/*.parquet") == content(tmp_path / "hub/data")
 
 
 def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
@@ -268,7 +285,7 @@ def test_nulls_and_what_is_no_picture_are_recorded_and_changed_files_are_noticed
     where = table(tmp_path / "x.parquet", images)
     report = run(open_source(where), tmp_path / "c.h5")
     assert report.rows == 1 and report.failures == {
-        "b.ppm": "the row holds no image (null)",
+        "b.ppm": "the row holds no bytes of an image (null); a path alone is not followed",
         "c.ppm": "not an image in a known format",
         "d.ppm": "empty file (0 bytes)",
     }
