@@ -4,16 +4,19 @@
 
 DIR is a folder of CIFAR-10, FOLDER gets the files (8 GB) and keeps them for the next time. Every figure is of a process
 of its own; in each round a step and what it is compared with go one after the other, so a ratio is of one moment. What
-is timed comes after the imports, but for the commands of the last table.
+is timed comes after the imports, but for the commands of the last table. `many`, an hour of 1,000,000 tiny images for
+the memory, is measured only where --parts names it.
 """
 
 import argparse
+import itertools
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,10 +29,11 @@ from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, memory, prepare_with_model
 from benchmarks.common.processes import pucache, spread, timed
 
-PARTS = ("embed", "train", "rank", "score", "open", "review", "start")
+PARTS = ("embed", "sources", "many", "onnx", "train", "rank", "score", "open", "review", "start")
 FOUND, POSITIVES = 100, 20
 WARM_UP = 64  # images that are embedded first, so that the network is compiled
 EPOCHS, HEADS, PRIOR = 100, 32, 0.0741
+NEAR = 2e-2  # margins of ONNX Runtime to those of pucache
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,10 @@ class Files:
     @property
     def images(self) -> int:
         return 400 if self.quick else 6000
+
+    @property
+    def many(self) -> int:
+        return 20_000 if self.quick else 1_000_000
 
     @property
     def planted(self) -> Planted:
@@ -89,17 +97,52 @@ def image_folder(files: Files, kind: str, count: int) -> Path:
     return folder
 
 
-def embed_images(kind: str, runtime: str) -> Measure:
+def packed(files: Files, kind: str, suffix: str) -> Path:
+    """The files of `image_folder`, or `many` of 8 x 8, in a Parquet file as of Hugging Face or a ZIP archive."""
+    import pyarrow
+    from pyarrow import parquet
+
+    path = files.folder / f"{kind}-{files.many if kind == 'many' else files.images}{suffix}"
+    if path.exists():
+        return path
+    images = ((f"{n:08}.ppm", b"P6 8 8 255\n" + np.random.default_rng(n).bytes(192)) for n in range(files.many))
+    if kind != "many":
+        images = ((at.name, at.read_bytes()) for at in sorted(image_folder(files, kind, files.images).iterdir()))
+    partial = path.with_suffix(".partial")
+    if suffix == ".zip":
+        with zipfile.ZipFile(partial, "w") as archive:
+            for name, data in images:
+                archive.writestr(name, data)
+    else:
+        image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+        with parquet.ParquetWriter(partial, pyarrow.schema({"image": image})) as writer:
+            while rows := [{"bytes": data, "path": name} for name, data in itertools.islice(images, 100)]:
+                writer.write_table(pyarrow.table({"image": pyarrow.array(rows, image)}))
+    return partial.rename(path)
+
+
+def few_layers(folder: Path) -> Path:
+    """An encoder so small that many images are soon embedded."""
+    from pucache.encoders.backbones import untrained
+    from pucache.encoders.pretrained_file import NAME, Description, write
+
+    told = Description("test_resnet", "small", 16, [0.5] * 3, [0.25] * 3, "bilinear", 0)
+    write(folder / NAME, untrained(told.architecture, stem=told.stem), told)
+    return folder
+
+
+def embed_images(kind: str, runtime: str, suffix: str = "") -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
-        from pucache.encoders.encoder import load_encoder
+        from pucache.encoders.encoder import BUNDLED, load_encoder
         from pucache.images.source import open_source
 
-        cache, encoder = files.folder / "embed.h5", load_encoder(runtime=runtime)
-        for count in (WARM_UP, files.images):
+        cache, warm_up = files.folder / "embed.h5", image_folder(files, "png" if kind == "many" else kind, WARM_UP)
+        encoder = load_encoder(few_layers(files.folder) if kind == "many" else BUNDLED, runtime=runtime)
+        for source in (warm_up, packed(files, kind, suffix) if suffix else image_folder(files, kind, files.images)):
             cache.unlink(missing_ok=True)
-            report = run_embedding(open_source(image_folder(files, kind, count)), cache, encoder)
-        return 1000 * report.seconds / files.images
+            report = run_embedding(open_source(source), cache, encoder)
+        return 1000 * report.seconds / report.rows
 
     return measure
 
@@ -131,6 +174,40 @@ def plain_loop(kind: str) -> Measure:
                     model(batch).numpy()
 
         return 1000 * seconds_of(run) / len(paths)
+
+    return measure
+
+
+def score_pixels(runs_onnx: bool) -> Measure:
+    """From pixels to margins; the run ends where ONNX Runtime and pucache disagree."""
+
+    def measure(files: Files) -> float:
+        import onnxruntime
+        import torch
+        from PIL import Image
+
+        from pucache import PULinearClassifier, load_encoder
+        from pucache.scoring.onnx_model import export_onnx
+
+        encoder = load_encoder(device="cpu", precision="fp32", runtime="torch")
+        paths = sorted(image_folder(files, "png", files.images).iterdir())[:1000]
+        pixels = torch.stack([encoder.preprocess(Image.open(path).convert("RGB")) for path in paths]).split(64)
+        X = np.concatenate([encoder.forward(batch) for batch in pixels])
+        model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
+        model.encoder_ = encoder.spec
+        export_onnx(model, files.folder / "model.onnx")
+        session = onnxruntime.InferenceSession(files.folder / "model.onnx", providers=["CPUExecutionProvider"])
+        scorers = {
+            True: lambda batch: session.run(["margin"], {"images": batch.numpy()})[0],
+            False: lambda batch: model.margins(encoder.forward(batch)),
+        }
+        seconds = seconds_of(lambda: [scorers[runs_onnx](batch) for batch in pixels])
+        margins, found = model.margins(X), np.concatenate([scorers[runs_onnx](batch) for batch in pixels])
+        unlike = (margins > model.threshold_) != (found > model.threshold_)
+        farthest = max(np.abs(found - margins).max(), np.abs(margins - model.threshold_)[unlike].max(initial=0))
+        if farthest > NEAR:
+            raise SystemExit(f"margins differ, or labels do at a margin from the threshold, of {farthest:.2g}")
+        return 1000 * seconds / len(paths)
 
     return measure
 
@@ -341,6 +418,20 @@ COMPARISONS: dict[str, list[Comparison]] = {
         for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
         for runtime in ("openvino", "torch")
     ],
+    "sources": [
+        Comparison(
+            f"embed 1,000 {title}, {end}",
+            embed_images(kind, "openvino", end),
+            "a folder of the same files",
+            embed_images(kind, "openvino"),
+        )
+        for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
+        for end in (".parquet", ".zip")
+    ],
+    "many": [
+        Comparison(f"embed 1,000 of many, {end}", embed_images("many", "torch", end)) for end in (".parquet", ".zip")
+    ],
+    "onnx": [Comparison("score 1,000 images, ONNX", score_pixels(True), "pucache, fp32 torch", score_pixels(False))],
     "train": [
         Comparison("a head as the paper trains it, 100 epochs", train_sgd(1), "autograd over slices", autograd),
         Comparison(f"the same, each of {HEADS} at once", train_sgd(HEADS), "DataLoader and autograd", data_loader),
@@ -455,10 +546,11 @@ def main(arguments: argparse.Namespace) -> str:
         "# Speed",
         f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
         f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
-        f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted. Training and "
-        "review: the task of the paper, CIFAR-10 at 1:10. Ranking, scoring, opening: "
-        f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory includes the "
-        "imports.",
+        f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted; many: "
+        f"{files.many:,} of 8 x 8, a small network. ONNX: margins, and labels but so near to the threshold, are within "
+        f"{NEAR} of pucache's, or the run ends. Training, review: the task of the paper, CIFAR-10 at 1:10. Ranking, "
+        f"scoring, opening: {at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory "
+        "includes the imports.",
         table(head, rows),
     ]
     if "start" in arguments.parts:
@@ -475,7 +567,7 @@ if __name__ == "__main__":
     parser.add_argument("cifar", type=Path, metavar="DIR")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=[part for part in PARTS if part != "many"])
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
     parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
