@@ -147,9 +147,7 @@ def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) ->
 
 def joint_labels(labels: Iterable[Labels]) -> Labels:
     """Positives of any concept as labelled, and as reviewed what any of them reviewed and none calls positive."""
-    each = list(labels)
-    positive = np.logical_or.reduce([one.positive for one in each])
-    return Labels(
-        positive.astype(np.int8),
-        np.where(positive, 0, -np.logical_or.reduce([one.negative for one in each]).astype(np.int8)).astype(np.int8),
-    )
+    positive, negative = np.zeros((2, 1), bool)
+    for one in labels:
+        positive, negative = positive | one.positive, negative | one.negative
+    return Labels(positive.astype(np.int8), -(negative & ~positive).astype(np.int8))

@@ -159,7 +159,7 @@ class NextImages:
             return []
         exclude: list[int] = []
         if stream is Stream.RECHECK:
-            exclude = [*self._recent, *self._reservations.groups.tolist()]
+            exclude = [*self._recent, *self._reservations.groups.tolist(), *self._session.examples.tolist()]
         draws = self._session.draw(self._rng, stream, count, self._version, exclude)
         return self._take(tab, (draw.row for draw in draws), count)
 

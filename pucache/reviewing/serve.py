@@ -9,6 +9,7 @@ import hashlib
 import json
 import logging
 import os
+import resource
 import secrets
 import socket
 import sys
@@ -45,6 +46,7 @@ FIRST_PORT = 8321
 PORTS = 100  # tried after the wanted one
 _TOKEN_BYTES = 32
 _ENDING = "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
+_FILES = 8  # that a session may hold open: its lock, its log and what SQLite keeps beside it, with some to spare
 ENDING_SECONDS = 5  # for which answers under way are waited for
 
 
@@ -178,6 +180,7 @@ def open_concept_sessions(
     if (folder / LOG).exists():
         raise SessionError(f"{folder} is the session of a single review; name another folder with --session")
     lock_folder(folder, stack)
+    _allow_files(_FILES * len(labels.labels))
     sessions, failures = {}, dict(labels.failures)
     shared = Twins(cache, twins)
     for name, of_concept in labels.labels.items():
@@ -188,6 +191,17 @@ def open_concept_sessions(
     if not sessions:
         raise SessionError(next(iter(failures.values())))
     return sessions, failures
+
+
+def _allow_files(count: int) -> None:
+    """Let this process open so many more files than by default, as far as the system lets it."""
+    soft, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 1024
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    with contextlib.suppress(OSError, ValueError):
+        allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
 
 
 def _listen(

@@ -58,6 +58,7 @@ class ReviewService:
         self._audit: Audit | None = None
         self._advice = ""
         self._statements: list[str] = []
+        self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.examples.tolist()]
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
@@ -219,6 +220,7 @@ class ReviewService:
             undecided = audit_result.skipped + audit_result.pending
         return {
             "session": self.identifier,
+            "examples": self._examples,
             "decided": counts.decided,
             "found": counts.positives,
             "rejected": counts.negatives,

@@ -19,6 +19,7 @@ from .log import DRAWN, Choice, Entry, Stream
 from .pile import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
+EXAMPLES = 4  # pictures that the page shows beside an image
 _LABELS = {Choice.POSITIVE: 1, Choice.NEGATIVE: -1}
 
 
@@ -69,6 +70,8 @@ class SessionState:
         Labels from before the session, without what twins inherit.
     groups : ndarray of int64, (n,)
         Smallest row of the images that show the same picture.
+    examples : ndarray of int64, (at most EXAMPLES,)
+        Rows of pictures labelled positive before the session, which the page shows, and no recheck then asks for.
     unknown : ndarray of bool, (n,)
         Rows of the pile neither decided nor drawn for the audit: what is left in the urns.
     skipped : ndarray of bool, (n,)
@@ -92,6 +95,10 @@ class SessionState:
         self._labelled_before = ~inheriting.unlabelled
         self.unknown = self._urn_of >= 0
         self.skipped, self.zone = (np.zeros(len(self.unknown), bool) for _ in range(2))
+        labelled = np.flatnonzero(self._s == 1)
+        pictures = labelled[np.sort(np.unique(self.groups[labelled], return_index=True)[1])]
+        chosen = np.linspace(0, len(pictures) - 1, min(len(pictures), EXAMPLES)).astype(np.int64)
+        self.examples = pictures[chosen]
         self.label_serial = 0
         self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
         self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn

@@ -68,6 +68,7 @@ class Trainer:
         self._lock, self._sending = threading.Lock(), threading.Lock()
         self._newest: dict[int, tuple[int, int, np.ndarray, np.ndarray]] = {}  # session, serial, s, reviewed
         self._submitted, self._sent, self._finished, self._ranked = ([-1] * len(on_ranking) for _ in range(4))
+        self._preferred: int | None = None  # session whose page is open
         self._closing = threading.Event()
         self._deaths = 0
         self._child: subprocess.Popen[bytes] | None = None
@@ -96,7 +97,8 @@ class Trainer:
 
     def prefer(self, session: int) -> None:
         """Train this session before others that wait, from now on."""
-        with self._sending, contextlib.suppress(OSError):  # a child that starts again trains in any order
+        with self._sending, contextlib.suppress(OSError):  # a child that is not ready learns it at its start
+            self._preferred = session
             if self._connection is not None:
                 self._connection.send((session,))
 
@@ -165,6 +167,8 @@ class Trainer:
             connection.send(self._setup)
             with self._sending:
                 self._connection, self._sent = connection, [-1] * len(self._on_ranking)
+                if self._preferred is not None:
+                    connection.send((self._preferred,))
             self._send_newest()
         elif what == "failed":
             self._report(*values)

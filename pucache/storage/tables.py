@@ -17,7 +17,8 @@ import numpy as np
 from ..errors import LabelError, one_line
 from .atomic import open_regular
 
-TABLES = (".csv", ".tsv", ".parquet", ".pq")  # endings of label tables; other files list keys, one a line
+# endings of label tables, of which those of workbooks are refused; other files list keys, one a line
+TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".ods", ".xls")
 _SPREADSHEETS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
 
 

@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import json
 import lzma
 import os
 import pickle
@@ -26,6 +27,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding import blocks
 from pucache.errors import SourceError
 from pucache.images import parquet as parquet_room
 from pucache.images.listing import UNKNOWN, take_shard, take_shards
@@ -102,11 +104,16 @@ def test_an_archive_of_the_command_zip(tmp_path, level):
     assert listing.size_mtime[:, 0].tolist() == [len(IMAGES[key]) for key in listing.keys]
 
 
-def test_a_shard_of_webdataset_and_its_other_members(tmp_path):
-    webdataset = pytest.importorskip("webdataset")
-    with webdataset.TarWriter(str(tmp_path / "x.tar.gz")) as writer:
-        for number in range(3):
-            writer.write({"__key__": f"{number:04}", "ppm": picture(number), "cls": 1, "json": {}})
+@pytest.mark.parametrize("by", ["tarfile", "webdataset"])
+def test_a_shard_of_webdataset_and_its_other_members(tmp_path, by):
+    if by == "tarfile":  # its layout: the files of a sample have one name, and follow each other
+        samples = [(("cls", b"1"), ("json", b"{}"), ("ppm", picture(number))) for number in range(3)]
+        members = [(f"{number:04}.{kind}", data) for number, files in enumerate(samples) for kind, data in files]
+        compressed(tmp_path / "x.tar.gz", tar(*members))
+    else:
+        with pytest.importorskip("webdataset").TarWriter(str(tmp_path / "x.tar.gz")) as writer:
+            for number in range(3):
+                writer.write({"__key__": f"{number:04}", "ppm": picture(number), "cls": 1, "json": {}})
     assert content(tmp_path / "x.tar.gz") == {f"{number:04}.ppm": picture(number) for number in range(3)}
 
 
@@ -227,7 +234,8 @@ def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
     write(tmp_path / "in/README.md", b"")
     expected = dict(zip(["0", "1", "10", "11"], FOUR, strict=True))
     assert content(tmp_path / "in", key_column="id") == content(f"{tmp_path}/in#key=id") == expected
-    assert content(open_source(tmp_path / "in", key_column="id").name) == expected
+    source = open_source(tmp_path / "in", key_column="id")
+    assert content(source.name) == expected and sorted(source.labels("id")) == [(key, key) for key in expected]
 
 
 def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
@@ -240,12 +248,20 @@ def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
     assert content(f"{tmp_path}/hub/data/**/*.parquet") == content(tmp_path / "hub/data")
 
 
-def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dress"]))
+@pytest.mark.parametrize("by", ["pyarrow", "datasets"])
+def test_a_dataset_of_hugging_face_with_its_classes(tmp_path, by):
     images = [Image.new("RGB", (4, 3), (shade, 0, 0)) for shade in (10, 200)]
-    made = datasets.Dataset.from_dict({"image": images, "label": [1, 0]}, features=features)
-    made.to_parquet(str(tmp_path / "x.parquet"))
+    if by == "pyarrow":
+        kinds = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dress"], "_type": "ClassLabel"}}
+        rows = [{"bytes": encode(image, "PNG"), "path": None} for image in images]
+        made = pyarrow.table({"image": pyarrow.array(rows, HF), "label": [1, 0]})
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
+        parquet.write_table(made, tmp_path / "x.parquet")
+    else:
+        datasets = pytest.importorskip("datasets")
+        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dress"]))
+        made = datasets.Dataset.from_dict({"image": images, "label": [1, 0]}, features=features)
+        made.to_parquet(str(tmp_path / "x.parquet"))
     source = open_source(tmp_path / "x.parquet")
     assert len(source.scan().keys) == 2 and source.read("000000001").startswith(b"\x89PNG")
     assert list(source.labels("label")) == [("000000000", "dress"), ("000000001", "cat")]
@@ -300,6 +316,21 @@ def test_nulls_and_what_is_no_picture_are_recorded_and_changed_files_are_noticed
     assert work(run(open_source(where), tmp_path / "c.h5")) == (0, 0, 1)
 
 
+def test_files_of_a_folder_hold_images_in_either_form_and_rows_without_one_are_failures(tmp_path):
+    table(tmp_path / "in/a.parquet", [("a.ppm", picture(1)), ("linked.ppm", None)])
+    table(tmp_path / "in/b.parquet", [("", picture(2)), ("", None)], kind=pyarrow.binary())
+    column = pyarrow.array([None, {"bytes": picture(3), "path": "c.ppm"}], HF)
+    parquet.write_table(pyarrow.table({"image": column}), tmp_path / "in/c.parquet")
+    report = run(open_source(tmp_path / "in"), tmp_path / "c.h5")
+    assert list(EmbeddingCache(tmp_path / "c.h5").keys) == [
+        "a.parquet/a.ppm",
+        "b.parquet/000000000",
+        "c.parquet/000000001",
+    ]
+    missing = ["a.parquet/linked.ppm", "b.parquet/000000001", "c.parquet/000000000"]
+    assert report.failures == dict.fromkeys(missing, "the row holds no image (null)")
+
+
 @pytest.fixture
 def openings(monkeypatch):
     """Row groups as they are opened."""
@@ -349,6 +380,27 @@ def test_row_groups_are_read_once_with_shards_and_after_a_kill(tmp_path, opening
     shares = [take_shard(whole, (number, 3)).keys for number in (1, 2, 3)]
     assert shares == [share.keys for share in take_shards(whole, 3)]
     assert sorted(key for share in shares for key in share) == whole.keys and (whole.size_mtime[:, 0] == UNKNOWN).all()
+
+
+@pytest.mark.parametrize("name", ["tar.gz", "zip"])
+def test_archives_are_divided_into_shares_and_embedded_on_after_a_kill(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 32)
+    for number in range(6):
+        members = [(f"{row:02}.ppm", picture(100 * number + row)) for row in range(20)]
+        path = tmp_path / f"in/{number}.{name}"
+        if name == "zip":
+            zipped(path, members)
+        else:
+            compressed(path, tar(*members))
+    where = f"{tmp_path}/in/*.{name}"
+    interrupt(open_source(where), tmp_path / "c.h5", 1)
+    report = run(open_source(where), tmp_path / "c.h5")
+    whole = open_source(where).scan()
+    assert report.rows == 120 == len(whole.keys) and report.computed < 120
+    shares = [share.keys for share in take_shards(whole, 3)]
+    assert sorted(key for share in shares for key in share) == whole.keys
+    tars = [{key.split("/")[0] for key in share} for share in shares]
+    assert name == "zip" or sum(map(len, tars)) == 6, "a compressed tar is unpacked by one share"
 
 
 def test_avif_and_heic_in_a_folder(tmp_path, monkeypatch):

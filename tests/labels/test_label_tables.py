@@ -1,5 +1,7 @@
 """Tables of labels as spreadsheets and other programs write them."""
 
+import zipfile
+
 import pyarrow
 import pytest
 from helpers.cache_files import write
@@ -8,7 +10,7 @@ from pyarrow import parquet
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import LabelError
 from pucache.labels.labels import Labels
-from pucache.storage.tables import LabelTable, read_rows, read_table
+from pucache.storage.tables import LabelTable, has_columns, read_rows, read_table
 
 ROWS = [("a.png", "yes"), ("b,c.png", "no"), ("é.png", "")]
 EXPECTED = [("a.png", "1"), ("b,c.png", "0"), ("é.png", "")]
@@ -71,6 +73,17 @@ def test_what_is_not_understood_is_said_with_its_row(tmp_path, cache_of, content
     with pytest.raises(LabelError, match=reason) as caught:
         Labels.read(cache_of, LabelTable(str(tmp_path / "x.csv"), **columns))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["x.xlsx", "X.XLSX", "x.ods", "renamed.csv", "renamed.txt"])
+def test_a_workbook_is_said_to_be_one_with_and_without_names_of_columns(tmp_path, name):
+    with zipfile.ZipFile(tmp_path / name, "w") as book:
+        book.writestr("[Content_Types].xml", "<Types/>")
+        book.writestr("xl/worksheets/sheet1.xml", "<worksheet/>")
+    for table in (tmp_path / name, LabelTable(str(tmp_path / name), key="file")):
+        with pytest.raises(LabelError, match=r"is a spreadsheet \(.xlsx, .ods or .xls\); save its sheet as CSV"):
+            read_table(table)
+    assert has_columns(name) == (name != "renamed.txt"), "options that name columns are for it"
 
 
 @pytest.mark.parametrize("prefix", ["", "./", "photos/", "./photos/", "/data/photos/", "data/photos/", "x/"])

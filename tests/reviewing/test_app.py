@@ -201,8 +201,10 @@ def test_whatever_is_no_image_answers_alike(server, client):
 # --- cards -------------------------------------------------------------------------------------
 
 
-def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, pile, tmp_path):
-    with served(cache, tmp_path / "session", pile[1], audit_share=0.5, recheck_share=0.5) as (opened, server):
+def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, tmp_path):
+    labels = tmp_path / "found.txt"
+    labels.write_text("".join(f"{row:03}.png\n" for row in range(10)))
+    with served(cache, tmp_path / "session", labels, audit_share=0.5, recheck_share=0.5) as (opened, server):
         client = server.client()
         shown = set()
         for _ in range(40):

@@ -1,16 +1,25 @@
 """Reviews of several concepts by one server: sessions, overview, one trainer."""
 
 import json
+import os
 import re
+import resource
+import time
+from contextlib import ExitStack
 
+import numpy as np
 import pytest
 from helpers.browser import needs_chromium, violations
 from helpers.live_pages import DECIDABLE, press, wait_until, wait_until_saved, watch
-from helpers.reviews import TOKEN, ReviewProcess, pictured_pile
+from helpers.reviews import TOKEN, ReviewProcess, Served, pictured_pile
 from playwright.sync_api import expect
 
 from pucache.errors import LabelError, SessionError
-from pucache.reviewing.serve import identifier, review
+from pucache.reviewing.app import Application
+from pucache.reviewing.pictures import Pictures
+from pucache.reviewing.queue import NextImages
+from pucache.reviewing.serve import identifier, open_concept_sessions, review
+from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session, read_session
 
 NAMES = ("blue", "green", "red & round")
@@ -52,6 +61,49 @@ def test_the_folder_of_a_single_review_is_left_alone(tmp_path):
     open_session(cache, tmp_path / "found.txt").close()
     with pytest.raises(SessionError, match="session of a single review"):
         review(cache, concepts=tmp_path / "labels.csv", open_browser=False, port=0)
+
+
+def test_sessions_may_hold_more_files_open_than_a_process_has_by_default(tmp_path):
+    cache = pictured_pile(tmp_path, 60)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 40, limits[1]))
+    try:
+        with ExitStack() as stack:
+            concepts = {f"{number:02}": [cache.keys[number]] for number in range(50)}
+            sessions, failures = open_concept_sessions(cache, concepts, tmp_path / "reviews", None, stack)
+            assert len(sessions) == 50 and not failures
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.slow
+def test_the_overview_of_200_concepts_and_a_switch_are_quick(tmp_path):
+    cache = pictured_pile(tmp_path, 400)
+    concepts = {f"{number:03}": [cache.keys[number]] for number in range(200)}
+    with ExitStack() as stack:
+        sessions, _ = open_concept_sessions(cache, concepts, tmp_path / "reviews", None, stack)
+        pictures = Pictures(cache)
+        stack.callback(pictures.close)
+        services = []
+        for name, session in sessions.items():
+            queue, own = NextImages(session, np.random.default_rng(0)), identifier(session, TOKEN, name)
+            services.append(ReviewService(session, queue, pictures, identifier=own, reviewer="tester"))
+            stack.callback(services[-1].close)
+            services[-1].begin(None)
+        server = Served(Application(services, TOKEN, concepts=list(sessions)))
+        stack.callback(server.close)
+        client = server.client()
+        stack.callback(client.close)
+        began = time.perf_counter()
+        status, _, page = client.ask("GET", "/")
+        took = time.perf_counter() - began
+        assert status == 200 and page.count(b'scope="row"') == 200 and took < 1, took
+        for service in services[50:60]:
+            client.session, began = service.identifier, time.perf_counter()
+            card = client.next()[0]
+            status, _, picture = client.ask("GET", f"/api/image/{card['row']}?session={service.identifier}")
+            took = time.perf_counter() - began
+            assert status == 200 and picture and took < 0.3, took
 
 
 @needs_chromium

@@ -193,6 +193,16 @@ def test_positives_are_shown_again_once_there_are_some(session_of):
     assert sum(row in positive for row in shown[:begin]) >= MIN_POSITIVES
 
 
+def test_examples_beside_an_image_are_not_shown_again(session_of):
+    session = session_of(60, labelled=10)
+    images = ranked(session, recheck_share=1.0)
+    for row in range(10, 60):
+        decide(session, row, POSITIVE)
+    reviewing(session, images, 200)
+    again = drawn(session, Stream.RECHECK)
+    assert again and not set(again) & set(session.examples.tolist()) and len(session.examples) == 4
+
+
 @settings(deadline=None, max_examples=15)
 @given(st.data())
 def test_whatever_happens_no_row_has_two_holders_and_none_is_lost(data):

@@ -232,6 +232,18 @@ def test_one_child_trains_for_several_sessions(pile):
     assert first[(y == 1) & (s == 0)].mean() > first[y == 0].mean() and second[y == 0].mean() > second[y == 1].mean()
 
 
+def test_the_open_session_is_trained_first_though_the_child_was_not_ready_when_it_was_opened(pile):
+    cache, s, _ = pile
+    came = []
+    takers = [lambda result, serial, number=number: came.append(number) for number in range(3)]
+    with Trainer([file.path for file in cache.files], takers) as trainer:
+        trainer.prefer(2)
+        for session in range(3):
+            trainer.submit(0, s, np.zeros_like(s), session=session)
+        eventually(lambda: not any(map(trainer.busy, range(3))))
+    assert came.index(2) < came.index(1)
+
+
 # --- the last ranking, kept in the folder of a session ---------------------------------------------
 
 

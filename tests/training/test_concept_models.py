@@ -1,16 +1,19 @@
 import shutil
+import weakref
 
 import numpy as np
 import pytest
 from helpers.planted import write_cache
 
 import pucache
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import ModelError
 from pucache.labels.labels import Labels
 from pucache.training import labelled_cache
 from pucache.training.concept_models import ConceptModels
 from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.train_concepts import each_concept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 600, 8
@@ -67,11 +70,34 @@ def test_a_sampled_cache_serves_all_concepts(world, monkeypatch):
     assert {model.unlabelled_sample_.rows for model in trained.values()} == {200}
 
 
+def test_501_concepts_are_held_one_at_a_time_and_one_that_fails_stops_no_other(world):
+    cache, _ = world
+    keys, data_of = list(cache.keys), {}
+
+    def work(name, data):
+        assert sum(held() is not None for held in data_of.values()) <= 1, "only the one before, until it is replaced"
+        data_of[name] = weakref.ref(data)
+        if name == "007":
+            raise ValueError("no luck")
+
+    failures = each_concept(cache, {f"{number:03}": keys[number : number + 2] for number in range(501)}, work)
+    assert failures == {"007": "no luck"} and len(data_of) == 501
+
+
 def test_a_folder_of_models_is_read_back(models, tmp_path):
     models.save(tmp_path)
     (tmp_path / "metrics.json").write_text("{}")
     read = ConceptModels.load(tmp_path)
     assert list(read) == list(models) and (read["b"].coef_ == models["b"].coef_).all()
+
+
+def test_all_models_of_a_folder_score_in_one_pass(world, models, tmp_path, monkeypatch):
+    passes, blocks = [], EmbeddingCache.blocks
+    monkeypatch.setattr(
+        EmbeddingCache, "blocks", lambda *given, **options: passes.append(1) or blocks(*given, **options)
+    )
+    pucache.score(models, world[0], tmp_path / "wide.csv")
+    assert len(passes) == 1
 
 
 def other_encoder(folder, models):

@@ -11,6 +11,7 @@ function onState(state) {
   Object.assign(counts, state);
   if (state.ranking_version !== undefined && state.ranking_version !== version) onRanking(state.ranking_version);
   drawProgress();
+  drawExamples(state.examples ?? []);
   if (!items[current]) draw();
   if (counts.advice && !advised && advised !== undefined) announce(counts.advice);
 }
@@ -49,6 +50,19 @@ function drawProgress() {
   drawFinish(counts.random_undecided ?? 0);
   const reviewer = counts.reviewer ? `Reviewer: ${visible(counts.reviewer)}.` : "";
   byId("learning").textContent = `${reviewer} ${counts.training ? trainingText() : ""}`;
+}
+
+/* Labelled positives, to compare an image with; they stay the same. */
+function drawExamples(examples) {
+  if (byId("examples").childElementCount) return;
+  const entries = examples.map((example) => {
+    const [entry, image] = ["li", "img"].map((tag) => document.createElement(tag));
+    image.src = address(example, "card");
+    image.alt = image.title = visible(example.key);
+    entry.append(image);
+    return entry;
+  });
+  byId("examples").append(...entries);
 }
 
 /* The strongest that holds without an assumption; the others below it. */
