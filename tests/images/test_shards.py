@@ -328,7 +328,9 @@ def test_files_of_a_folder_hold_images_in_either_form_and_rows_without_one_are_f
         "c.parquet/000000001",
     ]
     missing = ["a.parquet/linked.ppm", "b.parquet/000000001", "c.parquet/000000000"]
-    assert report.failures == dict.fromkeys(missing, "the row holds no image (null)")
+    assert report.failures == dict.fromkeys(
+        missing, "the row holds no bytes of an image (null); a path alone is not followed"
+    )
 
 
 @pytest.fixture

@@ -203,7 +203,7 @@ def test_whatever_is_no_image_answers_alike(server, client):
 
 def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, tmp_path):
     labels = tmp_path / "found.txt"
-    labels.write_text("".join(f"{row:03}.png\n" for row in range(10)))
+    labels.write_text("".join(f"{row:03}.png\n" for row in range(15, 25)))
     with served(cache, tmp_path / "session", labels, audit_share=0.5, recheck_share=0.5) as (opened, server):
         client = server.client()
         shown = set()
@@ -212,7 +212,7 @@ def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, tmp_pa
                 assert set(card) == {"row", "key", "problem", "note", "serial"}
                 assert card["key"] == f"{card['row']:03}.png"
                 assert card["serial"] == 0, "also where it was decided before, and is shown to see whether it is seen"
-                client.decide(card, "positive" if card["row"] < 15 else "negative")
+                client.decide(card, "positive" if card["row"] < 25 else "negative")
                 shown.add(card["row"])
         client.close()
         streams = {entry.stream for entry in opened.session.entries()}

@@ -556,6 +556,17 @@ def test_labels_are_exported_and_taken_in_again_and_other_files_refused(tmp_path
 
 
 @needs_chromium
+def test_labelled_positives_are_shown_beside_the_image(tmp_path, browser):
+    with reviewing(browser, tmp_path) as (page, opened, _):
+        pictures = page.locator("#examples img")
+        expect(pictures).to_have_count(4)
+        keys = opened.session.cache.keys[opened.session.examples]
+        assert [picture.get_attribute("alt") for picture in pictures.all()] == list(keys)
+        page.wait_for_function("[...document.querySelectorAll('#examples img')].every((image) => image.naturalWidth)")
+        assert violations(page) == []
+
+
+@needs_chromium
 def test_past_decisions_are_listed_newest_first_and_can_be_corrected(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, _):
         rows = [row for row, _ in press(page, "ar")]

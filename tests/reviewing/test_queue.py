@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
+from pucache.labels.labels import Labels
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import MIN_POSITIVES, NextImages, best_rows
 from pucache.reviewing.session import open_session
@@ -18,11 +19,12 @@ NEGATIVE, POSITIVE, SKIP, UNDONE = Choice.NEGATIVE, Choice.POSITIVE, Choice.SKIP
 
 @pytest.fixture
 def session_of(tmp_path):
-    """Opens a session without labels on `n` rows, of which pairs of `twins` show the same picture."""
+    """Opens a session on `n` rows, of which the last are labelled, and pairs of `twins` show the same picture."""
     opened = []
 
-    def make(n=200, twins=()):
-        opened.append(open_session(pile_of(tmp_path, n, twins=twins)))
+    def make(n=200, twins=(), labelled=0):
+        labels = Labels.of((np.arange(n) >= n - labelled).astype(np.int8)) if labelled else None
+        opened.append(open_session(pile_of(tmp_path, n, twins=twins), labels))
         return opened[-1]
 
     yield make
@@ -194,13 +196,12 @@ def test_positives_are_shown_again_once_there_are_some(session_of):
 
 
 def test_examples_beside_an_image_are_not_shown_again(session_of):
-    session = session_of(60, labelled=10)
-    images = ranked(session, recheck_share=1.0)
-    for row in range(10, 60):
-        decide(session, row, POSITIVE)
-    reviewing(session, images, 200)
-    again = drawn(session, Stream.RECHECK)
-    assert again and not set(again) & set(session.examples.tolist()) and len(session.examples) == 4
+    session = session_of(900, labelled=10)
+    images = ranked(session, recheck_share=0.5)
+    reviewing(session, images, 600, answer=lambda row: POSITIVE if row % 6 == 0 else NEGATIVE)
+    again, examples = drawn(session, Stream.RECHECK), session.examples.tolist()
+    assert examples == [890, 893, 896, 899]
+    assert {row for row in again if row >= 890} and not set(again) & set(examples)
 
 
 @settings(deadline=None, max_examples=15)
