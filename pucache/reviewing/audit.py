@@ -138,6 +138,11 @@ class Audit:
         total, found = self._outlook(more, share)
         return total - found
 
+    @property
+    def outlook_condition(self) -> str:
+        """What `outlook` assumes where its share is 0, as the end of a sentence."""
+        return "" if self.draws and self.likeliest_share else ", if none is positive"
+
     def _outlook(self, more: int, share: float | None = None) -> tuple[int, int]:
         """Upper limit of the total, and positives found, after further random images."""
         if share is None:
@@ -178,7 +183,7 @@ class Audit:
         outlook = ""
         if more:
             kind = "more random" if self.draws else "random"
-            outlook = f" After {_images(more, kind)}: at most about {self.outlook(more):,}."
+            outlook = f" After {_images(more, kind)}: at most about {self.outlook(more):,}{self.outlook_condition}."
         return f"found {self.found:,}; {bound or 'every image is decided'}.{outlook}"
 
     def statements(self) -> list[str]:

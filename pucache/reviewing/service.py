@@ -225,6 +225,7 @@ class ReviewService:
             "found": counts.positives,
             "rejected": counts.negatives,
             "skipped": counts.skipped,
+            "undecided": counts.undecided,
             "unknown": counts.unknown,
             "rate": counts.rate,
             "rate_of": counts.rate_of,
@@ -366,4 +367,5 @@ def _bound(counts: SessionProgress, audit: Audit | None) -> str:
     if audit is None or not audit.draws:
         return ""
     more = min(MORE, counts.unknown)
-    return f": at most {audit.hidden_high:,} by now, about {audit.outlook(more):,} after {more} more"
+    after = f"about {audit.outlook(more):,} after {more} more{audit.outlook_condition}"
+    return f": at most {audit.hidden_high:,} by now, {after}"

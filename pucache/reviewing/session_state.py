@@ -45,7 +45,8 @@ class SessionProgress:
     negatives: int
     skipped: int  # pictures whose last decision is a skip
     rechecked: int  # decisions on known positives that were shown again
-    unknown: int  # rows of the pile that are neither decided nor drawn for the audit
+    undecided: int  # rows of the pile without a label
+    unknown: int  # those of them that are not drawn for the audit
     pending: int  # draws without a decision
     rate: float  # share of positives among the last `rate_of` decisions, rechecks left out; 0 without one
     rate_of: int  # at most 100
@@ -103,6 +104,7 @@ class SessionState:
         self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
         self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn
         self._positive_rows = [0] * len(self._unknown_rows)
+        self._undecided = sum(self._unknown_rows)
         self._stacks: dict[int, list[tuple[Entry, Entry | None]]] = {}  # decisions and the draws they answer, by group
         self._last: dict[int, int] = {}  # serial number of the last decision, UNDONE too, by group
         self._drawn: set[int] = set()  # groups drawn for the audit
@@ -189,6 +191,7 @@ class SessionState:
             negatives=choices[Choice.NEGATIVE],
             skipped=choices[Choice.SKIP],
             rechecked=sum(draw.stream is Stream.RECHECK for draw in answered),
+            undecided=self._undecided,
             unknown=sum(self._unknown_rows),
             pending=len(self._pending),
             rate=last.count(Choice.POSITIVE) / len(last) if last else 0.0,
@@ -289,6 +292,7 @@ class SessionState:
         in_pile = rows[self._urn_of[rows] >= 0]
         unknown = not label and group not in self._drawn
         self._positive_rows[urn] += len(in_pile) * ((label == 1) - (_label(before) == 1))
+        self._undecided += len(in_pile) * (bool(_label(before)) - bool(label))
         self._unknown_rows[urn] += len(in_pile) * unknown - int(self.unknown[in_pile].sum())
         self.unknown[in_pile] = unknown
         self.skipped[rows] = after is not None and after.choice is Choice.SKIP

@@ -465,10 +465,13 @@ def test_sentences():
     result = log.audit()
     assert result.sentence() == (
         f"found 212; at most {result.hidden_high} more with 95 % confidence (120 random images). "
-        f"After 200 more random images: at most about {result.outlook(200)}."
+        f"After 200 more random images: at most about {result.outlook(200)}, if none is positive."
     )
+    for group in range(600, 660):
+        log.draw(group, POSITIVE)
+    assert log.audit().sentence().endswith(f"at most about {log.audit().outlook(200)}.")
     log.draw(500).draw(501, SKIP)
-    said = "(122 random images; 2 of them skipped or left out, which count as positive until they are decided)"
+    said = "(182 random images; 2 of them skipped or left out, which count as positive until they are decided)"
     assert said in log.audit().sentence()
 
 
@@ -476,7 +479,7 @@ def test_sentences_without_draws_and_without_images():
     result = Log(3000).decide(0, POSITIVE).audit()
     assert result.sentence() == (
         "found 1; how many more is not known before the first random image. After 200 random images: at most about "
-        f"{result.outlook(200, 0)}."
+        f"{result.outlook(200, 0)}, if none is positive."
     )
     assert Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).audit().sentence() == "found 1; every image is decided."
     assert Log(2).draw(0, NEGATIVE).draw(1, POSITIVE).audit().sentence().startswith("found 1; at most 0 more with 95 %")

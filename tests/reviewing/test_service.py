@@ -23,6 +23,7 @@ class Audited:
     recall_low: float = 0.5
     level: float = 0.95
     likeliest_share: float = 0.02
+    outlook_condition: str = ""
     rows: int = 50_000
     found: int = 100
     zone: "Audited | None" = None
@@ -36,6 +37,12 @@ OFFER = ["3 of the last 100", "closing audit", "at most 240 by now, about 60 aft
 CASES = {  # counts, audit, options; what is said
     "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
     "the yield has fallen": (Counts(), Audited(), {}, OFFER),
+    "no positive is expected": (
+        Counts(),
+        Audited(outlook_condition=", if none is positive"),
+        {},
+        ["about 60 after 200 more, if none is positive."],
+    ),
     "fewer images left": (Counts(unknown=50), Audited(), {}, ["about 15 after 50 more"]),
     "the yield is half of its best": (
         Counts(rate=0.3),

@@ -327,6 +327,7 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
             s, reviewed = session.labels()
             assert ((s | (reviewed == 1)) - (reviewed == -1))[~outside].tolist() == label[~outside].tolist()
             assert session.unknown.tolist() == unknown.tolist() and session.counts().unknown == unknown.sum()
+            assert session.counts().undecided == (label[~outside] == 0).sum()
             audited = replay(session.entries(), session.urns)
             assert len(session.random_undecided()) == audited.pending + audited.skipped
             assert audited.unknown - never_shown(session) == unknown.sum() and sum(session.urns) == (~outside).sum()

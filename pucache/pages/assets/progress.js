@@ -25,16 +25,16 @@ function onRanking(newest) {
 }
 
 function drawProgress() {
-  const { found, decided, skipped, unknown, rate, rate_of: of, hidden } = counts;
+  const { found, decided, skipped, undecided, rate, rate_of: of, hidden } = counts;
   if (found === undefined) return;
   byId("found").textContent = number(found);
   byId("decided").textContent = number(decided);
   byId("skipped").textContent = number(skipped);
   byId("rate-of").textContent = `Found in last ${number(of || 100)}`;
   byId("rate").textContent = of ? percent(rate) : "–";
-  byId("progress").max = Math.max(1, decided + unknown);
+  byId("progress").max = Math.max(1, decided + undecided);
   byId("progress").value = decided;
-  byId("pile").textContent = `${number(unknown)} images undecided`;
+  byId("pile").textContent = `${number(undecided)} images undecided`;
   byId("hidden-high").textContent = hidden ? number(hidden.high) : "after the first random image";
   byId("hidden-high").className = hidden ? "" : "soon";
   byId("hidden-low").textContent = hidden ? number(hidden.low) : "0";
