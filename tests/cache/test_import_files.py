@@ -9,7 +9,8 @@ import pyarrow.parquet
 import pytest
 import safetensors.numpy
 import torch
-from helpers.imports import expect, refusal, rows, shuffled_keys, visible, write_parquet
+from helpers.files import visible
+from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
 from safetensors.torch import save_file
 
 from pucache.cache.importing import import_embeddings

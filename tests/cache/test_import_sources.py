@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 import safetensors.numpy
-from helpers.imports import expect, refusal, rows, shuffled_keys, visible, write_clip_folder, write_parquet
+from helpers.files import visible
+from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder, write_parquet
 
 from pucache.cache.importing import import_embeddings
 from pucache.errors import LabelError, OutputError, SourceError

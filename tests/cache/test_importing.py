@@ -8,7 +8,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers.cache_files import write_rows
-from helpers.imports import expect, refusal, rows, shuffled_keys, visible, write_clip_folder
+from helpers.files import visible
+from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder
 from helpers.slow import slow
 
 from pucache.cache import importing

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from helpers.cache_files import write
-from helpers.imports import visible
+from helpers.files import visible
 from helpers.refusals import one_line
 
 from pucache.cache.embedding_cache import EmbeddingCache

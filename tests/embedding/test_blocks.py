@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
-from helpers.embedding_runs import MemorySource, picture, pictures, run, visible
+from helpers.embedding_runs import MemorySource, picture, pictures, run
+from helpers.files import visible
 from helpers.tiny import tiny_encoder
 
 from pucache.cache.embedding_cache import EmbeddingCache

@@ -15,9 +15,9 @@ from helpers.embedding_runs import (
     picture,
     pictures,
     run,
-    visible,
     work,
 )
+from helpers.files import visible
 from helpers.tiny import save_image, tiny_encoder, touch
 
 import pucache

@@ -18,9 +18,9 @@ from helpers.embedding_runs import (
     pictures,
     run,
     run_in_blocks,
-    visible,
     work,
 )
+from helpers.files import visible
 from helpers.slow import slow
 from helpers.started import Strike, struck
 from helpers.tiny import save_image, touch

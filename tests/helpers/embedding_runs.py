@@ -1,6 +1,5 @@
 """Runs of `embed`: their sources, what interrupts them, and what must hold of the cache."""
 
-import os
 import zlib
 from pathlib import Path
 
@@ -85,11 +84,6 @@ def work(report):
 
 def identity(path):
     return path.stat().st_ino, path.stat().st_mtime_ns, path.read_bytes()
-
-
-def visible(folder):
-    """Names in a folder but locks."""
-    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
 
 
 def expect_current(cache, folder):

@@ -1,7 +1,5 @@
 """Sources of imports, as clip-retrieval and others write them, and what must hold of the caches made of them."""
 
-import os
-
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -33,11 +31,6 @@ def expect(path, X, keys, dtype=None):
 def refusal(*arguments, kind=CacheError, **options):
     """The one line with which an import is refused."""
     return one_line(kind, import_embeddings, *arguments, **options)
-
-
-def visible(folder):
-    """Names in a folder but locks."""
-    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
 
 
 def write_parquet(path, **columns):

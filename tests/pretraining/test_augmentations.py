@@ -211,6 +211,3 @@ def test_values_stay_within_0_and_1_at_the_ends_of_every_draw(name):
         views = Augment(VIEWS[name], size)(images, rows)
         assert views.shape == (3, 160, 3, size, size)
         assert views.isfinite().all() and views.min() >= 0 and views.max() <= 1
-
-
-# --- previews ----------------------------------------------------------------------------------

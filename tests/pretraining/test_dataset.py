@@ -192,9 +192,6 @@ def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path,
     assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
 
 
-# --- batches -------------------------------------------------------------------------------------
-
-
 # --- decoded in every epoch ----------------------------------------------------------------------
 
 

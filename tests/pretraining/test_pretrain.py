@@ -16,6 +16,7 @@ import safetensors.torch
 import timm
 import torch
 from helpers import command_line
+from helpers.files import damage
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.started import Started, Strike, torchrun_says
@@ -217,12 +218,6 @@ def sliced(photos, folder, count=1, *how):
     for _ in range(count):
         said = run("pretrain", photos, folder, *SMALL, "--minutes", 1e-9, *how)
     return said
-
-
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
 
 
 def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, caplog):

@@ -2,6 +2,7 @@ import itertools
 
 import pytest
 import torch
+from helpers.files import damage
 from helpers.training_parts import recipe, train, training, with_norms, without_norms
 
 from pucache.errors import RunError
@@ -38,12 +39,6 @@ def files(folder):
 
 def names(folder):
     return sorted(path.name for path in files(folder).iterdir())
-
-
-def damage(path):
-    data = bytearray(path.read_bytes())
-    data[-5] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("how", ["flipped", "cut", "empty", "a folder", "of another step"])

@@ -1,0 +1,15 @@
+"""Names in a folder, and damage to a file."""
+
+import os
+
+
+def visible(folder):
+    """Names in a folder but locks."""
+    return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
+
+
+def damage(path):
+    """Flip a bit near the end of a file."""
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 1
+    path.write_bytes(data)
