@@ -136,9 +136,8 @@ def measure(at: Location, draws: int, group: str, task: str, labelled: int, shar
     for size, true, _ in product(SIZES, SHARES, range(DRAWS_OF_PAPER if (task, draws) == (PAPER, DRAWS) else draws)):
         count = min(round(true * size), len(positives))
         others = min(size - count, len(negatives))  # a quarter of the rows has fewer
-        drawn = np.concatenate(
-            [rng.choice(positives, count, replace=False), rng.choice(negatives, others, replace=False)]
-        )
+        chosen = [rng.choice(positives, count, replace=False), rng.choice(negatives, others, replace=False)]
+        drawn = rng.permutation(np.concatenate(chosen))  # the classifier sees the first of them
         figures.append({"size": size, "share": true} | of_draw(model, images, y, drawn, margins))
     return {"draws": figures, "changed": of_changed(model, images, y, margins, rng)}
 
