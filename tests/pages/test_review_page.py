@@ -58,7 +58,7 @@ def sheet(
     """Write a review page of these rows; return its path and its counts."""
     s, reviewed = np.zeros((2, len(cache)), np.int8)
     s[list(positives)], reviewed[list(confirmed)], reviewed[list(negatives)] = 1, 1, -1
-    ranking = ranked(cache, rows, posterior, options.pop("scorer", "similarity (centroid)"))
+    ranking = ranked(cache, rows, posterior, scorer)
     return path, write_review_page(cache, ranking, Labels(s, reviewed), path, **options)
 
 
