@@ -56,7 +56,7 @@ PAGES = (
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
         FOLDERS,
-        10,
+        9,
         BOTH,
     ),
     ResultPage(
@@ -72,7 +72,7 @@ PAGES = (
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 15, CIFAR
     ),
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 15, ALL),
-    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 6, ALL),
+    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 4, ALL),
     ResultPage(
         "prior",
         "how often the intervals of prior, recall, precision and F1 hold the truth",
@@ -87,7 +87,7 @@ PAGES = (
         "the share of positives in new images, decisions at it, and images of another kind",
         "quality.new_images",
         FOLDERS,
-        6,
+        8,
         BOTH,
     ),
     ResultPage(
@@ -105,7 +105,7 @@ PAGES = (
         "how often the limit of hidden positives holds, and when rules say stop",
         "quality.audit",
         FOLDERS,
-        7,
+        8,
         BOTH,
     ),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO, LONG),
