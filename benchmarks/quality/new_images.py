@@ -271,7 +271,7 @@ def page(rows: list[dict], groups: TaskGroups, draws: int, added: str) -> str:
             "",
             f"False alarms of both tests together: {alarms}. Intervals have a nominal coverage of 90 %; all of them "
             f"together hold the share in {100 * np.mean([d['holds'] for d in flat]):.0f} %. An estimate, and decisions "
-            "at it, take 30 labels.",
+            "at it, take 30 labels; below, `score` states no share: the intervals with 20 labels show why.",
             "",
             added,
             "",

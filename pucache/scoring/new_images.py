@@ -28,14 +28,14 @@ class NewImages:
     n_images, n_sampled : int
         New images, and how many of them were looked at.
     share : PriorEstimate or None
-        Of positives among the new images. Without its number below 30 labelled positives; None below 10, for fewer than
-        30 images, and for a model of before 0.3.
+        Of positives among the new images. None below 30 labelled positives, for fewer than 30 images, and for a model
+        of before 0.3.
     shift : DatasetShift or None
-        None where `share` is.
+        None below 10 labelled positives, and where the images are too few or the model is of before 0.3.
     most_different : list of str
         Keys of the images that differ most from the pile's, at most 20; empty where no difference was found.
     note : str
-        Why nothing is said; "" where something is.
+        Why no share is stated, or nothing is said; "" otherwise.
     """
 
     n_images: int
@@ -52,10 +52,9 @@ class NewImages:
             return ""
         if self.shift is not None and not self.shift.is_mixture:
             return "the share of positives among the new images is not stated, as none fits their margins"
+        assert self.share.prior is not None  # below 30 labels there is no share at all
         interval, level = self.share.interval_text(_percent), f"{100 * self.share.level:.0f}%"
         of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
-        if self.share.prior is None:
-            return f"{interval} of {of} are positive ({level} interval)"
         return f"about {_percent(self.share.prior)} of {of} are positive ({level} interval {interval})"
 
     @property
@@ -133,6 +132,9 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     compared = spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
+    if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
+        few = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
+        return NewImages(count, len(X), None, shift, keys, note=few)
     return NewImages(count, len(X), share, shift, keys)
 
 

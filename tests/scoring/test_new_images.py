@@ -64,6 +64,12 @@ def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
     assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
 
 
+def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache):
+    new = check_new_images(relabelled(model, 20), cache)
+    assert new.share is None and new.share_text == "" and new.shift is not None
+    assert "20 labelled positives are too few to state a share" in new.note
+
+
 @pytest.mark.parametrize("share", [0, 1])
 def test_images_of_one_class_have_a_share_near_the_bound_and_no_warning(model, tmp_path, share):
     of_class = X[REST][Y[REST] == share]
