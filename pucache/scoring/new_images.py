@@ -133,8 +133,8 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
-        few = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
-        return NewImages(count, len(X), None, shift, keys, note=few)
+        reason = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
+        return NewImages(count, len(X), None, shift, keys, note=reason)
     return NewImages(count, len(X), share, shift, keys)
 
 
