@@ -257,6 +257,7 @@ def form(line):
     plain = re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?%?|sha256:\w+", "#", " ".join(plain.split()))
     plain = re.sub(r"at (?:most|least) #|# \(# to #\)|# to #", "#", plain)
     plain = plain.replace("(estimated; # interval #)", "(estimated; # interval)")
+    plain = plain.removesuffix(", if none is positive.").removesuffix(".")  # it hangs on the data whether one is
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
     plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
