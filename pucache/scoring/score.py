@@ -237,8 +237,7 @@ def with_new_images(
     new = None if kept and kept == report.rows else check_new_images(model, report.cache, rows=rows)
     if deploy_prior == "auto" and new is not None:
         if new.share is None or new.share.prior is None:
-            reason = new.note or f"{label_count(model).labels} labelled positives give an interval alone"
-            raise ModelError(f"no share of positives to decide at: {reason}; give a number as deploy prior, or none")
+            raise ModelError(f"no share of positives to decide at: {new.note}; give a number as deploy prior, or none")
         model = model.at_share(float(np.clip(new.share.prior, _LEAST_SHARE, 1 - _LEAST_SHARE)))
     return model, replace(report, new_images=new, kept=kept, share=None if new is None else model.share_)
 
