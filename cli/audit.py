@@ -34,6 +34,8 @@ def audit(session: str, level: float) -> None:
 
 
 def _lines(audited: Audit) -> list[str]:
+    from pucache.reviewing.audit import lower_percent
+
     if not audited.draws:
         return []
     outcomes = {"positive": audited.positives, "skipped": audited.skipped, "without a decision": audited.pending}
@@ -41,7 +43,7 @@ def _lines(audited: Audit) -> list[str]:
     lines = [
         f"{audited.draws:,} drawn at random: {named}; {audited.unknown:,} images not looked at",
         f"hidden {audited.hidden_low:,} to {audited.hidden_high:,}, in all {audited.total_low:,} to "
-        f"{audited.total_high:,}, found at least {audited.recall_low:.1%}",
+        f"{audited.total_high:,}, found at least {lower_percent(audited.recall_low)}",
     ]
     if audited.rechecks:
         lines.append(f"{audited.rechecks:,} known positives shown again: {audited.missed:,} rejected")

@@ -412,8 +412,13 @@ def _share_found(found: int, total: int) -> float:
     return found / total if total else 1.0
 
 
+def lower_percent(share: float) -> str:
+    """A lower limit in per cent, rounded down."""
+    return f"{math.floor(1000 * share) / 10:g} %"
+
+
 def _recall(share: float, of: str = "all positives") -> str:
-    return f"at least {math.floor(1000 * share) / 10:g} % of {of} are found"
+    return f"at least {lower_percent(share)} of {of} are found"
 
 
 def _images(number: int, kind: str) -> str:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LabelError, StaleDecisionError, one_line
-from .audit import MORE, Audit, audit
+from .audit import MORE, Audit, audit, lower_percent
 from .export import import_reviewed
 from .log import LABELS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
@@ -331,8 +331,8 @@ def advice(counts: SessionProgress, audit: Audit | None, *, best: float = 0.0, c
         return f"All images of the pile are decided{skipped}."
     if audit is not None and audit.draws and audit.recall_low >= _ENOUGH:
         return (
-            f"You may stop: with {audit.level:.0%} confidence at least {audit.recall_low:.0%} of all positives are "
-            f"found, and at most {audit.hidden_high:,} are hidden."
+            f"You may stop: with {100 * audit.level:g} % confidence at least {lower_percent(audit.recall_low)} of all "
+            f"positives are found, and at most {audit.hidden_high:,} are hidden."
         )
     zone = None if audit is None else audit.zone
     if audit is not None and zone is not None and zone.draws:
@@ -340,7 +340,7 @@ def advice(counts: SessionProgress, audit: Audit | None, *, best: float = 0.0, c
         if share >= _ENOUGH:
             return (
                 f"You may stop if {audit.rows - zone.rows:,} images that are less likely may be left aside: of the "
-                f"other positives at least {share:.0%} are found, with {audit.level:.0%} confidence."
+                f"other positives at least {lower_percent(share)} are found, with {100 * audit.level:g} % confidence."
             )
     if closing_audit:
         bound = _bound(counts, audit)

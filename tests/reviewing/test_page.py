@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, violations
+from helpers.command_line import run_json
 from helpers.live_pages import DECIDABLE, another, current_row, press, visited, wait_until, wait_until_saved
 from helpers.reviews import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
 from pucache.reviewing.app import ASSETS, live_page
-from pucache.reviewing.session import open_session
+from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.trainer import RankingResult
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
@@ -529,6 +530,72 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
         page.wait_for_selector(DECIDABLE)
         assert current_row(page) not in skipped
         expect(page.locator("#finish")).to_be_hidden()
+
+
+def hold_against_the_truth(page, cache, folder, hidden, decided):
+    """Hold each number on the page against the truth, and against `pucache audit`; returns the zone, and what is told.
+
+    `hidden` are the positives of the pile before the review, `decided` says which key was pressed on a row.
+    """
+    told = run_json("audit {session}", session=folder)
+    lines = page.locator("#sentence, #statements li")
+    expect(lines).to_have_text(told["statements"])
+    with read_session(cache, folder) as session:
+        zone = set(np.flatnonzero(session.zone).tolist())
+    found = {row for row, key in decided.items() if key == "a"}
+    left = hidden - found
+    shown = [page.text_content(f"#{name}") for name in ("found", "decided")]
+    assert shown == [str(len(found)), str(len(decided))] and told["found"] == len(found)
+    if told["draws"]:
+        limits = [page.text_content(f"#{name}") for name in ("hidden-low", "hidden-high")]
+        assert limits == [str(told["hidden_low"]), str(told["hidden_high"])]
+    assert told["hidden_low"] <= len(left) <= min(told["hidden_high"], told["chance_high"])
+    if zone:
+        assert (told["zone"]["rows"], told["zone"]["found"]) == (len(zone), len(found & zone))
+        assert len(left & zone) <= told["zone"]["hidden_high"] and len(left - zone) <= told["rest_high"]
+    shares = {"all positives": len(found) / len(hidden), "positives elsewhere": len(found) / len(found | left & zone)}
+    for share, of in re.findall(r"at least ([\d.]+) % of ([a-z ]+) are found", " ".join(told["statements"])):
+        assert float(share) <= 100 * shares[of]
+    return zone, told, shares["positives elsewhere"]
+
+
+@pytest.mark.slow
+@needs_chromium
+def test_a_review_to_the_sentence_that_one_may_stop_says_what_is_true(tmp_path, browser):
+    cache, folder = pictured_pile(tmp_path, 400), tmp_path / "session"
+    hidden = {*range(4, 100), 200, 300, 390}  # the last three look like negatives
+    decided = {}
+
+    def decide(page, count):
+        for _ in range(count):
+            page.wait_for_selector(DECIDABLE)
+            decided.update(press(page, "a" if current_row(page) in hidden else "r"))
+        wait_until_saved(page)
+
+    with (
+        ReviewProcess(tmp_path, "--positives", "found.txt", "--session", "session", "--port", "0") as server,
+        visited(browser, server.url) as page,
+    ):
+        while list(decided.values())[-20:] != ["r"] * 20:
+            decide(page, 1)
+        hold_against_the_truth(page, cache, folder, hidden, decided)
+        page.click("#closing-zone")
+        advice = ""
+        while not advice.startswith("You may stop"):
+            assert len(decided) < 396, advice
+            decide(page, 5)
+            zone, told, share = hold_against_the_truth(page, cache, folder, hidden, decided)
+            advice = page.text_content("#advice")
+        others, stated = re.fullmatch(
+            r"You may stop if (\d+) images that are less likely may be left aside: of the other positives at least "
+            r"([\d.]+) % are found, with 95 % confidence\.",
+            advice,
+        ).groups()
+        assert int(others) == 396 - len(zone) and 95 <= float(stated) <= 100 * share
+        sentence = page.text_content("#sentence")
+        assert f"among the {len(zone)} likeliest images at most {told['zone']['hidden_high']} more" in sentence
+        page.click("#others summary")
+        assert page.is_visible("#statements") and violations(page) == []
 
 
 @needs_chromium
