@@ -1,6 +1,5 @@
 """The public API: one function per command, resolved on first use."""
 
-import dataclasses
 import inspect
 import pkgutil
 import subprocess
@@ -17,8 +16,6 @@ from helpers.command_line import save_images
 import pucache
 from pucache.cli.main import main
 from pucache.labels.label_files import read_truth
-from pucache.pretraining.network import NetworkConfig
-from pucache.pretraining.recipes import RECIPES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -112,23 +109,6 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     assert taken.items() >= expected.items() and "parameters" not in taken
 
 
-def test_estimate_prior(arguments):
-    (estimate,) = pucache.estimate_prior(arguments.cache, arguments.labels, methods=["tilt"], device="cpu")
-    assert estimate.prior is None and 0 <= estimate.low < estimate.high <= 1  # with so few labels, an interval alone
-
-
-def test_sweep_priors(arguments):
-    sweep = pucache.sweep_priors(
-        arguments.cache,
-        arguments.labels,
-        pucache.PULinearClassifier(device="cpu"),
-        truth=arguments.truth,
-        priors=[0.1, 0.2],
-        seeds=[0],
-    )
-    assert [row["prior"] for row in sweep.rows] == [0.1, 0.2] and sweep.rows[0]["true_auc"] > 0.8
-
-
 def test_retrieve_positives_and_write_review_page(arguments, tmp_path):
     ranking = pucache.retrieve_positives(arguments.cache, arguments.labels, arguments.model, k=5, device="cpu")
     assert len(ranking.keys) == 5 and all(key.startswith("red/") for key in ranking.keys)
@@ -141,49 +121,3 @@ def test_score_and_evaluate(arguments, folder, tmp_path):
     assert report.rows == 48
     metrics = pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))
     assert metrics["auc"] > 0.9
-
-
-def test_report(arguments, tmp_path):
-    pucache.report(
-        arguments.cache,
-        arguments.labels,
-        tmp_path / "report.html",
-        model=arguments.model,
-        truth=arguments.truth,
-        device="cpu",
-    )
-    assert "</html>" in (tmp_path / "report.html").read_text()
-
-
-def test_info_verify_and_pack(arguments, tmp_path):
-    assert pucache.info(arguments.cache).rows == 48
-    (verified,) = pucache.verify(arguments.cache)
-    assert (verified.kind, verified.rows, verified.damage) == ("cache", 48, "")
-    assert pucache.pack(arguments.cache, tmp_path / "packed.h5") == 48
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_import_embeddings(tmp_path, opened):
-    X, keys = np.eye(3, dtype=np.float32), ["a", "b", "c"]
-    np.save(tmp_path / "X.npy", X)
-    (tmp_path / "keys.txt").write_text("\n".join(keys))
-    source, named = (X, keys) if opened else (str(tmp_path / "X.npy"), str(tmp_path / "keys.txt"))
-    assert pucache.import_embeddings(source, str(tmp_path / "cache.h5"), keys=named).rows == 3
-    np.testing.assert_array_equal(pucache.EmbeddingCache(tmp_path / "cache.h5").X, X)
-
-
-@pytest.mark.parametrize("opened", [False, True])
-def test_export(arguments, tmp_path, opened):
-    cache = pucache.EmbeddingCache(arguments.cache) if opened else arguments.cache
-    assert pucache.export(cache, str(tmp_path / "cache.parquet")).rows == 48
-    assert pucache.import_embeddings(tmp_path / "cache.parquet", tmp_path / "again.h5").rows == 48
-
-
-def test_pretrain(folder, tmp_path):
-    source = folder / "photos"
-    network = NetworkConfig(backbone="test_resnet", stem="small", size=16)
-    recipe = dataclasses.replace(RECIPES["modern"], epochs=1, batch_size=16)
-    report = pucache.pretrain(pucache.open_source(source), str(tmp_path / "run"), network, recipe, device="cpu")
-    assert report.steps == report.total > 0
-    encoder = pucache.load_encoder(str(tmp_path / "run"), device="cpu")
-    assert len(pucache.embed(source, tmp_path / "own.h5", encoder)) == 48

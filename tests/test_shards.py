@@ -4,8 +4,6 @@ Shards that were cut by range hold the rows in the order of the packed file, so 
 Shards that were dealt by hash hold them in another order: results agree as those of another order of rows do.
 """
 
-import json
-
 import numpy as np
 import pytest
 from helpers.neighbours import with_neighbours
@@ -14,13 +12,8 @@ from helpers.planted import QUICK, planted, write_cache
 import pucache
 from pucache.cache import embedding_cache
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.whitening import Whitening
-from pucache.pages.report import report
-from pucache.reviewing.pile import Twins
-from pucache.reviewing.ranker import Ranker
 from pucache.training.labelled_cache import LabelledCache
-from pucache.training.prior_sweep import sweep_priors
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_on_cache import train_on_cache
 
@@ -108,25 +101,6 @@ def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
     assert content == other_content
 
 
-def test_priors_are_the_same(packed, ranges):
-    one, other = (pucache.estimate_prior(cache, S, device="cpu") for cache in (packed, ranges))
-    assert one == other
-    options, classifier = {"priors": (0.2, 0.4), "seeds": (0, 1), "truth": Y}, PULinearClassifier(device="cpu")
-    one, other = (sweep_priors(cache, S, classifier, **options) for cache in (packed, ranges))
-    assert json.dumps(one.rows) == json.dumps(other.rows)
-
-
-@pytest.mark.slow
-def test_a_report_holds_the_same_numbers(packed, ranges, tmp_path):
-    one, other = (
-        report(cache, S, tmp_path / f"{len(cache.files)}.html", sample=60, device="cpu", truth=Y)
-        for cache in (packed, ranges)
-    )
-    for numbers in (one, other):
-        del numbers["provenance"]
-    assert json.dumps(one, default=str) == json.dumps(other, default=str)
-
-
 def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
     model = with_neighbours(pucache.train_pu(packed, S, device="cpu"), 0.5)
     for cache in (packed, ranges):
@@ -136,19 +110,6 @@ def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
         assert (tmp_path / f"1{kind}.csv").read_bytes() == (tmp_path / f"{len(ranges.files)}{kind}.csv").read_bytes()
     one, other = (pucache.retrieve_positives(cache, S, model, k=40, diverse=0.3) for cache in (packed, ranges))
     assert one.keys == other.keys and np.array_equal(one.scores, other.scores)
-
-
-def test_a_review_begins_with_the_same_ranking(packed, ranges):
-    group = Twins(packed, 0.999).group
-    np.testing.assert_array_equal(group, Twins(ranges, 0.999).group)
-    np.testing.assert_array_equal(Twins(packed, None).group, Twins(ranges, None).group)
-    reviewed = np.zeros(N, np.int8)
-    rankings = []
-    for cache in (packed, ranges):
-        ranker = Ranker(cache, neighbour_graph(cache, device="cpu"), groups=group, device="cpu")
-        rankings.append([ranker.similarity(S, reviewed).scores, ranker.fit(S, reviewed).scores])
-    for one, other in zip(*rankings, strict=True):
-        np.testing.assert_array_equal(one, other)
 
 
 # --- rows in another order ------------------------------------------------------------------------

@@ -9,16 +9,7 @@ import torch
 from threadpoolctl import threadpool_info
 
 from pucache import devices, threads
-from pucache.threads import VALUES_PER_THREAD, limited_threads, threads_for
-
-
-@pytest.mark.parametrize(
-    ("values", "cores", "expected"),
-    [(0, 8, 1), (256 * 1280, 8, 1), (2 * VALUES_PER_THREAD, 8, 2), (320 * 256 * 1280, 8, 6), (1 << 40, 2, 2)],
-)
-def test_threads_grow_with_the_matrix_up_to_the_cores(monkeypatch, values, cores, expected):
-    monkeypatch.setattr(threads, "cores", lambda: cores)
-    assert threads_for(values) == expected
+from pucache.threads import VALUES_PER_THREAD, limited_threads
 
 
 def test_limits_hold_inside_and_are_lifted_afterwards_even_after_a_failure(monkeypatch):
@@ -54,16 +45,6 @@ def test_defaults_are_set_before_libraries_load_and_do_not_replace_what_is_set()
     assert (
         variables(OMP_NUM_THREADS="7", OMP_WAIT_POLICY="ACTIVE", OPENBLAS_NUM_THREADS="3") == '["7", "ACTIVE", "3"]\n'
     )
-
-
-def test_the_defaults_of_a_command_come_before_numpy_and_torch():
-    code = (
-        "import sys, pucache.threads as threads;"
-        "threads.set_thread_defaults = lambda: sys.exit(str({'numpy', 'torch'} & set(sys.modules)));"
-        "from pucache.cli import main; main.set_thread_defaults = threads.set_thread_defaults; main.run(['--help'])"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
-    assert ended.stderr.strip() == "set()"
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -59,14 +58,6 @@ def noted(folder, name):
 # --- texts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("script", [SLURM, FINISH], ids=["array", "finish"])
-def test_shellcheck_has_nothing_to_say_of_the_scripts(script):
-    subprocess.run(["bash", "-n", script], check=True)
-    if not shutil.which("shellcheck"):
-        pytest.skip("shellcheck is not installed")
-    assert subprocess.run(["shellcheck", script], capture_output=True, text=True).stdout == ""
-
-
 # --- Slurm ---------------------------------------------------------------------------------------------
 
 
@@ -83,11 +74,6 @@ def test_a_task_of_the_array_embeds_its_share_of_as_many_as_it_is_told(desk):
     assert arguments == ["embed", "my photos/", "shards/00003.h5", "--shard", "3/64", "--device", "cpu"]
     main.commands["embed"].make_context("embed", arguments[1:])
     assert noted(desk, "scontrol") == []
-
-
-def test_a_task_of_the_array_takes_the_manifest_of_its_number_whole(desk):
-    array_task("photos/list-%05d.txt", "shards", "64").communicate()
-    assert noted(desk, "pucache") == [["embed", "photos/list-00003.txt", "shards/00003.h5"]]
 
 
 @pytest.mark.parametrize(
@@ -154,19 +140,3 @@ def test_the_pods_of_the_job_together_embed_every_image(desk, job, image_folder)
         main(arguments, standalone_mode=False)
     assert sorted(path.name for path in caches.glob("*.h5")) == ["00001.h5", "00002.h5"]
     assert sorted(EmbeddingCache(caches).keys) == sorted(path.name for path in images.iterdir())
-
-
-@pytest.mark.parametrize("file", [JOB, GPU])
-def test_the_options_of_the_pods_are_those_of_embed(file):
-    one = container(yaml.safe_load(file.read_text()))
-    assert one["name"] == "embed"
-    main.commands["embed"].make_context("embed", ["photos/", "cache.h5", *one["args"]])
-    assert one["resources"]["requests"].keys() == one["resources"]["limits"].keys()
-
-
-def test_the_job_is_valid_by_the_schema_of_kubernetes(job):
-    schemas = pytest.importorskip("kubernetes_validate")
-    schemas.validate(job, "1.31", strict=True)
-    job["spec"]["completions"] = "many"
-    with pytest.raises(schemas.ValidationError):
-        schemas.validate(job, "1.31", strict=True)

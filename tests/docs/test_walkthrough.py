@@ -1,10 +1,7 @@
-import importlib.util
 import re
-import sys
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from pucache.cli.main import main
 
@@ -13,7 +10,6 @@ DOCS = ROOT / "docs"
 NOTEBOOK, WALKTHROUGH = DOCS / "walkthrough.ipynb", DOCS / "walkthrough.md"
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*ROOT_PAGES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
-LARGEST = 200_000  # bytes of a picture
 
 
 def name(path):
@@ -69,10 +65,6 @@ def test_the_notebook_finds_dresses_and_writes_a_model(run_again):
     assert (folder / "pucache-walkthrough/model.safetensors").is_file()
 
 
-def test_the_notebook_in_docs_was_run_in_order():
-    assert [cell.execution_count for cell in code(notebook())] == list(range(1, len(code(notebook())) + 1))
-
-
 # --- the texts ---------------------------------------------------------------------------------
 
 
@@ -97,22 +89,3 @@ def test_pages_pictures_and_headings_that_a_text_links_to_exist(path):
 
 
 # --- the pictures ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def tool():
-    spec = importlib.util.spec_from_file_location("make_screenshots", ROOT / "tools/make_screenshots.py")
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    spec.loader.exec_module(module)
-    sys.path[:] = before
-    return module
-
-
-def test_each_picture_of_the_walkthrough_can_be_taken_anew_and_is_small(tool):
-    shown = re.findall(r"\(images/([\w-]+)\.png\)", WALKTHROUGH.read_text())
-    assert sorted(shown) == sorted(tool.TAKEN)
-    for picture in shown:
-        path = DOCS / f"images/{picture}.png"
-        with Image.open(path) as opened:
-            assert opened.width <= 1280 and path.stat().st_size < LARGEST

@@ -17,11 +17,6 @@ def test_a_sample_is_a_third_labelled_a_third_top_and_the_rest_at_random():
     assert len(others) == 30 and others.min() < 300 < others.max()
 
 
-def test_what_few_labelled_rows_leave_free_is_filled_with_others():
-    rows = choose_rows(np.array([7]), np.delete(np.arange(500), 7), np.arange(100, 120), sample=60, seed=0)
-    assert len(rows) == 60 and 7 in rows and np.isin(np.arange(100, 120), rows).all()
-
-
 @pytest.mark.parametrize("n", [60, slow(900)])
 def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     X, _, _ = planted(n=n, d=8, apart=3.0)
@@ -43,13 +38,6 @@ def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
     assert np.array_equal(first.tsne, again.tsne)
     near, everywhere = shares_of_likely(first.tsne, y == 1, y == 1)
     assert near > 0.99 and everywhere == pytest.approx(y.mean())
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 7])
-def test_a_handful_of_rows_is_laid_out(n):
-    X = np.random.default_rng(0).normal(size=(n, 4)).astype(np.float16)
-    layout = embedding_map(X, np.arange(n))
-    assert layout.pca.shape == (n, 2) and np.isfinite(layout.pca).all() and (layout.tsne is None) == (n < 5)
 
 
 def test_rows_that_are_alike_lie_in_the_middle_and_those_of_one_dimension_on_a_line():

@@ -157,17 +157,6 @@ def test_digests_and_pictures_are_of_the_file_that_a_row_stands_in(tmp_path):
     assert shlex.split(data["command"])[2:4] == [str(tmp_path / "one.h5"), str(tmp_path / "two.h5")]
 
 
-def test_the_identity_is_of_cache_and_candidates_and_nothing_else(tmp_path):
-    cache = bare(tmp_path, 5)
-    (tmp_path / "other").mkdir()
-    other = write_cache(tmp_path / "other/bare.h5", np.zeros((5, 2), np.float32))
-    ids = [
-        data_of(sheet(tmp_path / "r.html", of, rows, scorer=scorer)[0])["id"]
-        for of, rows, scorer in [(cache, [1, 2], "a"), (cache, [1, 2], "b"), (cache, [1, 3], "a"), (other, [1, 2], "a")]
-    ]
-    assert ids[0] == ids[1] and len(set(ids)) == 3
-
-
 def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
     (tmp_path / "my images").mkdir()
     cache = bare(tmp_path / "my images", 3)
@@ -177,12 +166,6 @@ def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
     assert train == ["pucache", "train-pu", str(tmp_path / "my images/bare.h5"), *labels]
     assert retrieve[:7] == ["pucache", "retrieve-positives", str(tmp_path / "my images/bare.h5"), *labels]
     assert retrieve[7:] == ["--model", "model.safetensors", "--review", "review.html"]
-
-
-def test_labels_of_another_length_are_refused(tmp_path):
-    cache = bare(tmp_path, 3)
-    with pytest.raises(ValueError, match=r"there are 2 labels, but .* has 3 rows"):
-        write_review_page(cache, ranked(cache, [1]), Labels.of(np.zeros(2)), tmp_path / "r.html")
 
 
 def test_a_source_or_a_folder_that_will_not_do_leaves_the_earlier_sheet_as_it_was(tmp_path):

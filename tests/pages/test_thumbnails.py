@@ -12,7 +12,6 @@ from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import SourceError
-from pucache.pages import thumbnails as module
 from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
 
 
@@ -39,13 +38,6 @@ def test_a_thumbnail_keeps_the_proportions_and_is_never_larger_than_the_original
     assert shown(one).size == expected and (one.width, one.height) == size
 
 
-def test_the_side_is_chosen_and_must_be_at_least_one_pixel(tmp_path):
-    cache = folder_of(tmp_path, {"a.png": encode(shaded(640, 320))})
-    assert shown(thumbnails(cache, np.array([0]), side=64)[0]).size == (64, 32)
-    with pytest.raises(ValueError, match="at least 1 pixel, got 0"):
-        thumbnails(cache, np.array([0]), side=0)
-
-
 def test_a_photograph_on_its_side_is_shown_and_measured_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -66,12 +58,6 @@ def test_a_changed_file_is_shown_and_said_to_have_changed(tmp_path):
     assert same.problem == "" and changed.problem == CHANGED and shown(changed).size == (50, 50)
 
 
-def test_a_file_of_unknown_digest_is_not_said_to_have_changed(tmp_path):
-    (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
-    (one,) = thumbnails(cache_of(tmp_path / "c.h5", tmp_path, {"a.png": None}), np.array([0]))
-    assert one.uri and one.problem == ""
-
-
 def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
     files = {"gone.png": b"x", "none.png": b"", "text.png": b"hello", "whole.png": encode(shaded(40, 20))}
     cache = folder_of(tmp_path, {**files, "cut.png": encode(shaded(400, 400))[:300]})
@@ -84,28 +70,6 @@ def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
     assert found["whole.png"].problem == "" and shown(found["whole.png"]).size == (40, 20)
     assert all(one.uri == "" for key, one in found.items() if key != "whole.png")
     assert all("\n" not in one.problem for one in found.values())
-
-
-def test_an_image_of_too_many_pixels_is_measured_and_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.images.decoding.MAX_PIXELS", 799)
-    (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(40, 20))}), np.array([0]))
-    assert one.uri == "" and (one.width, one.height) == (40, 20) and "at most 799 are decoded" in one.problem
-    assert one.path == str(tmp_path / "images/a.png"), "a browser may show what we refuse"
-
-
-def test_large_images_are_decoded_one_at_a_time(tmp_path, monkeypatch):
-    cache = folder_of(tmp_path, {f"{number}.png": encode(shaded(200, 100)) for number in range(8)})
-    decode, held = module.decode, []
-
-    def watched(data, sufficient_side):
-        held.append(module._one_large.locked())
-        return decode(data, sufficient_side=sufficient_side)
-
-    monkeypatch.setattr(module, "decode", watched)
-    assert all(one.uri for one in thumbnails(cache, np.arange(8))) and not any(held)
-    held.clear()
-    monkeypatch.setattr(module, "LARGE", 10_000)
-    assert all(one.uri for one in thumbnails(cache, np.arange(8))) and held == [True] * 8
 
 
 def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
@@ -138,13 +102,3 @@ def test_images_inside_a_tar_are_shown_and_have_no_path(tmp_path):
     assert [one.width for one in found] == [20 + number for number in range(12)]
     assert {one.path for one in found} == {""} and {one.problem for one in found} == {""}
     assert absent.uri == "" and absent.problem == f"{tmp_path / 'all.tar'} does not hold it"
-
-
-def test_a_manifest_says_where_an_image_lies_and_may_lack_a_key(tmp_path):
-    (tmp_path / "far").mkdir()
-    (tmp_path / "far/a.png").write_bytes(encode(shaded(40, 20)))
-    (tmp_path / "list.csv").write_text("key,path\nfirst,far/a.png\n")
-    cache = cache_of(tmp_path / "c.h5", tmp_path / "list.csv", {"first": None, "second": None})
-    first, second = thumbnails(cache, np.arange(2))
-    assert shown(first).size == (40, 20) and first.path == str(tmp_path / "far/a.png")
-    assert second.uri == "" and "does not hold it" in second.problem
