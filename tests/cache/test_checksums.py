@@ -7,7 +7,7 @@ from helpers.cache_files import damage, refusal, write
 from helpers.sealing import unseal
 from helpers.slow import slow
 
-from pucache.cache import checksums, hdf5
+from pucache.cache import hdf5
 from pucache.cache.reader import CacheFile
 
 
@@ -70,15 +70,3 @@ def test_a_seal_without_sense_is_refused(path, text):
     with path.open("a") as stream:
         stream.write(f"{text}\npucache-seal {len(text):012d} {digest}\n")
     assert "its seal makes no sense" in refusal(CacheFile, path)
-
-
-@pytest.mark.parametrize(("shift", "block"), [(-8, 0), (0, 8)])
-def test_a_seal_of_other_places_than_the_datasets_is_refused(path, shift, block):
-    table = CacheFile(path).header.checksums
-    column = table.columns["size_mtime"]
-    offset = column.offset + shift
-    unseal(path)
-    hasher = checksums.ColumnHasher(block or column.block)
-    hasher.update(memoryview(path.read_bytes())[offset : offset + column.size])
-    checksums.append_table(path, {**table.columns, "size_mtime": hasher.checksums(offset)})
-    assert "seal" in refusal(CacheFile, path)

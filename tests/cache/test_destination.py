@@ -7,9 +7,8 @@ from helpers.planted import planted
 from helpers.refusals import one_line
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache.destination import LocalDestination, atomic_output, encoder_of_existing, open_destination
+from pucache.cache.destination import atomic_output, encoder_of_existing, open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.exporting import export
 from pucache.cache.parts import part_files
 from pucache.embedding import blocks
 from pucache.embedding.embed import EmbedOptions, run_embedding
@@ -138,16 +137,6 @@ def test_two_writers_of_one_machine_are_kept_apart(images):
     assert embedded(images, CACHE, second).rows == 59
 
 
-def test_the_url_of_a_file_is_its_path(images, tmp_path):
-    url = f"file://{tmp_path}/made/cache.h5"
-    assert isinstance(open_destination(url), LocalDestination)
-    assert embedded(images, url).cache == tmp_path / "made/cache.h5"
-    assert len(EmbeddingCache(url)) == 59 and encoder_of_existing(url) == tiny_encoder().spec
-    for _ in range(2):
-        assert export(url, f"file://{tmp_path}/out.parquet").rows == 59
-    assert (tmp_path / "out.parquet").exists()
-
-
 # --- before any work ---------------------------------------------------------------------------
 
 
@@ -217,21 +206,3 @@ def test_a_table_is_written_whole_or_not_at_all(store):
         ):
             pass
     assert store.get("made/scores.csv") == b"whole"
-
-
-def test_a_table_that_vanished_meanwhile_is_not_written_until_the_next_run(store):
-    store.put("made/scores.csv", b"old")
-    with pytest.raises(OutputError, match=r"scores.csv is kept: run the command again to overwrite it"):  # noqa: SIM117
-        with atomic_output(SCORES) as path:
-            path.write_text("mine")
-            store.files.rm_file("bucket/made/scores.csv")
-    assert store.keys() == [] and open_destination(SCORES).local.read_bytes() == b"mine"
-    with atomic_output(SCORES) as path:
-        path.write_text("whole")
-    assert store.get("made/scores.csv") == b"whole"
-
-
-def test_scores_that_cannot_be_written_are_refused_before_any_work(store):
-    store.relay.fail("PUT", "made/.scores.csv.writable", "denied")
-    with pytest.raises(OutputError, match=r"cannot write s3://bucket/made/scores.csv"):
-        score(None, None, SCORES)

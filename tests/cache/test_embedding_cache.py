@@ -6,7 +6,7 @@ from helpers.cache_files import refusal, rows_of, write
 from helpers.tiny import tiny_encoder
 
 from pucache.cache import reader
-from pucache.cache.embedding_cache import EmbeddingCache, is_cache, open_cache
+from pucache.cache.embedding_cache import EmbeddingCache, open_cache
 
 OTHER = tiny_encoder("other", seed=1).spec
 
@@ -38,13 +38,6 @@ def test_several_files_or_a_folder_of_them_read_as_one(shards, monkeypatch):
             np.testing.assert_array_equal(X, several.X[block])
 
 
-def test_several_files_are_copied_into_memory_once_and_one_file_never(shards):
-    several, one = EmbeddingCache(shards), EmbeddingCache(shards / "0.h5")
-    assert several.X is several.X and several.digests is several.digests
-    assert not several.X.flags.writeable and not several.digests.flags.writeable
-    assert np.shares_memory(one.X, one.files[0].X) and np.shares_memory(one.digests, one.files[0].digests)
-
-
 def test_a_cache_is_opened_from_paths_and_from_opened_caches(shards):
     opened, paths = open_cache(shards), [shards / f"{number}.h5" for number in range(3)]
     assert open_cache(opened) is opened
@@ -53,19 +46,6 @@ def test_a_cache_is_opened_from_paths_and_from_opened_caches(shards):
     for caches in (str(shards), [shards], paths, tuple(map(str, paths)), mixed):
         assert list(open_cache(caches).keys) == list(opened.keys)
     assert open_cache([first, paths[2]]).files[0] is first.files[0], "an opened file is not opened again"
-
-
-def test_a_cache_is_an_h5_file_or_a_folder_of_them(shards, tmp_path):
-    assert is_cache(shards)
-    assert is_cache(tmp_path / "not there yet.h5")
-    assert not is_cache(tmp_path)
-    assert not is_cache(shards / "notes.txt")
-
-
-def test_a_folder_without_caches_and_no_path_at_all_are_refused(tmp_path):
-    assert f"no cache in folder {tmp_path}; expected *.h5 files" in refusal(EmbeddingCache, tmp_path)
-    assert "no cache given" in refusal(EmbeddingCache)
-    assert "no cache given" in refusal(open_cache, [])
 
 
 @pytest.mark.parametrize(

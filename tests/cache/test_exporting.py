@@ -92,32 +92,6 @@ def test_shards_become_one_table_and_exports_of_shards_one_cache(tmp_path, small
         assert (tmp_path / "again.h5").read_bytes() == (tmp_path / "packed.h5").read_bytes()
 
 
-def test_exports_of_different_encoders_are_not_mixed(tmp_path):
-    folder = tmp_path / "tables"
-    folder.mkdir()
-    export(write(tmp_path / "a.h5", ["a"]), folder / "1.parquet")
-    export(write(tmp_path / "b.h5", ["b"], encoder=EncoderSpec.imported("other", 3)), folder / "2.parquet")
-    text = refusal(folder, tmp_path / "c.h5", name="mine")
-    assert re.search(r"1.parquet and .*2.parquet are exports of different encoders", text)
-    write_parquet(folder / "2.parquet", key=["b"], embedding=np.ones((1, 3), "f4"))
-    assert "or one of them is no export" in refusal(folder, tmp_path / "c.h5")
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (b"{", "has metadata of pucache that cannot be read"),
-        (b'{"version": 2}', "version 2, expected 1"),
-        (b'{"version": 1, "encoder": "{}", "source": "", "failures": {}}', "not an encoder description"),
-    ],
-)
-def test_metadata_that_is_not_as_it_was_written(tmp_path, text, expected):
-    export(write(tmp_path / "a.h5", ["a"]), tmp_path / "a.parquet")
-    table = pyarrow.parquet.read_table(tmp_path / "a.parquet")
-    pyarrow.parquet.write_table(table.replace_schema_metadata({"pucache": text}), tmp_path / "a.parquet")
-    assert expected in refusal(tmp_path / "a.parquet", tmp_path / "c.h5")
-
-
 def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
     keys = [f"{number:03}" for number in range(500)]
     export(write(tmp_path / "c.h5", keys, d=16), tmp_path / "c.parquet")
@@ -137,3 +111,14 @@ def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path):
     damage(cache, "embeddings")
     assert "embeddings are not as they were written" in one_line(CacheError, export, cache, tmp_path / "out.parquet")
     assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]
+
+
+def test_exports_of_different_encoders_are_not_mixed(tmp_path):
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    export(write(tmp_path / "a.h5", ["a"]), folder / "1.parquet")
+    export(write(tmp_path / "b.h5", ["b"], encoder=EncoderSpec.imported("other", 3)), folder / "2.parquet")
+    text = refusal(folder, tmp_path / "c.h5", name="mine")
+    assert re.search(r"1.parquet and .*2.parquet are exports of different encoders", text)
+    write_parquet(folder / "2.parquet", key=["b"], embedding=np.ones((1, 3), "f4"))
+    assert "or one of them is no export" in refusal(folder, tmp_path / "c.h5")

@@ -45,16 +45,6 @@ def test_safetensors(tmp_path, small_blocks):
     expect(tmp_path / "c.h5", X * 2, [f"{number:010}" for number in range(9)])
 
 
-def test_safetensors_without_one_tensor_of_embeddings(tmp_path):
-    path, out = tmp_path / "x.safetensors", tmp_path / "c.h5"
-    safetensors.numpy.save_file({"a": rows(9), "b": rows(9), "n": np.ones((3, 3), int)}, path)
-    assert re.search(r"has 2 tensors with .*a \(F32 \(9, 5\)\), b .*--embedding-column", refusal(path, out))
-    assert "has no 'c' among its tensors with rows of floats; it has a" in refusal(path, out, embedding_column="c")
-    assert "has no 'n' among its tensors" in refusal(path, out, embedding_column="n")
-    path.write_bytes(b"\1" * 100)
-    assert "cannot be read as safetensors" in refusal(path, out)
-
-
 def test_bfloat16_is_stored_as_float32(tmp_path):
     X = torch.tensor([[1.5, -2.25], [3e38, 1e-30]]).to(torch.bfloat16)
     save_file({"X": X}, tmp_path / "x.safetensors")
@@ -140,14 +130,3 @@ def test_lists_that_are_no_embeddings(tmp_path, values, expected, kind):
     text = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
     assert re.search(expected, text), text
     assert visible(tmp_path) == ["x.parquet"]
-
-
-@pytest.mark.parametrize(
-    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())]
-)
-def test_text_columns_of_any_kind_are_keys(tmp_path, kind):
-    keys = ["é", "b" * 50, "c", "a"]
-    table = pyarrow.table({"key": pyarrow.array(keys).cast(kind), "embedding": list(rows(4))})
-    pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5")
-    expect(tmp_path / "c.h5", rows(4), keys)

@@ -10,7 +10,7 @@ from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder, write_parquet
 
 from pucache.cache.importing import import_embeddings
-from pucache.errors import LabelError, OutputError, SourceError
+from pucache.errors import OutputError
 
 # --- folders -------------------------------------------------------------------------------------
 
@@ -106,38 +106,7 @@ def test_a_bad_part_is_named_and_nothing_is_written(tmp_path, name, small_blocks
     assert visible(tmp_path) == ["c.h5", "clip"] and (tmp_path / "c.h5").read_text() == "precious"
 
 
-def test_folders_without_parts_or_with_two_kinds(tmp_path):
-    folder = tmp_path / "empty"
-    folder.mkdir()
-    assert "no embeddings in folder" in refusal(folder, tmp_path / "c.h5")
-    np.save(folder / "a.npy", rows(2))
-    safetensors.numpy.save_file({"a": rows(2)}, folder / "b.safetensors")
-    assert "holds both a.npy and b.safetensors" in refusal(folder, tmp_path / "c.h5")
-    (folder / "b.safetensors").unlink()
-    assert "no metadata at" in refusal(folder, tmp_path / "c.h5", metadata=tmp_path / "none")
-    assert "there is no metadata with a column 'x'" in refusal(folder, tmp_path / "c.h5", key_column="x")
-
-
-def test_sources_and_options_that_do_not_go_together(tmp_path):
-    np.save(tmp_path / "x.npy", rows(1))
-    for options in ({"keys": ["a"], "row_numbers": True}, {"key_column": "a", "row_numbers": True}, {"dtype": "int8"}):
-        refusal(tmp_path / "x.npy", tmp_path / "c.h5", kind=ValueError, **options)
-    assert "leave --embedding-column out" in refusal(tmp_path / "x.npy", tmp_path / "c.h5", embedding_column="a")
-    assert "is a URL" in refusal("s3://bucket/x.npy", tmp_path / "c.h5")
-    assert "no such file" in refusal(tmp_path / "gone.npy", tmp_path / "c.h5")
-    for options in ({}, {"keys": ["a"]}):
-        assert "also an input" in refusal(tmp_path / "x.npy", tmp_path / "x.npy", kind=OutputError, **options)
-    assert visible(tmp_path) == ["x.npy"]
-
-
 # --- keys ----------------------------------------------------------------------------------------
-
-
-def test_without_keys_the_numbers_of_the_rows_are_the_keys(tmp_path, small_blocks):
-    X = rows(30)
-    report = import_embeddings(X, tmp_path / "c.h5")
-    expect(tmp_path / "c.h5", X, [f"{number:010}" for number in range(30)])
-    assert report.keys == "row numbers (there is no metadata)"
 
 
 @pytest.mark.parametrize(
@@ -173,20 +142,6 @@ def test_keys_from_a_file_of_text(tmp_path, write, name, text):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "expected"),
-    [
-        ("k.csv", "name\nb\n", "expected one called 'key'"),
-        ("k.csv", "key,n\n,1\n", "has a row without a key, 2; complete or remove it"),
-        ("k.csv", 'key\n"a\n', "unexpected end of data"),
-        ("k.txt", b"\xff", "not UTF-8"),
-    ],
-)
-def test_a_file_that_holds_no_keys(tmp_path, write, name, content, expected):
-    assert "No such file" in refusal(rows(1), tmp_path / "c.h5", keys=tmp_path / name, kind=SourceError)
-    assert expected in refusal(rows(1), tmp_path / "c.h5", keys=write(name, content), kind=LabelError)
-
-
-@pytest.mark.parametrize(
     ("keys", "expected"),
     [
         (["a"], "has 2 rows, and the sequence of keys 1 keys; expected one key for each row"),
@@ -200,3 +155,27 @@ def test_keys_that_cannot_be_are_refused_and_nothing_is_written(tmp_path, keys, 
     text = refusal(rows(2), tmp_path / "c.h5", keys=keys)
     assert re.search(expected, text), text
     assert visible(tmp_path) == []
+
+
+def test_folders_without_parts_or_with_two_kinds(tmp_path):
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    assert "no embeddings in folder" in refusal(folder, tmp_path / "c.h5")
+    np.save(folder / "a.npy", rows(2))
+    safetensors.numpy.save_file({"a": rows(2)}, folder / "b.safetensors")
+    assert "holds both a.npy and b.safetensors" in refusal(folder, tmp_path / "c.h5")
+    (folder / "b.safetensors").unlink()
+    assert "no metadata at" in refusal(folder, tmp_path / "c.h5", metadata=tmp_path / "none")
+    assert "there is no metadata with a column 'x'" in refusal(folder, tmp_path / "c.h5", key_column="x")
+
+
+def test_sources_and_options_that_do_not_go_together(tmp_path):
+    np.save(tmp_path / "x.npy", rows(1))
+    for options in ({"keys": ["a"], "row_numbers": True}, {"key_column": "a", "row_numbers": True}, {"dtype": "int8"}):
+        refusal(tmp_path / "x.npy", tmp_path / "c.h5", kind=ValueError, **options)
+    assert "leave --embedding-column out" in refusal(tmp_path / "x.npy", tmp_path / "c.h5", embedding_column="a")
+    assert "is a URL" in refusal("s3://bucket/x.npy", tmp_path / "c.h5")
+    assert "no such file" in refusal(tmp_path / "gone.npy", tmp_path / "c.h5")
+    for options in ({}, {"keys": ["a"]}):
+        assert "also an input" in refusal(tmp_path / "x.npy", tmp_path / "x.npy", kind=OutputError, **options)
+    assert visible(tmp_path) == ["x.npy"]

@@ -7,16 +7,14 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from helpers.cache_files import write_rows
 from helpers.files import visible
-from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder
+from helpers.imports import expect, refusal, rows, write_clip_folder
 from helpers.slow import slow
 
 from pucache.cache import importing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.cache.parts import part_files
-from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import OutputError, SourceError
 
@@ -25,14 +23,6 @@ N = 6_000
 
 
 # --- rows ----------------------------------------------------------------------------------------
-
-
-def test_the_bytes_are_those_of_a_file_that_is_written_at_once(tmp_path, small_blocks):
-    import_embeddings(rows(70), tmp_path / "c.h5", keys=shuffled_keys(70))
-    file = EmbeddingCache(tmp_path / "c.h5").files[0]
-    whole = Rows(file.raw_keys, file.X, file.digests, file.size_mtime)
-    write_rows(tmp_path / "whole.h5", whole, spec=file.encoder, source="")
-    assert (tmp_path / "whole.h5").read_bytes() == (tmp_path / "c.h5").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -151,17 +141,6 @@ def test_an_interrupted_import_goes_on_from_its_parts(tmp_path, source, whole, s
     assert not (tmp_path / "c.h5.parts").exists()
 
 
-def test_a_missing_part_in_the_middle_is_written_again(tmp_path, source, whole, small_parts):
-    with pytest.raises(Stop):
-        import_embeddings(source, tmp_path / "c.h5", progress=Interruption(stop, after=5))
-    parts = part_files(tmp_path / "c.h5")
-    kept = sum(map(len, (EmbeddingCache(part) for part in (parts[0], *parts[3:]))))
-    parts[1].unlink()
-    parts[2].write_bytes(b"damaged")
-    assert import_embeddings(source, tmp_path / "c.h5").resumed_rows == kept
-    assert (tmp_path / "c.h5").read_bytes() == whole
-
-
 def test_a_part_that_vanishes_is_named_and_once_it_is_back_the_import_goes_on(tmp_path, source, whole, small_parts):
     (tmp_path / "c.h5").write_text("precious")
     part = max(source.rglob("*[03]*.npy"), default=source / "3.parquet")
@@ -193,29 +172,9 @@ def test_a_part_that_changes_is_named_and_the_next_run_begins_again(tmp_path, sm
     assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
 
 
-def test_other_options_and_arrays_in_memory_begin_again(tmp_path, small_parts):
-    source = make_source(tmp_path)
-    for given, options in ((source, {}), (rows(N, d=16), {}), (rows(N, d=16), {})):
-        with pytest.raises(Stop):
-            import_embeddings(given, tmp_path / "c.h5", **options, progress=Interruption(stop))
-        assert len(part_files(tmp_path / "c.h5")) == 2
-    assert import_embeddings(source, tmp_path / "c.h5", dtype="float16").resumed_rows == 0
-    import_embeddings(source, tmp_path / "whole.h5", dtype="float16")
-    assert (tmp_path / "c.h5").read_bytes() == (tmp_path / "whole.h5").read_bytes()
-
-
 def test_unfinished_work_of_embed_is_not_touched(tmp_path):
     import_embeddings(rows(2), tmp_path / "other.h5", keys=["a", "b"])
     (tmp_path / "c.h5.parts").mkdir()
     (tmp_path / "other.h5").rename(tmp_path / "c.h5.parts" / "part-0.h5")
     assert "holds unfinished work of embed; finish it" in refusal(rows(2), tmp_path / "c.h5", kind=OutputError)
     assert len(part_files(tmp_path / "c.h5")) == 1
-
-
-def test_a_full_disk_is_one_line_and_the_next_run_goes_on(tmp_path, source, whole, small_parts, small_disk):
-    full = small_disk(200 * 64)
-    with pytest.raises(OutputError, match=r"cannot write .*File too large"):
-        import_embeddings(source, tmp_path / "c.h5", progress=Interruption(full.__enter__))
-    full.__exit__(None, None, None)
-    assert import_embeddings(source, tmp_path / "c.h5").resumed_rows in (500, 512)
-    assert (tmp_path / "c.h5").read_bytes() == whole

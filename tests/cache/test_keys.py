@@ -2,7 +2,6 @@
 
 import itertools
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,17 +34,6 @@ def test_keys_behave_like_a_list_and_find_rows_like_brute_force(parts, strangers
     assert keys.encoded(slice(1, 4)).tolist() == [key.encode() for key in expected[1:4]]
     wanted = [*expected, *strangers, *(key + end for key in expected for end in ("a", "\0", "\n" * 30))]
     assert keys.rows(wanted).tolist() == [expected.index(key) if key in expected else -1 for key in wanted]
-
-
-@pytest.mark.parametrize("row", [3, -4])
-def test_a_row_that_is_not_there_is_an_index_error(row):
-    with pytest.raises(IndexError, match=f"row {row} of 3"):
-        Keys([encode_keys(["a", "b", "c"])])[row]
-
-
-def test_a_hundred_thousand_keys_are_walked_in_steps_without_losing_one():
-    names = [f"{number:06}" for number in range(100_000)]
-    assert list(Keys([encode_keys(names)])) == names
 
 
 @settings(max_examples=300)

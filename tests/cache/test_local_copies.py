@@ -6,10 +6,9 @@ import pytest
 from click.testing import CliRunner
 from helpers.planted import planted, write_cache
 
-import pucache
 from pucache.cache.destination import open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.local_copies import LocalCopies, cache_dir, folder_of, sidecar_base, url_of_copy, working_folder
+from pucache.cache.local_copies import cache_dir, working_folder
 from pucache.cache.remote import local_copies
 from pucache.cli.main import main
 from pucache.reviewing.session_start import session_folder
@@ -82,21 +81,7 @@ def test_a_session_of_a_remote_cache_is_found_in_every_version_and_where_it_was_
     assert session_folder(local) == tmp_path / "c.h5.review"
 
 
-def test_a_copy_names_its_url_and_another_file_none(fetched, tmp_path):
-    assert list(map(url_of_copy, fetched)) == ["memory://a.h5", "memory://shards/b.h5", "memory://shards/c.h5"]
-    assert folder_of(fetched[1]) == "memory://shards"
-    other = tmp_path / VERSION / "c.h5"
-    assert (url_of_copy(other), folder_of(other), sidecar_base(other)) == ("", str(other.parent), other)
-
-
 # --- listing and clearing ----------------------------------------------------------------------
-
-
-def test_without_copies_there_is_nothing_to_list_or_to_clear(work):
-    assert cache_dir() == cache_dir(clear=True) == LocalCopies(work, ())
-    assert not work.exists()
-    assert run(["--clear"]) == f"removed 0 copies, 0.0 KB\n{work}: 0 copies, 0.0 KB\n"
-    assert pucache.cache_dir is cache_dir
 
 
 def test_copies_are_listed_with_url_size_and_purpose_and_nothing_is_changed(work, fetched, unfinished):

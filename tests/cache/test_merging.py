@@ -4,7 +4,6 @@ import re
 
 import pytest
 from helpers.cache_files import write
-from helpers.files import visible
 from helpers.refusals import one_line
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -43,25 +42,6 @@ def test_pack_forgets_a_failure_that_another_file_has_a_row_for(tmp_path):
     pack([first, second], tmp_path / "out.h5")
     packed = CacheFile(tmp_path / "out.h5")
     assert (packed.failures, packed.source) == ({"c": "gone"}, "")
-
-
-def test_files_that_do_not_go_together_are_refused_by_name(tmp_path):
-    first = write(tmp_path / "a.h5", ["a", "b"])
-    for changes, expected in (
-        ({"keys": ["z", "a"]}, "the key 'a' stands in more than one"),
-        ({"spec": OTHER}, "mixed"),
-    ):
-        second = write(tmp_path / "b.h5", **{"keys": ["z"], **changes})
-        assert expected in one_line(CacheError, pack, [first, second], tmp_path / "packed.h5")
-    assert visible(tmp_path) == ["a.h5", "b.h5"]
-
-
-def test_pack_refuses_a_damaged_file_and_writes_nothing(tmp_path):
-    path = write(tmp_path / "a.h5", ["a"])
-    data, row = path.read_bytes(), EmbeddingCache(path).X.tobytes()
-    path.write_bytes(data.replace(row, row[::-1]))
-    assert "embeddings are not as they were written" in one_line(CacheError, pack, [path], tmp_path / "out.h5")
-    assert visible(tmp_path) == ["a.h5"]
 
 
 def test_pack_takes_more_files_than_there_are_file_descriptors(tmp_path, few_descriptors):

@@ -10,7 +10,7 @@ from helpers.refusals import one_line
 from pucache.cache.embedding_cache import EmbeddingCache, is_cache
 from pucache.cache.local_copies import url_of_copy
 from pucache.cache.remote import file_name, local_copies, remote_headers
-from pucache.errors import CacheError, OutputError, SourceError
+from pucache.errors import CacheError, SourceError
 
 FAILURES = {f"{number:05}.png": "cannot be decoded: " + "x" * 90 for number in range(2000)}
 
@@ -53,21 +53,6 @@ def test_a_copy_that_is_open_is_read_to_the_end_when_a_new_version_comes(memory,
     assert sum(len(block) for _, block in opened.blocks(check=True)) == 5000
 
 
-def test_where_a_store_tells_the_size_alone_no_copy_is_trusted(memory, monkeypatch):
-    monkeypatch.setattr(type(memory), "info", lambda self, path: {"size": 3, "type": "file"})
-    for content in (b"old", b"new"):
-        memory.pipe("/c.h5", content)
-        (copy,) = local_copies("memory://c.h5")
-        assert copy.read_bytes() == content
-
-
-def test_a_copy_that_was_cut_here_is_fetched_again(memory):
-    memory.pipe_file("/c.h5", b"content")
-    (copy,) = local_copies("memory://c.h5")
-    copy.write_bytes(b"cont")
-    assert local_copies("memory://c.h5") == [copy] and copy.read_bytes() == b"content"
-
-
 def test_a_folder_of_caches_is_fetched_and_follows_what_is_there(store):
     for key in ("a.h5", "b [1].h5", ".hidden.h5", "a.h5.parts/part-1.h5", "notes.md"):
         store.put(f"caches/{key}", key.encode())
@@ -81,17 +66,6 @@ def test_a_folder_of_caches_is_fetched_and_follows_what_is_there(store):
     store.files.rm_file("bucket/caches/b [1].h5")
     with pytest.raises(CacheError, match=r"no cache in folder s3://bucket/caches/; expected \*.h5 files"):
         local_copies("s3://bucket/caches/")
-
-
-def test_a_new_version_removes_neither_damaged_files_nor_downloads_that_go_on(memory):
-    memory.pipe_file("/c.h5", b"old")
-    (old,) = local_copies("memory://c.h5")
-    others = [old.with_name("c.h5.damaged"), old.with_name(".c.h5.12345678.partial")]
-    for other in others:
-        other.touch()
-    memory.pipe_file("/c.h5", b"newer")
-    local_copies("memory://c.h5")
-    assert not old.exists() and all(other.exists() for other in others)
 
 
 @pytest.fixture
@@ -132,13 +106,6 @@ def test_a_cache_that_cannot_be_fetched_is_one_line(store, url, fault, reason):
     assert re.search(reason, one_line(CacheError, local_copies, url))
 
 
-def test_a_working_folder_that_cannot_be_made_is_one_line(memory, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "file/below"))
-    with pytest.raises(OutputError, match=r"file/below: Not a directory; name another folder in PUCACHE_WORK"):
-        local_copies("memory://c.h5")
-
-
 def test_a_remote_cache_is_told_from_images(store):
     store.put("shards/a.h5", b"data")
     store.put("photos.1/a.png", b"data")
@@ -175,9 +142,3 @@ def test_a_header_that_cannot_be_read_is_one_line_and_one_that_was_cut_is_read_a
         remote_headers("s3://bucket/c.h5")
     store.relay.fail("GET", "c.h5", "cut", times=2)
     assert remote_headers("s3://bucket/c.h5")[0][0].rows == 30
-
-
-def test_a_header_that_is_replaced_while_it_is_read_is_read_again(memory, cache, replaced):
-    memory.pipe_file("/c.h5", cache(20_000))
-    replaced(cache(30_000))
-    assert remote_headers("memory://c.h5")[0][0].rows == 30_000

@@ -1,10 +1,8 @@
 import os
-import signal
 
 import pytest
 from helpers.cache_files import FAILURES, SPEC, rows_of, write
 
-from pucache.cache import hdf5
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.errors import OutputError
@@ -33,27 +31,6 @@ def test_the_time_of_creation_follows_source_date_epoch(tmp_path, monkeypatch):
         monkeypatch.setenv("SOURCE_DATE_EPOCH", odd)
         with pytest.raises(ValueError, match=f"SOURCE_DATE_EPOCH is '{odd}'; expected seconds"):
             write(tmp_path / "c.h5", ["a"])
-
-
-@pytest.mark.parametrize("call", range(0, 40, 3))
-def test_ctrl_c_within_hdf5_waits_until_it_is_out_of_it(path, monkeypatch, call):
-    """An exception in a call that HDF5 makes back has been seen to leave it in disorder, and other errors behind."""
-    before, calls, struck = path.read_bytes(), [], False
-
-    def write_bytes(self, data, real=hdf5._Output.write):
-        calls.append(len(calls))
-        if len(calls) == call + 1:
-            signal.raise_signal(signal.SIGINT)
-        return real(self, data)
-
-    monkeypatch.setattr(hdf5._Output, "write", write_bytes)
-    try:
-        write(path, ["z"])
-    except KeyboardInterrupt:
-        struck = True
-    assert struck == (len(calls) > call)
-    assert os.listdir(path.parent) == ["cache.h5"]
-    assert not struck or path.read_bytes() == before
 
 
 @pytest.mark.parametrize("share", [0, 0.1, 0.5, 0.9, 0.97])

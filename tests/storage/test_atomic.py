@@ -1,5 +1,4 @@
 import errno
-import fcntl
 import os
 import re
 from pathlib import Path
@@ -109,30 +108,6 @@ def test_what_another_writer_is_writing_stays_and_what_a_killed_one_left_goes_be
         assert out.read_bytes() == b"second"
         first.write_bytes(b"first")
     assert out.read_bytes() == b"first" and names(out.parent) == ["out.bin"]
-
-
-def test_a_new_file_that_is_taken_for_a_leftover_is_made_again(out, monkeypatch):
-    def late(descriptor, operation, real=fcntl.flock):
-        monkeypatch.setattr(fcntl, "flock", real)
-        remove_partials(out)  # strikes between the making of the file and its lock
-        real(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with replacing(out) as temporary:
-        temporary.write_bytes(b"new")
-    assert out.read_bytes() == b"new" and names(out.parent) == ["out.bin"]
-
-
-def test_without_locks_nothing_is_taken_for_a_leftover(out, monkeypatch):
-    def none(descriptor, operation):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    partial = abandon(out)
-    monkeypatch.setattr(fcntl, "flock", none)
-    with replacing(out) as temporary:
-        remove_partials(out)
-        temporary.write_bytes(b"new")
-    assert out.read_bytes() == b"new" and partial.exists()
 
 
 def test_new_folders_reach_the_disk_each_in_the_one_above(tmp_path, monkeypatch):

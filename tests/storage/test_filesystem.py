@@ -6,15 +6,13 @@ import fsspec
 import pytest
 from helpers.pictures import refusal
 
-from pucache.errors import MissingExtraError, OutputError
+from pucache.errors import MissingExtraError
 from pucache.images.source import open_source
 from pucache.storage import filesystem, retries
 from pucache.storage.filesystem import (
     DownloadLog,
     ObjectReplacedError,
     get_file,
-    object_info,
-    object_stamp,
     open_filesystem,
     open_object,
     put_file,
@@ -88,23 +86,7 @@ def test_a_download_that_fails_leaves_what_was_here_and_nothing_half(store, tmp_
     assert [file.read_bytes() for file in tmp_path.iterdir() if file.is_file()] == [b"old"]
 
 
-def test_a_full_disk_here_is_told_from_a_failing_store(store, small_disk, tmp_path):
-    store.put("c.h5", bytes(200_000))
-    with small_disk(100_000), pytest.raises(OutputError, match=r"cannot write .*c.h5: File too large"):
-        fetch(*open_filesystem("s3://bucket/c.h5"), tmp_path / "c.h5")
-
-
 # --- upload ------------------------------------------------------------------------------------
-
-
-def test_an_object_store_gets_the_object_and_others_a_temporary_name_and_a_move(store, memory, tmp_path):
-    (tmp_path / "c.h5").write_bytes(b"whole")
-    for url in ("s3://bucket/d/c.h5", "memory://d/c.h5"):
-        fs, path = open_filesystem(url)
-        assert object_stamp(put_file(fs, tmp_path / "c.h5", path)) == object_stamp(object_info(fs, path))
-        assert fs.cat_file(path) == b"whole"
-    assert store.relay.asked["PUT", "d/c.h5"] == 1
-    assert memory.find("/d") == ["/d/c.h5"], "the temporary name is gone"
 
 
 def test_readers_never_see_a_part_of_an_upload(memory, tmp_path, monkeypatch):

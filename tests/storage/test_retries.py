@@ -33,18 +33,6 @@ def test_a_store_that_hangs_is_not_asked_for_longer_than_a_minute(monkeypatch):
     assert asked == [0, 40]
 
 
-def test_a_missing_file_behind_which_http_hides_another_failure_is_tried_again(monkeypatch):
-    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0])
-
-    def fail(cause):
-        raise FileNotFoundError("http://host/a.png") from cause
-
-    with pytest.raises(RetriesExhausted, match="reset"):
-        with_retries(lambda: fail(ConnectionResetError("reset")))
-    with pytest.raises(FileNotFoundError):
-        with_retries(lambda: fail(None))
-
-
 @pytest.mark.parametrize(
     ("error", "permanent"),
     [

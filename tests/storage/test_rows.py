@@ -8,33 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.storage import rows as storage_rows
-from pucache.storage.rows import StackedRows, finite_rows, release_pages, row_slices, rows_not_finite, take_rows
+from pucache.storage.rows import StackedRows, finite_rows, release_pages, rows_not_finite, take_rows
 
 
 def mapped(path, X, mode="r"):
     X.tofile(path)
     return np.memmap(path, X.dtype, mode, shape=X.shape)
-
-
-def resident_pages(X):
-    """Pages of a map that count as this process's resident memory."""
-    address = X.__array_interface__["data"][0]
-    with open("/proc/self/smaps") as stream:
-        lines = iter(stream)
-        for line in lines:
-            if "-" in line.split()[0] and int(line.split("-")[0], 16) == address:
-                rss = next(part for part in lines if part.startswith("Rss:"))
-                return int(rss.split()[1]) * 1024 // mmap.PAGESIZE
-    raise AssertionError("the map is not listed")
-
-
-@given(n=st.integers(0, 100_000), d=st.integers(1, 20_000))
-def test_slices_cover_every_row_once_and_are_bounded(n, d):
-    slices = list(row_slices(n, d))
-    assert np.array_equal(np.concatenate([np.arange(n)[part] for part in slices] or [[]]), np.arange(n))
-    for part in slices:
-        rows = part.stop - part.start
-        assert rows > 0 and (rows <= 256 or rows * d <= 1 << 22)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ">f2"])
@@ -113,48 +92,3 @@ def test_taken_rows_are_those_that_indexing_gives(both, data, run_bytes):
             assert taken.dtype == X.dtype and taken.flags.c_contiguous and not np.shares_memory(taken, X)
             np.testing.assert_array_equal(taken, X[rows])
         assert not len(rows_not_finite(stack))
-
-
-def test_a_slice_of_one_part_is_a_view_and_one_across_parts_a_copy():
-    first, second = np.ones((3, 2)), np.zeros((4, 2))
-    stack = StackedRows([first, second])
-    assert np.shares_memory(stack[:3], first) and np.shares_memory(stack[3:6], second)
-    assert not np.shares_memory(stack[2:4], first) and not np.shares_memory(stack[2:4], second)
-
-
-@pytest.mark.parametrize("rows", [5, [-6], (0, 1), np.zeros(2), np.zeros((1, 1), int), np.zeros(3, bool), None])
-def test_rows_that_do_not_exist_are_an_index_error(rows):
-    stack = StackedRows([np.ones((3, 2)), np.ones((2, 2))])
-    with pytest.raises(IndexError, match="rows"):
-        stack[rows]
-
-
-@pytest.mark.parametrize("other", [np.ones((2, 3)), np.ones((2, 2), np.float32), np.ones(2)])
-def test_parts_of_another_shape_or_type_are_refused(other):
-    with pytest.raises(ValueError, match="2 columns of float64"):
-        StackedRows([np.ones((3, 2)), other])
-
-
-# --- pages -------------------------------------------------------------------------------------
-
-PAGES = 64
-
-
-@pytest.fixture
-def maps(tmp_path):
-    """Four maps, each smaller than what counts as large."""
-    return [mapped(tmp_path / str(number), np.ones((PAGES, mmap.PAGESIZE), np.uint8)) for number in range(4)]
-
-
-def test_pages_of_all_parts_are_released_where_together_they_are_large(maps, monkeypatch):
-    monkeypatch.setattr(storage_rows, "LARGE_MAP_BYTES", 3 * PAGES * mmap.PAGESIZE)
-    stack = StackedRows(maps)
-    for part in row_slices(PAGES * 4, 1):
-        stack[part].sum()
-    release_pages(stack)
-    assert sum(map(resident_pages, maps)) == 0
-    take_rows(stack, np.arange(4 * PAGES))
-    assert sum(map(resident_pages, maps)) == 0
-    assert maps[0].sum() == maps[0].size and resident_pages(maps[0]) == PAGES
-    release_pages(maps[0][:3].view())  # any view of a map
-    assert resident_pages(maps[0]) == PAGES, "which alone is small"

@@ -1,4 +1,3 @@
-import os
 import re
 
 import numpy as np
@@ -56,13 +55,6 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
 )
 def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, message):
     assert re.search(message, one_line(LabelError, read_table, write(name, content)))
-
-
-@pytest.mark.parametrize("name", ["missing.csv", "pipe.csv", "."])
-def test_a_table_that_cannot_be_opened_is_named_and_not_waited_for(tmp_path, name):
-    os.mkfifo(tmp_path / "pipe.csv")
-    with pytest.raises(LabelError, match=f"cannot read {tmp_path}"):
-        read_table(tmp_path / name)
 
 
 @given(values=st.lists(st.one_of(st.floats(), st.floats(-20, 20), st.integers(-(10**8), 10**8)), max_size=20))

@@ -39,12 +39,6 @@ def test_tensors_of_any_shape_and_the_state_come_back_to_the_bit(path):
         assert tensors[name].tobytes() == values.tobytes()
 
 
-def test_a_file_of_one_byte_too_many_is_not_read(path):
-    size = path.stat().st_size
-    assert read(path, KIND, max_bytes=size)
-    assert f"is larger than any thing ({size - 1:,} bytes); pass a thing" in refusal(path, max_bytes=size - 1)
-
-
 def test_a_file_speaks_of_its_own_kind(path):
     assert refusal(path, OTHER).endswith("a safetensors file but not a pucache other thing; pass a thing")
     older = dataclasses.replace(KIND, version=1)
@@ -67,13 +61,6 @@ def test_a_state_that_is_no_mapping_is_refused_under_a_right_seal(path, state):
     path.write_bytes(safetensors.numpy.save(TENSORS, {KIND.format: json.dumps(entry)}))
     reseal_model(path)
     assert "make it again" in refusal(path)
-
-
-def test_what_cannot_be_opened_is_an_answer(path, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    for name, problem in (("gone", "no such thing"), ("pipe", "not a regular file"), ("", "is a directory")):
-        assert problem in refusal(tmp_path / name)
-    assert "File name too long" in refusal(tmp_path / ("x" * 300))
 
 
 def test_the_format_is_told_by_the_first_bytes_and_other_files_have_none(path, tmp_path):
