@@ -14,9 +14,7 @@ from click.testing import CliRunner
 from pucache import devices
 from pucache.cli.main import main
 from pucache.devices import (
-    PRECISIONS,
     choose_device,
-    choose_precision,
     choose_runtime,
     device_memory_shortage,
     unusable_cuda,
@@ -146,14 +144,6 @@ def test_a_command_on_a_full_device_ends_with_one_line(command, memory):
 def test_an_unknown_device_is_refused_with_the_known_ones(name):
     with pytest.raises(ValueError, match=f"^unknown device '{name}'; use auto, cpu, cuda or cuda:N$"):
         choose_device(name)
-
-
-@pytest.mark.parametrize("native, on_cpu", [(True, "bf16"), (False, "fp32")])
-def test_auto_precision_is_fp16_on_cuda_and_what_the_cpu_has(monkeypatch, native, on_cpu):
-    monkeypatch.setattr(devices, "multiplies_bfloat16", lambda device: native)
-    assert (choose_precision("auto", CUDA), choose_precision("auto", CPU)) == ("fp16", on_cpu)
-    assert [choose_precision(name, CUDA) for name in PRECISIONS] == list(PRECISIONS)
-    assert [choose_precision(name, CPU) for name in ("fp32", "bf16")] == ["fp32", "bf16"]
 
 
 @pytest.mark.parametrize("installed", [False, True])

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -58,27 +57,6 @@ def test_workers_return_results_in_order_with_one_torch_thread_and_no_gradients(
             assert list(states) == [(1, True)] * 5
             with pytest.raises(ZeroDivisionError):
                 list(run_all([lambda: 1 / 0]))
-    finally:
-        torch.set_num_threads(before)
-
-
-def test_limits_of_several_threads_are_lifted_when_the_last_of_them_ends(monkeypatch):
-    monkeypatch.setattr(threads, "cores", lambda: 8)
-    np.ones((2, 2)) @ np.ones((2, 2))  # loads BLAS
-    before, blas = torch.get_num_threads(), blas_threads()
-    torch.set_num_threads(2)
-    try:
-        with ThreadPoolExecutor(1) as pool, limited_threads(0):
-
-            def overlapping():
-                with limited_threads(0) as allowed:
-                    return allowed
-
-            assert pool.submit(overlapping).result() == 2
-            assert blas_threads() == {1} and torch.get_num_threads() == 1  # this use has not ended
-        assert blas_threads() == blas
-        with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(torch.get_num_threads).result() == 2  # the default of threads to come
     finally:
         torch.set_num_threads(before)
 

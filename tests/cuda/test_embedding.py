@@ -45,22 +45,6 @@ def test_embeddings_are_those_of_the_cpu(cuda, precision):
     assert run.cosine is None if precision == "fp32" else run.cosine > 0.99
 
 
-class Small(torch.nn.Module):
-    """Averages each channel; no more than three images fit into its memory."""
-
-    def forward(self, x):
-        if len(x) > 3:
-            raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate")
-        return x.mean((2, 3))
-
-
-def test_a_batch_that_is_too_large_is_halved(cuda, caplog):
-    run = runtime(cuda, Small())
-    run.start()
-    assert run.batch_size == 2
-    assert "out of memory on cuda with batches of 8; going on with batches of 4 (--batch-size" in caplog.text
-
-
 def test_a_folder_gives_the_cache_of_the_cpu(cuda, tmp_path):
     folder = tmp_path / "images"
     for number in range(20):

@@ -6,7 +6,6 @@ import torch
 from helpers.planted import planted, write_cache
 
 from pucache import train_pu
-from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads, fit_soft_targets
@@ -45,16 +44,6 @@ def test_rows_that_do_not_fit_are_uploaded_in_every_pass(cuda, rows, solver, mon
     found = margins(rows, solver, "cuda")
     np.testing.assert_allclose(found, expected, rtol=2e-3, atol=2e-3 * np.abs(expected).max())
     assert "does not fit" in caplog.text and "uploaded again in every pass" in caplog.text
-
-
-def test_margins_of_a_design_matrix_and_of_rows_taken_from_it_are_those_of_the_cpu(cuda, rows):
-    X, s = rows
-    expected, design = (DesignMatrix(X, s, None, torch.device(device)) for device in ("cpu", "cuda"))
-    heads = fit_heads(expected, prior=0.1)
-    np.testing.assert_allclose(design.margins(heads), expected.margins(heads), rtol=1e-4, atol=1e-4)
-    half = np.flatnonzero(np.arange(len(s)) % 2)
-    taken = design.take(half, s[half]).margins(heads)
-    np.testing.assert_allclose(taken, expected.margins(heads)[half], rtol=1e-4, atol=1e-4)
 
 
 def test_a_classifier_is_that_of_the_cpu(cuda, rows, tmp_path):

@@ -34,12 +34,6 @@ def test_steps_are_those_of_the_cpu(cuda, name, accumulate):
     assert here == pytest.approx(there, rel=1e-3)
 
 
-def test_steps_in_bfloat16_are_near_those_in_float32(cuda):
-    fine = train(training(with_norms(), recipe()), steps=3)
-    rough = train(training(with_norms(), recipe(), device=cuda, dtype=torch.bfloat16), steps=3)
-    assert rough == pytest.approx(fine, abs=0.05)
-
-
 def test_a_batch_that_does_not_fit_is_refused_with_the_way_out(cuda, monkeypatch):
     network = with_norms()
     monkeypatch.setattr(network.backbone, "forward", out_of_memory)

@@ -8,7 +8,7 @@ from helpers.planted import planted, write_cache
 
 from pucache import train_pu
 from pucache.neighbours import search
-from pucache.neighbours.graph import NeighbourSearch, neighbour_graph
+from pucache.neighbours.graph import neighbour_graph
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.scoring.neighbour_scores import Pile
@@ -41,18 +41,6 @@ def test_a_graph_is_that_of_the_cpu(cuda, monkeypatch, k):
     graph = neighbour_graph(X, k=k, device="cuda")
     check_equal(graph, expected)
     assert graph.exact and expected.search_by == "faiss on the CPU"
-
-
-def test_queries_have_the_neighbours_of_the_cpu(cuda):
-    queries = X[:90] + np.float16(0.1)
-    graph, expected = (NeighbourSearch(X, device=device).nearest(queries) for device in ("cuda", "cpu"))
-    check_equal(graph, expected)
-
-
-def test_rows_without_a_direction_have_no_neighbours(cuda):
-    rows = np.ones((40, 5), np.float16)
-    assert (neighbour_graph(rows, device="cuda").rows == -1).all()
-    assert (NeighbourSearch(rows, device="cuda").nearest(rows[:3]).rows == -1).all()
 
 
 def test_scores_with_the_neighbours_of_a_pile_are_those_of_the_cpu(cuda, tmp_path, monkeypatch):

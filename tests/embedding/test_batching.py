@@ -30,11 +30,3 @@ def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows
     assert sum(passes) == 56
     *full, last = sorted(passes, reverse=True)
     assert len(set(full)) == 1 and full[0] % BATCH == 0 and last <= full[0]
-
-
-def test_where_nothing_is_to_embed_the_encoder_is_never_started(out, known):
-    encoder = tiny_encoder()
-    encoder.runtime.start = lambda: pytest.fail("started")
-    report = run(MemorySource(pictures(50, broken=[7]), name="other"), out, encoder, reuse=[known])
-    assert (report.computed, report.reused, len(report.failures)) == (0, 49, 1)
-    assert report.profile.waited == 1

@@ -7,7 +7,6 @@ from helpers.tiny import tiny_encoder
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import EncoderError
 from pucache.images.decoding import decode
-from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
 N = 130
@@ -46,28 +45,3 @@ def test_embeddings_beyond_float16_are_an_error_that_names_float32(out):
     assert visible(out.parent) == []
     run(MemorySource(pictures(5)), out, encoder, dtype="float32")
     assert EmbeddingCache(out).X[3, -1] == 1e6
-
-
-class RecordingProgress(Silent):
-    def __init__(self):
-        self.total, self.steps, self.remarks = None, [], []
-
-    def start(self, total, what):
-        self.total = total
-
-    def advance(self, steps):
-        self.steps.append(steps)
-
-    def remark(self, text):
-        self.remarks.append(text)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_progress_adds_up_to_the_total_and_tells_failures(out, workers):
-    progress = RecordingProgress()
-    source = MemorySource(pictures(N, broken=[0, *range(32, 64), 129]), gone=["0020.ppm"])
-    report = run(source, out, workers=workers, progress=progress)
-    assert sum(progress.steps) == progress.total == N
-    assert min(progress.steps) > 0
-    assert progress.remarks[-1].endswith(", 35 failed") and len(report.failures) == 35
-    assert all(remark.startswith("encoder waited ") for remark in progress.remarks)

@@ -11,7 +11,6 @@ from helpers.embedding_runs import (
     expect_current,
     identity,
     interrupt,
-    parts_of,
     picture,
     pictures,
     run,
@@ -20,14 +19,11 @@ from helpers.embedding_runs import (
 from helpers.files import visible
 from helpers.tiny import save_image, tiny_encoder, touch
 
-import pucache
-from pucache.cache.destination import encoder_of_existing
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack
-from pucache.cache.parts import writer_lock
 from pucache.cache.reader import CacheFile
 from pucache.cli.main import main
-from pucache.errors import CacheError, CacheLockedError, OutputError
+from pucache.errors import CacheError
 from pucache.images.listing import UNKNOWN, take_shard
 from pucache.images.source import open_source
 
@@ -205,31 +201,6 @@ def test_another_encoder_or_dtype_is_refused_by_name(out, small_blocks, role, be
     assert visible(out.parent) == files
 
 
-@pytest.mark.parametrize("options", [{"dtype": "int8"}, {"shard": (0, 3)}, {"shard": (4, 3)}, {"shard": (1, 0)}])
-def test_unusable_arguments_are_value_errors(out, options):
-    with pytest.raises(ValueError, match=r"unknown dtype 'int8'|shard \d/\d is not one of"):
-        run(MemorySource(pictures(2)), out, **options)
-    assert visible(out.parent) == []
-
-
-def test_an_image_is_not_replaced_by_a_cache_and_nothing_is_left_beside_it(image_folder):
-    folder = image_folder(2)
-    before = sorted(os.listdir(folder))
-    with pytest.raises(OutputError, match=r"000\.png exists and is no pucache cache; name another file"):
-        run(folder, folder / "000.png")
-    with pytest.raises(ValueError, match="unknown encoder"):
-        pucache.embed(folder, folder / "cache.h5", "resnet50")
-    assert sorted(os.listdir(folder)) == before
-
-
-def test_a_second_writer_is_refused_while_the_first_one_works(out, encoder):
-    source = MemorySource(pictures(2))
-    with writer_lock(out), pytest.raises(CacheLockedError, match=r"cache\.h5 is being written by another process"):
-        run(source, out, encoder)
-    assert encoder.forward.rows == 0
-    assert run(source, out).rows == 2
-
-
 @pytest.mark.parametrize("finished", [True, False])
 def test_another_source_is_refused_unless_it_is_said_to_have_moved(image_folder, out, encoder, finished, small_blocks):
     first, second = image_folder(40), image_folder(3, "others")
@@ -269,22 +240,6 @@ def test_shares_are_disjoint_recorded_and_packed_the_whole(image_folder, out, fi
 
 
 # --- the encoder -------------------------------------------------------------------------------
-
-
-def test_the_encoder_of_a_cache_or_of_its_unfinished_parts_is_told_and_of_garbage_none(out, small_blocks):
-    source, encoder = MemorySource(pictures(40)), tiny_encoder("mine", seed=3)
-    assert encoder_of_existing(out) is None
-    interrupt(source, out, 1, encoder)
-    assert not out.exists() and encoder_of_existing(out) == encoder.spec
-    parts_of(out)[0].write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(3000))
-    assert encoder_of_existing(out) is None
-    run(source, out, encoder)
-    assert encoder_of_existing(str(out)) == encoder.spec
-
-
-def test_options_of_an_encoder_that_is_loaded_already_are_refused(image_folder, out):
-    with pytest.raises(ValueError, match=r"^the encoder is loaded already; pass weights, device and precision to load"):
-        pucache.embed(pucache.open_source(image_folder(3)), out, tiny_encoder(), precision="fp32")
 
 
 COMMAND = """

@@ -159,14 +159,6 @@ def test_a_bug_in_a_source_is_told_as_it_is(out, left_behind, kind, workers):
         run(FailingSource(kind("a bug in a source")), out, workers=workers)
 
 
-def test_an_error_that_a_worker_cannot_send_is_told_in_words(out, left_behind):
-    class Unpicklable(Exception):
-        pass
-
-    with pytest.raises(RuntimeError, match=r"^Unpicklable: of a class that nobody can find$"):
-        run(FailingSource(Unpicklable("of a class that nobody can find")), out, workers=2)
-
-
 class DeadlySource(MemorySource):
     """Kills the process that reads a certain image, as the kernel does when memory is short."""
 

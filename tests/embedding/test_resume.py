@@ -1,6 +1,5 @@
 """What an earlier run left: finished blocks are kept, and a damaged cache is mended by embedding what is damaged."""
 
-import errno
 import os
 import shutil
 import signal
@@ -29,7 +28,7 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import blocks as row_blocks
 from pucache.embedding import engine
-from pucache.errors import CacheError, OutputError, SourceError
+from pucache.errors import CacheError, SourceError
 from pucache.images.listing import Listing
 
 pytestmark = pytest.mark.usefixtures("small_blocks", "fixed_time")
@@ -124,15 +123,6 @@ def test_what_changed_after_an_interruption_is_embedded_anew(folder, out):
     expect_current(out, folder)
 
 
-def test_an_image_restored_after_an_interruption_is_no_failure_beside_its_row(out):
-    files = pictures(40)
-    run(MemorySource(files), out)
-    files["0020.ppm"] = picture(50)
-    interrupt(MemorySource({**files, "0003.ppm": b"broken"}), out, 1)
-    report = run(MemorySource(files), out)
-    assert (report.failures, report.rows, report.computed) == ({}, 40, 0)
-
-
 def test_failures_of_an_interrupted_run_are_tried_again(out):
     """As where a store was out of reach: size and time of the image are the same."""
     files = pictures(80)
@@ -214,13 +204,6 @@ def test_damaged_rows_are_embedded_again_and_no_others(cache, whole, encoder, na
     assert f"{cache} is damaged ({name}): {rows} of its 600 rows are given up" in caplog.text
 
 
-@pytest.mark.parametrize("name", ["failures/keys", "failures/reasons"])
-def test_damaged_failures_are_found_again(cache, whole, name):
-    damage(cache, name)
-    report = run(source(), cache, verify=True)
-    assert cache.read_bytes() == whole and (report.computed, report.damaged) == (0, 0)
-
-
 @pytest.mark.parametrize("changes", [{"broken.ppm": None}, {"broken.ppm": None, "new.ppm": picture(N)}])
 @pytest.mark.parametrize("verify", [True, False])
 def test_damage_is_looked_for_when_asked_and_whenever_the_cache_is_written_anew(cache, changes, verify):
@@ -238,31 +221,6 @@ def test_a_damaged_row_whose_image_is_gone_is_given_up_and_a_whole_one_stays(cac
     mended = EmbeddingCache(cache)
     mended.verify()
     assert mended.keys.rows(["0001.ppm"])[0] == -1 < mended.keys.rows(["0300.ppm"])[0]
-
-
-def test_only_whole_rows_are_known_by_content(cache):
-    damage(cache, "embeddings")
-    report = run(source({"of a whole row.ppm": picture(300), "of a damaged row.ppm": picture(1)}), cache)
-    assert work(report) == (HASHED + 1, 1, N - HASHED)
-
-
-def test_a_file_system_without_links_gets_a_copy(cache, whole, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    damaged = damage(cache, "embeddings")
-    monkeypatch.setattr(os, "link", refuse)
-    run(source(), cache, verify=True)
-    assert cache.with_name("cache.h5.damaged").read_bytes() == damaged
-    assert cache.read_bytes() == whole
-
-
-def test_a_damaged_file_that_cannot_be_set_aside_stays_where_it_is(cache):
-    damaged = damage(cache, "embeddings")
-    cache.with_name("cache.h5.damaged").mkdir()
-    with pytest.raises(OutputError, match=r"cannot set .*cache\.h5 aside as cache\.h5\.damaged"):
-        run(source(), cache, verify=True)
-    assert cache.read_bytes() == damaged
 
 
 def test_a_damaged_cache_is_not_copied_from(cache):

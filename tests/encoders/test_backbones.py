@@ -136,18 +136,6 @@ def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, state, problem):
     assert told.startswith(f"{path} does not fit test_vit") and re.search(expected, told), told
 
 
-@pytest.mark.parametrize("form", ["safetensors", "torch"])
-def test_a_file_that_holds_no_weights_is_refused(tmp_path, state, form):
-    path = saved(tmp_path, state, form)
-    for data in (path.read_bytes()[: path.stat().st_size // 2], b""):
-        path.write_bytes(data)
-        assert refusal(from_timm, "test_vit", path).startswith(f"cannot read weights from {path} (")
-    path.unlink()
-    assert refusal(from_timm, "test_vit", path) == f"no such weights file: {path}"
-    torch.save([1, 2], tmp_path / "list.pth")
-    assert "holds a list; expected a state dict" in refusal(from_timm, "test_vit", tmp_path / "list.pth")
-
-
 # --- the hub -----------------------------------------------------------------------------------
 
 WITHOUT_PAUSES = """
@@ -173,13 +161,3 @@ def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     assert ended.stderr.startswith("Error: cannot fetch the pretrained weights of resnet18 (")
     assert "--weights FILE" in ended.stderr and "use the bundled one" in ended.stderr
     assert sum(map(float, (tmp_path / "pauses").read_text().split())) < 5, "the hub's client retries for 45 s"
-
-
-def test_weights_of_an_earlier_download_are_left_to_timm(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", lambda url, timeout: asked.append(url))
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(timm, "create_model", lambda name, **settings: name)
-    assert from_timm("resnet18", None) == "resnet18" and "timm/resnet18" in asked.pop()
-    (tmp_path / "models--timm--resnet18.a1_in1k").mkdir()
-    assert from_timm("resnet18", None) == "resnet18" and not asked

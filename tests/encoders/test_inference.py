@@ -200,17 +200,3 @@ def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
     assert cosines.min() > least
     assert encoder.runtime.cosine == pytest.approx(cosines[:8].min(), abs=1e-4)
     np.testing.assert_array_equal(encoder.forward(photographs[:1]), found[:1])
-
-
-class Singular(torch.nn.Module):
-    """Computes what no converter knows."""
-
-    def forward(self, x):
-        return torch.linalg.svdvals(x.mean(1))
-
-
-def test_what_openvino_cannot_convert_is_refused_with_the_way_out():
-    pytest.importorskip("openvino")
-    with pytest.raises(EncoderError, match=r"^OpenVINO cannot run this encoder \(.+\); use --runtime torch$"):
-        runtime(Singular(), name="openvino")(pixels(1))
-    assert runtime(Singular())(pixels(1)).shape == (1, 5)

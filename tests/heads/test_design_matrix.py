@@ -55,13 +55,3 @@ def test_margins_are_those_of_the_heads_on_x():
     np.testing.assert_array_equal(
         design.margins(heads, chosen), np.take_along_axis(design.margins(heads), chosen, axis=1)
     )
-
-
-@pytest.mark.parametrize("mode", ["r+", "c"])
-def test_changes_to_a_memory_map_outlive_the_reading(monkeypatch, tmp_path, mode):
-    np.save(tmp_path / "X.npy", rows())
-    X = np.load(tmp_path / "X.npy", mmap_mode=mode)
-    X += 1
-    monkeypatch.setattr(design_matrix, "CPU_RESIDENT", 0)
-    every_block(DesignMatrix(X, np.zeros(700), None, CPU).sides[1][1])
-    np.testing.assert_array_equal(X, rows() + 1)

@@ -2,8 +2,6 @@ import numpy as np
 import pytest
 import torch
 from helpers.planted import planted
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
@@ -121,22 +119,3 @@ def test_many_heads_together_are_as_each_alone(data, name):
         mine = {key: values[k] for key, values in own.items()}
         alone = fit(X, s, weights=weights[:, k : k + 1], risk=PURisk(name), **mine)
         same(together.take([k]), alone, atol=1e-4)
-
-
-# --- how long ----------------------------------------------------------------------------------
-
-
-@given(st.integers(1, 10**6), st.integers(1, 50), st.integers(0, 5000), st.integers(1, 999))
-def test_epochs_are_added_until_the_least_number_of_steps_is_made(n, epochs, min_steps, batch_size):
-    passes = SGDSettings(epochs, min_steps, batch_size).passes(n)
-    steps_a_pass = -(-n // batch_size)
-    assert passes >= epochs and passes * steps_a_pass >= min_steps
-    assert passes == epochs or (passes - 1) * steps_a_pass < min_steps
-
-
-@pytest.mark.parametrize(
-    "bad", [{"epochs": 0}, {"batch_size": 0}, {"min_steps": -1}, {"learning_rate": 0}, {"learning_rate": float("nan")}]
-)
-def test_a_protocol_that_trains_nothing_is_refused(bad):
-    with pytest.raises(ValueError, match="must be positive"):
-        SGDSettings(**bad)

@@ -1,5 +1,3 @@
-import math
-
 import pytest
 import torch
 
@@ -20,23 +18,6 @@ from pucache.heads.risks import PURisk
 )
 def test_whether_the_prior_is_needed(risk, needed):
     assert risk.needs_prior == needed
-
-
-@pytest.mark.parametrize(
-    "bad, words",
-    [
-        ({"name": "imbnnPU"}, "unknown loss 'imbnnPU'; use upu, nnpu"),
-        ({"surrogate": "hinge"}, "unknown surrogate 'hinge'; use sigmoid"),
-        *(({"name": name, "surrogate": "sigmoid"}, "its surrogate is logistic") for name in ("bce", "weighted_bce")),
-        *(({"target_prior": value}, "target_prior must lie") for value in (0.0, 1.0, -0.1, math.nan)),
-        *(({"beta": value}, "beta must be >= 0") for value in (-0.1, math.nan)),
-        *(({"gamma": value}, r"gamma in \[0, 1\]") for value in (-0.1, 1.1, math.nan)),
-    ],
-    ids=str,
-)
-def test_bad_parameters_are_refused_by_name(bad, words):
-    with pytest.raises(ValueError, match=words):
-        PURisk(**bad)
 
 
 def test_the_reported_risk_is_held_where_the_clamp_acts():

@@ -11,7 +11,6 @@ from pucache.heads.minibatch import SGDSettings
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads, fit_soft_targets
-from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D, PRIOR, PENALTY = 400, 6, 0.3, 0.01
@@ -59,58 +58,6 @@ def same(one, other, **tolerance):
     for name in ("coef", "intercept", "risk", "clamped", "residual"):
         np.testing.assert_allclose(getattr(one, name), getattr(other, name), **tolerance, err_msg=name)
     assert one.passes == other.passes
-
-
-# --- both solvers ----------------------------------------------------------------------------
-
-
-@SOLVERS
-def test_the_caller_s_own_random_state_and_data_are_left_alone(data, solver):
-    X, s, _ = (part.copy() for part in data)
-    weights = np.random.default_rng(0).uniform(0.5, 1, (N, 2)).astype(np.float32)
-    kept = weights.copy()
-    torch.manual_seed(5)
-    expected = torch.rand(1)
-    torch.manual_seed(5)
-    fit(X, s, weights=weights, solver=solver)
-    assert torch.rand(1) == expected
-    for now, before in ((X, data[0]), (s, data[1]), (weights, kept)):
-        np.testing.assert_array_equal(now, before)
-
-
-class Recorder(Silent):
-    def __init__(self, at_each=lambda: None):
-        self.total, self.done, self.at_each = "not started", 0, at_each
-
-    def start(self, total, what):
-        self.total = total
-
-    def advance(self, steps):
-        self.done += steps
-        self.at_each()
-
-
-def denormals_live():
-    return bool(torch.tensor([1e-40]).mul(1.0).ne(0))
-
-
-@SOLVERS
-def test_passes_are_reported_and_denormals_and_precision_are_back_even_after_a_failure(data, solver):
-    precision = torch.backends.mkldnn.matmul.fp32_precision
-    assert denormals_live()
-    during = []
-    progress = Recorder(lambda: during.append(denormals_live()))
-    heads = fit(*data[:2], solver=solver, progress=progress)
-    assert during and not any(during)
-    assert progress.total == (QUICK.epochs if solver == "sgd" else None) and progress.done == heads.passes
-    assert denormals_live() and torch.backends.mkldnn.matmul.fp32_precision == precision
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(*data[:2], solver=solver, progress=Recorder(interrupt))
-    assert denormals_live() and torch.backends.mkldnn.matmul.fp32_precision == precision
 
 
 # --- risks minimised to convergence ----------------------------------------------------------
@@ -168,20 +115,6 @@ def test_rows_of_weight_zero_might_as_well_not_be_there(data, name):
     moved = fit(other, s, name, weights=kept[:, None].astype(np.float32), moments=moments, tolerance=TIGHT)
     np.testing.assert_allclose(shut_out.coef, moved.coef, atol=1e-3)
     assert np.abs(fit(X, s, name).coef - left.coef).max() > 5e-3
-
-
-@pytest.mark.parametrize("name", ["imbupu", "imbnnpu", "weighted_bce"])
-def test_a_warm_start_reaches_the_same_minimum_in_fewer_passes(data, name):
-    X, s, _ = data
-    X = X + 5
-    cold = fit(X, s, name, penalty=[0.03, 0.01], seed=1)
-    near = fit(X, s, name, penalty=[0.031, 0.0101], seed=1)
-    warm = fit(X, s, name, penalty=[0.03, 0.01], start=near)
-    assert warm.passes < cold.passes
-    np.testing.assert_allclose(warm.margins(X), cold.margins(X), atol=0.02)
-    again = fit(X, s, name, penalty=[0.03, 0.01], start=cold)
-    assert again.passes <= 3  # the common initial point, the start, what to report of a clamped risk
-    np.testing.assert_allclose(again.margins(X), cold.margins(X), atol=1e-3)
 
 
 @pytest.mark.parametrize("resident", [0, 1 << 29])
@@ -261,17 +194,3 @@ def test_a_soft_target_is_two_weighted_rows_of_scikit_learn_s_logistic_regressio
         exact = np.average(np.logaddexp(0, margins) - targets[:, k] * margins, weights=weights[:, k])
         assert heads.risk[k] == pytest.approx(exact, abs=1e-5)
     assert (heads.residual <= TIGHT).all()
-
-
-def test_bad_input_is_refused(data, targets):
-    X = data[0]
-    for bad, options, message in (
-        (targets[:-1], {}, r"targets must have shape \(400, K\)"),
-        (targets + 1, {}, r"targets must lie in \[0, 1\]"),
-        (np.where(targets > 0.5, np.nan, targets), {}, r"targets must lie in \[0, 1\]"),
-        (targets, {"weights": np.ones((N, 2))}, r"weights must have shape \(400,\) or \(400, 3\), got \(400, 2\)"),
-        (targets, {"weights": np.zeros(N)}, "not all zero"),
-        (targets, {"weights": np.full(N, -1.0)}, ">= 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            fit_soft(X, bad, **options)

@@ -5,7 +5,6 @@ import pickle
 import signal
 from pathlib import Path
 
-from pucache.devices import cores
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 
@@ -64,12 +63,6 @@ def double(shared, item):
     return shared["factor"] * item
 
 
-def fail(shared, item):
-    if item == 3:
-        raise shared
-    return item
-
-
 def die_at_two(shared, item):
     """End the process at item 2, as often as there are files in the folder `shared`."""
     if item == 2:
@@ -77,11 +70,6 @@ def die_at_two(shared, item):
             life.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
     return item
-
-
-def told_cores(shared, item):
-    """Cores that this process may use, and what libraries are told that are loaded later."""
-    return cores(), os.environ["OMP_NUM_THREADS"]
 
 
 def no_problem():

@@ -98,11 +98,6 @@ def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opene
     check_exact(result, whitened_cosines(X)[np.ix_(some, some)], 10, 5e-3)
 
 
-def test_no_rows_have_no_neighbours():
-    for result in (neighbour_graph(X[:0]), neighbour_graph(X, rows=np.empty(0, np.int64))):
-        assert result.rows.shape == (0, 30) and result.weighted_means(np.empty(0, np.float32)).shape == (0,)
-
-
 # --- unusual piles -----------------------------------------------------------------------------
 
 
@@ -132,20 +127,6 @@ def test_rows_that_are_not_finite_are_named(opened, value, searched):
         neighbour_graph(opened(bad), device="cpu")
     with pytest.raises(ValueError, match="first in row 250"):
         neighbour_graph(bad, device="cpu")
-
-
-@pytest.mark.parametrize(
-    "X, options, message",
-    [
-        (X, {"k": 0}, "k must be at least 1"),
-        (X[0], {}, r"expected X \(n, d\)"),
-        (X.astype(int), {}, r"expected X \(n, d\) of float16 or float32, got int64"),
-        (X, {"device": "gpu"}, "unknown device"),
-    ],
-)
-def test_bad_arguments_are_refused(X, options, message):
-    with pytest.raises(ValueError, match=message):
-        neighbour_graph(X, **options)
 
 
 # --- cells -------------------------------------------------------------------------------------
@@ -183,11 +164,6 @@ def test_neighbours_of_other_rows_are_rows_of_the_pile(opened, monkeypatch, rows
     np.testing.assert_allclose(result.cosines, expected, atol=2e-3)
     np.testing.assert_allclose(np.take_along_axis(every, result.rows.astype(np.int64), 1), expected, atol=2e-3)
     assert result.weighted_means(np.ones(200, np.float32)) == pytest.approx(np.ones(100))
-
-
-def test_queries_of_other_dimensions_are_refused():
-    with pytest.raises(ValueError, match="queries have 7 dimensions, the rows 8"):
-        NeighbourSearch(X, device="cpu").nearest(X[:, :7])
 
 
 # --- weighted means ----------------------------------------------------------------------------

@@ -8,9 +8,7 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.neighbours import graph
 from pucache.neighbours.graph import cached_graph, neighbour_graph
-from pucache.neighbours.graph_file import KIND, checksums_of, graph_path, read_graph, write_graph
-from pucache.storage import tensor_file
-from pucache.verify_files import verify
+from pucache.neighbours.graph_file import graph_path, read_graph
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 60
@@ -83,24 +81,6 @@ def test_a_damaged_graph_is_made_anew(cache, damage, made, said):
     assert path.read_bytes() == whole and same(cached_graph(cache), right) and len(made) == 2
 
 
-@pytest.mark.parametrize(
-    "tensors, state",
-    [
-        ({"rows": np.zeros((3, 2), np.int32)}, {}),
-        ({"rows": np.full((3, 2), 3, np.int32)}, {"cosines": np.zeros((3, 2), np.float16)}),
-        ({"rows": np.zeros((3, 2), np.int64)}, {"cosines": np.zeros((3, 2), np.float16)}),
-        ({"rows": np.zeros((3, 2), np.int32)}, {"cosines": np.zeros((3, 3), np.float16)}),
-    ],
-)
-def test_what_is_no_graph_is_refused(cache, tensors, state):
-    cached_graph(cache, device="cpu")
-    path = graph_path(cache)
-    _, genuine = tensor_file.read(path, KIND, max_bytes=1 << 30)
-    tensor_file.write(path, KIND, {**tensors, **state}, genuine)
-    with pytest.raises(CacheError):
-        read_graph(path)
-
-
 def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(cache, tmp_path, made):
     folder = tmp_path / "shards"
     folder.mkdir()
@@ -115,21 +95,3 @@ def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(cache, tmp_path, ma
     assert same(cached_graph(EmbeddingCache(folder)), got) and len(made) == 2
     cached_graph(EmbeddingCache(folder / "0.h5"), device="cpu")
     assert len(made) == 3, "the first shard alone is another cache"
-
-
-def test_a_full_disk_costs_one_line_and_leaves_the_cache(cache, small_disk, said):
-    with small_disk(5000):
-        got = cached_graph(cache, device="cpu")
-    assert len(got) == N and len(said(logging.WARNING)) == 1
-    assert [path.name for path in graph_path(cache).parent.iterdir()] == ["cache.h5"]
-
-
-def test_verify_reads_the_cache_beside_its_graph_and_the_graph_itself(cache, tmp_path):
-    write_graph(graph_path(cache), neighbour_graph(cache, device="cpu"), checksums_of(cache))
-    (whole,) = verify(tmp_path)
-    assert (whole.kind, whole.rows, whole.damage) == ("cache", N, "")
-    (whole,) = verify(graph_path(cache))
-    assert (whole.kind, whole.rows, whole.damage) == ("neighbours", N, "")
-    graph_path(cache).write_bytes(graph_path(cache).read_bytes()[:-1] + b"x")
-    (damaged,) = verify(graph_path(cache))
-    assert damaged.kind == "neighbours" and "is damaged" in damaged.damage

@@ -6,7 +6,7 @@ import pytest
 from helpers import plain
 from helpers.planted import write_cache
 
-from pucache.errors import CacheError, OutputError
+from pucache.errors import CacheError
 from pucache.neighbours import index as index_module
 from pucache.neighbours.graph_file import checksums_of
 from pucache.neighbours.index import CANDIDATES, RECALL_AT, index_path, open_or_build, read_index
@@ -60,33 +60,6 @@ def test_an_index_finds_the_neighbours_that_brute_force_finds_as_often_as_it_say
     assert index.recall == 1 or factory != "Flat"
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF1,SQ8", "HNSW16"])
-def test_one_row_and_rows_that_are_all_equal_can_be_indexed(tmp_path, factory):
-    for name, rows in {"one": X[:1], "equal": np.ones((200, 4), np.float32)}.items():
-        index = open_or_build(write_cache(tmp_path / f"{name}.h5", rows), factory)
-        width = min(len(rows), CANDIDATES)
-        assert index.candidates(np.zeros((1, rows.shape[1]), np.float32), 1).shape == (1, width)
-
-
-# --- what is refused ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "factory, message",
-    [
-        ("ivf", r"faiss makes no index 'ivf' of 4 dimensions \(could not parse index string ivf\); use exact, or"),
-        ("", "faiss makes no index '' of 4 dimensions"),
-        ("IVF4,PQ3", "faiss makes no index 'IVF4,PQ3' of 4 dimensions|cannot be made of the 40 rows"),
-        ("IVF64,Flat", r"an index IVF64,Flat cannot be made of the 40 rows of .*small.h5 \(Number of training points"),
-        ("IVF4,PQ2", r"an index IVF4,PQ2 cannot be made of the 40 rows of .*small.h5 \(Number of training points"),
-    ],
-)
-def test_a_factory_string_that_cannot_be_made_is_refused_in_one_line(small, factory, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        open_or_build(small, factory)
-    assert "\n" not in str(caught.value) and not index_path(small, factory).exists()
-
-
 # --- the file ----------------------------------------------------------------------------------
 
 
@@ -126,26 +99,3 @@ def test_no_damaged_index_reaches_faiss(small, monkeypatch):
         path.write_bytes(data)
         with pytest.raises(CacheError, match="is damaged, or no index of this version of pucache"):
             read_index(path)
-
-
-@pytest.mark.parametrize("change", [{"format": "pucache-index-9"}, {"whitening": "AAAA"}, {"more": 1}])
-def test_an_index_of_another_version_is_built_anew(small, built, monkeypatch, change):
-    genuine = index_module.json.dumps
-    monkeypatch.setattr(index_module.json, "dumps", lambda description: genuine(description | change))
-    open_or_build(small, "Flat")
-    monkeypatch.undo()
-    with pytest.raises(CacheError, match=r"of another version of pucache|cannot read"):
-        read_index(index_path(small, "Flat"))
-    assert open_or_build(small, "Flat").index.ntotal == 40
-
-
-# --- where it cannot be written ----------------------------------------------------------------
-
-
-def test_a_full_disk_is_an_output_error_and_leaves_the_index_that_was_there(cache, small_disk):
-    open_or_build(cache, "Flat")
-    path = index_path(cache, "Flat")
-    path.write_bytes(before := path.read_bytes()[:-1])
-    with small_disk(20_000), pytest.raises(OutputError, match=r"cannot write .*Flat.*what was there .*untouched"):
-        open_or_build(cache, "Flat")
-    assert path.read_bytes() == before and sorted(path.parent.iterdir()) == sorted([path, cache.files[0].path])

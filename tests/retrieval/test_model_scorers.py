@@ -7,7 +7,7 @@ from helpers.planted import planted, write_cache
 from pucache.labels.labels import Labels
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins
-from pucache.retrieval.retrieve import choose_scorer, rank_unlabelled, retrieve_positives
+from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -126,21 +126,3 @@ def test_a_model_ranks_with_neighbours_where_it_chose_a_weight(tmp_path, linear,
         reason = "does not say whether neighbours help" if weight is None else "do not count"
         assert ranking.note.startswith("the classifier ranks alone; ") and reason in ranking.note
     assert ranking.first(3).note == ranking.note and ranking.first(3).search == ranking.search
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"by": "fused"}, "ranking by fused needs a model; train one with train-pu"),
-        ({"by": "classifier"}, "ranking by classifier needs a model"),
-        ({"by": "nearest"}, "unknown way to rank 'nearest'; use similarity, classifier, fused"),
-        ({"by": "similarity", "model": 0}, "ranking by similarity uses no model; leave one of the two out"),
-        ({"similarity": "max", "model": 0}, "similarity and index do nothing where a model ranks"),
-        ({"index": "Flat", "model": 0}, "similarity and index do nothing where a model ranks"),
-    ],
-)
-def test_options_that_exclude_each_other_are_refused_in_words_of_python(linear, options, message):
-    model = linear if "model" in options else None
-    given = {name: value for name, value in options.items() if name != "model"}
-    with pytest.raises(ValueError, match=message):
-        choose_scorer(model, 1, **given)

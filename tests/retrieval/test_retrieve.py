@@ -1,6 +1,4 @@
 import csv
-import sys
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,13 +6,11 @@ from helpers import plain
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import CacheError, LabelError, MissingExtraError
 from pucache.labels.label_files import find_keys
 from pucache.labels.labels import Labels
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused, Margins
-from pucache.retrieval.ranking import Ranking, select_diverse
+from pucache.retrieval.ranking import select_diverse
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -114,13 +110,6 @@ def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeyp
         np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
 
 
-def test_where_all_others_are_twins_nothing_is_found(opened):
-    s = (np.arange(N) == 0).astype(np.int8)
-    for diverse in (0, 0.5):
-        result = rank_unlabelled(opened(X[:1].repeat(N, 0)), s, diverse=diverse)
-        assert len(result.rows) == len(result.keys) == len(result.scores) == 0
-
-
 # --- spread out --------------------------------------------------------------------------------
 
 
@@ -134,52 +123,6 @@ def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, wei
     of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
     assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
     assert result.keys == [cache.keys[int(row)] for row in result.rows]
-
-
-# --- what cannot be ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "bad, message",
-    [
-        ({"k": 0}, "k must be at least 1, got 0"),
-        ({"k": -3}, "k must be at least 1, got -3"),
-        ({"diverse": 1.1}, "diverse must lie between 0 and 1, got 1.1"),
-        ({"diverse": float("nan")}, "diverse must lie between 0 and 1"),
-        ({"twins": 0}, "twins must be a cosine above 0, or None for equal bytes only; got 0"),
-        ({"twins": float("nan")}, "twins must be a cosine above 0"),
-        ({"labels": 0 * S}, "no labelled positives"),
-        ({"labels": 0 * S + 1}, "all 300 rows"),
-        ({"labels": Labels(S, np.where(S == 1, 0, -1).astype(np.int8))}, "all 300 rows are labelled"),
-        ({"labels": S[:-1]}, "299 labels, but .* has 300 rows"),
-        ({"labels": np.append(S, 1)}, "301 labels, but .* has 300 rows"),
-    ],
-)
-def test_a_question_that_makes_no_sense_is_refused(tmp_path, bad, message):
-    with pytest.raises((ValueError, LabelError), match=message) as caught:
-        rank_unlabelled(write_cache(tmp_path / "cache.h5", X), **{"labels": S} | bad)
-    assert "\n" not in str(caught.value)
-
-
-def test_more_than_can_be_spread_out_is_refused_only_where_there_are_so_many(tmp_path, monkeypatch):
-    monkeypatch.setattr("pucache.retrieval.ranking.MAX_SELECTED", 299)
-    cache = write_cache(tmp_path / "cache.h5", X)
-    with pytest.raises(ValueError, match="at most 299 rows can be made, got k = 300; use a smaller k"):
-        rank_unlabelled(cache, S, k=None, diverse=0.5)
-    monkeypatch.setattr("pucache.retrieval.ranking.MAX_SELECTED", 300)
-    assert len(rank_unlabelled(cache, S, k=10**9, diverse=0.5).rows) == 270
-
-
-@pytest.mark.parametrize("column", ["embeddings", "keys", "digests"])
-def test_a_damaged_cache_is_named_whatever_is_damaged(tmp_path, column):
-    digests = np.random.default_rng(0).integers(0, 256, (N, 32), np.uint8)
-    cache = write_cache(tmp_path / "cache.h5", X, digests=digests)
-    data = bytearray((tmp_path / "cache.h5").read_bytes())
-    place = {"embeddings": X[7].tobytes(), "keys": b"00250.png", "digests": digests[7].tobytes()}[column]
-    data[data.index(place)] ^= 1
-    (tmp_path / "cache.h5").write_bytes(data)
-    with pytest.raises(CacheError, match=f"{cache.name} is damaged: {column} are not as they were written"):
-        rank_unlabelled(EmbeddingCache(tmp_path / "cache.h5"), S)
 
 
 # --- the file ----------------------------------------------------------------------------------
@@ -198,32 +141,3 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD)
     np.testing.assert_allclose([float(row["score"]) for row in table], ranking.scores, rtol=1e-5)
     assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
-
-
-# --- an index that reaches known rows first ------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["IVF32,SQ8", "HNSW32", "IVF32,PQ8x4"])
-@pytest.mark.parametrize("similarity", ["max", "whitened"])
-def test_copies_of_a_positive_do_not_use_up_what_an_index_finds(tmp_path, kind, similarity):
-    rows = np.random.default_rng(3).normal(size=(1500, 8)).astype(np.float32)
-    rows[1:301] = rows[0]
-    s = (np.arange(1500) == 0).astype(np.int8)
-    cache = write_cache(tmp_path / "cache.h5", rows)
-    found = rank_unlabelled(cache, s, k=100, scorer=IndexedSimilarity(Similarity(similarity, "cpu"), kind))
-    assert len(found.rows) == 100 and found.rows.min() > 300
-    exact = rank_unlabelled(cache, s, k=100, scorer=Similarity(similarity, "cpu"))
-    least = 60 if kind == "HNSW32" else 95  # a graph's links all lead from copy to copy
-    assert len(np.intersect1d(found.rows, exact.rows)) > least
-
-
-def test_a_ranking_is_one_line_and_a_table_of_pandas_where_that_is_installed(monkeypatch):
-    keys, scores = [f"{row}.png" for row in range(500)], np.linspace(1, 0, 500, dtype=np.float32)
-    ranking = Ranking(np.arange(500), keys, scores, scorer="similarity (whitened)")
-    assert repr(ranking) == ("Ranking(500 rows by similarity (whitened): '0.png' 1, '1.png' 0.998, '2.png' 0.996, ...)")
-    frame = pytest.importorskip("pandas") and ranking.to_frame()
-    assert list(frame) == ["rank", "key", "score"] and frame["rank"].tolist() == list(range(1, 501))
-    assert list(replace(ranking, posterior=scores).to_frame()) == ["rank", "key", "score", "posterior"]
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(MissingExtraError, match=r"pip install pandas$"):
-        ranking.to_frame()

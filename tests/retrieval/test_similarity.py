@@ -37,9 +37,3 @@ def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(t
     got = Similarity(kind, "cpu")(cache, Labels(S, reviewed)).values
     assert (got == score(cache, (S == 1) | (reviewed == 1), kind)).all()
     assert (got != score(cache, S == 1, kind)).any()
-
-
-def test_an_unknown_kind_is_refused_and_each_has_a_name():
-    with pytest.raises(ValueError, match="unknown similarity 'cosine'; use whitened, centroid, topk, max"):
-        Similarity("cosine")
-    assert [Similarity(kind).name for kind in SIMILARITIES] == [f"similarity ({kind})" for kind in SIMILARITIES]

@@ -14,7 +14,6 @@ from pucache.cli.main import main
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import EngineError, SourceError
-from pucache.progress import Silent
 from pucache.scaling.cluster import nodes
 from pucache.scaling.embed_shards import embed_shards
 
@@ -49,18 +48,6 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.glob("*.h5")}
 
 
-class Shards(Silent):
-    """Counts the shards that are done."""
-
-    total = done = 0
-
-    def start(self, total, what):
-        self.total = total
-
-    def advance(self, steps):
-        self.done += steps
-
-
 # --- the result ------------------------------------------------------------------------------------
 
 
@@ -79,14 +66,14 @@ def test_the_command_starts_ray_and_writes_the_shards_of_this_machine(image_fold
 
 @pytest.mark.slow
 def test_shards_are_those_of_this_machine_and_a_second_run_leaves_them(cluster, pile, run, tmp_path):
-    source, progress = pile(broken=BROKEN), Shards()
+    source = pile(broken=BROKEN)
     embed_here(Pile(tmp_path / "known.log", 20), tmp_path / "known", 1, run)
     known = [tmp_path / "known" / "00001.h5"]
-    report = embed_shards(source, tmp_path / "ray", 3, run, options=EmbedOptions(reuse=known), progress=progress)
+    report = embed_shards(source, tmp_path / "ray", 3, run, options=EmbedOptions(reuse=known))
     embed_here(source, tmp_path / "here", 3, run, reuse=known)
     assert files(tmp_path / "ray") == files(tmp_path / "here")
     assert (report.rows, report.computed, report.reused, len(report.failures)) == (57, 38, 19, 3)
-    assert (progress.total, progress.done, report.written) == (3, 3, True)
+    assert report.written
     assert EmbeddingCache(tmp_path / "ray").encoder == report.encoder
     as_in_the_shards = EncoderOptions(name=run.name, device="cpu")
     again = embed_shards(source, tmp_path / "ray", 3, as_in_the_shards, options=EmbedOptions(reuse=known))

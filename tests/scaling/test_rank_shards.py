@@ -84,12 +84,3 @@ def test_damage_is_named(cache, model, dataset, by):
         stream.write(b"\x01")
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: {dataset} are not as they were written"):
         rank_shards(cache, S, model if by == "classifier" else None)
-
-
-def test_embeddings_that_are_not_finite_are_named(tmp_path, model):
-    rows = X.copy()
-    rows[800, 2] = np.inf
-    cache = write_cache(tmp_path / "cache.h5", rows)
-    for chosen in (None, model):
-        with pytest.raises(CacheError, match=r"cache\.h5 holds NaN or infinite embeddings \('00800\.png'\)"):
-            rank_shards(cache, S, chosen)

@@ -7,7 +7,6 @@ from helpers.shard_tasks import InProcess
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.scaling.score_shards import score_shards
-from pucache.scaling.shards import shards_of
 from pucache.scoring.score import score
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -62,20 +61,3 @@ def test_a_shard_that_vanishes_or_is_damaged_is_named_and_has_no_table(shards, m
         score_shards(model, cache, out, parts=parts)
     assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out" / "d.csv").exists()
     assert not list(tmp_path.rglob(".*"))
-
-
-def test_a_shard_that_was_replaced_is_named(shards):
-    shard = shards_of(EmbeddingCache(shards))[0]
-    write_cache(shards / "a.h5", X[:3], ["x", "y", "z"])
-    with pytest.raises(CacheError, match=rf"^{shards}/a\.h5 was replaced while it was read; run the command again"):
-        shard.open()
-
-
-def test_another_machine_fetches_its_own_copy_from_the_url(shards, memory, tmp_path, monkeypatch):
-    memory.put(f"{shards}/", "/shards/", recursive=True)
-    cache = EmbeddingCache("memory://shards")
-    listed = shards_of(cache)
-    for file in cache.files:
-        file.path.unlink()
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "other"))
-    assert [key for shard in listed for key in shard.open().keys] == list(cache.keys)

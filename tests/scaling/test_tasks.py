@@ -10,7 +10,7 @@ from helpers.shard_tasks import Deadly
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
-from pucache.errors import CacheError, EngineError
+from pucache.errors import EngineError
 from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.rank_shards import rank_shards
 from pucache.scaling.score_shards import score_shards
@@ -46,13 +46,6 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [CacheError("cache.h5 is damaged"), KeyError("a bug")])
-def test_an_error_of_a_task_is_raised_as_it_is(tasks, error):
-    with pytest.raises(type(error), match=str(error)):
-        list(tasks.map(shard_tasks.fail, error, range(9)))
-
-
-@pytest.mark.slow
 def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(tasks, tmp_path):
     def with_lives(name, count):
         (tmp_path / name).mkdir()
@@ -67,11 +60,6 @@ def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(tasks, t
     _, error = outcomes.pop(2)
     assert outcomes == {number: [number, None] for number in (0, 1, 3)}
     assert str(error).startswith("a worker died 4 times at 2 (killed, or out of memory); run again, with more memory")
-
-
-@pytest.mark.slow
-def test_a_task_is_told_its_cores(tasks):
-    assert list(tasks.map(shard_tasks.told_cores, None, [0])) == [(1, "1")]
 
 
 @pytest.mark.parametrize(
@@ -109,25 +97,6 @@ def test_killed_workers_change_no_ranking(cluster, folder, tmp_path):
         assert ranking.rows.tolist() == local.rows.tolist()
         assert ranking.scores.tobytes() == local.scores.tobytes()
     assert not list(deadly.lives.iterdir())
-
-
-@pytest.mark.slow
-def test_commands_write_and_print_what_one_machine_does(cluster, folder, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(folder)  # paths of shards are relative to it, and workers run elsewhere
-    commands = {
-        "ranked.csv": "retrieve-positives shards --positives found.txt --device auto",
-        "scores.csv": "score model.safetensors shards",
-        "scores": "score model.safetensors shards --parts csv",
-    }
-    for out, command in commands.items():
-        printed = []
-        for engine in ("local", "ray"):
-            where = tmp_path / engine / out
-            main([*command.split(), "--engine", engine, "--out", str(where)], standalone_mode=False)
-            printed.append(capsys.readouterr().out.replace(str(where), ""))
-        assert printed[0] == printed[1]
-        for path in (tmp_path / "local").rglob("*.csv"):
-            assert (tmp_path / "ray" / path.relative_to(tmp_path / "local")).read_bytes() == path.read_bytes()
 
 
 @pytest.mark.slow

@@ -1,4 +1,3 @@
-import dataclasses
 from copy import copy
 
 import numpy as np
@@ -99,12 +98,6 @@ def test_auto_is_refused_where_no_share_is_estimated(model, cache, tmp_path, cha
     assert not (tmp_path / "scores.csv").exists()
 
 
-@pytest.mark.parametrize("value", [0, 1, -0.1, "often", float("nan")])
-def test_a_share_outside_its_domain_is_refused(model, cache, tmp_path, value):
-    with pytest.raises(ValueError, match="deploy_prior"):
-        score(model, cache, tmp_path / "scores.csv", deploy_prior=value)
-
-
 def test_a_higher_share_raises_posteriors_and_lowers_the_threshold(model, cache, tmp_path):
     tables = []
     for share in (0.01, 0.5):
@@ -130,17 +123,3 @@ def test_a_cache_that_grew_keeps_the_scores_it_had(model, tmp_path, suffix):
     content = out.read_bytes()
     assert score(model, grown, out, deploy_prior="auto").kept == 600
     assert out.read_bytes() == content
-
-
-def test_a_table_of_another_model_is_written_anew(model, cache, tmp_path):
-    out = tmp_path / "scores.csv"
-    score(model, cache, out)
-    other = copy(model)
-    other._set_fitted(dataclasses.replace(_state(model), coef_=model.coef_ * 2))
-    assert score(other, cache, out, deploy_prior="auto").kept == 0
-
-
-def _state(model):
-    from pucache.training.model_file import FittedState
-
-    return FittedState(**{field.name: getattr(model, field.name) for field in dataclasses.fields(FittedState)})

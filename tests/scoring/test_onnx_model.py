@@ -81,37 +81,6 @@ def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(t
         export_onnx(model, tmp_path / "m.onnx", weights=tmp_path)
 
 
-class Inexpressible(torch.nn.Module):
-    """What no graph holds: its way depends on the pixels."""
-
-    def forward(self, pixels):
-        return pixels.float().mean((1, 2, 3)).unique()[:, None].expand(-1, 4)
-
-
-class Other(torch.nn.Module):
-    """What gives something else in every call."""
-
-    def forward(self, pixels):
-        return torch.rand(len(pixels), 40) + pixels.float().mean()
-
-
-@pytest.mark.parametrize(
-    ("network", "reason"), [(Inexpressible, "cannot express .*nothing was written"), (Other, "ONNX")]
-)
-def test_an_encoder_that_onnx_cannot_express_is_named_and_nothing_written(
-    tmp_path, trained, monkeypatch, network, reason
-):
-    model, folder, *_ = trained
-    encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
-    monkeypatch.setattr(encoder.runtime, "network", network)
-    monkeypatch.setattr(onnx_model, "encoder_of", lambda *_: encoder)
-    (tmp_path / "m.onnx").write_bytes(b"old")
-    with pytest.raises(EncoderError, match=reason) as caught:
-        export_onnx(model, tmp_path / "m.onnx", weights=folder)
-    assert str(model.encoder_).split()[0] in str(caught.value) and "\n" not in str(caught.value)
-    assert (tmp_path / "m.onnx").read_bytes() == b"old" and len(list(tmp_path.iterdir())) == 1
-
-
 def test_what_is_missing_is_named(tmp_path, trained, monkeypatch):
     model, *_ = trained
     with pytest.raises(ValueError, match=r"ends in \.onnx"):

@@ -11,8 +11,7 @@ from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.deferred import EncoderOptions
-from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError, ModelError, OutputError
+from pucache.errors import CacheError, ModelError
 from pucache.images.source import open_source
 from pucache.scoring.score import ScoreReport, embed_for, score
 from pucache.scoring.score_tables import read_scores
@@ -81,42 +80,6 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
 
 
-@pytest.mark.parametrize("unused", [{"cache": "new.h5"}, {"device": "cpu", "batch_size": 2}], ids=str)
-def test_options_of_embedding_are_refused_where_a_cache_is_scored(cache, model, tmp_path, unused):
-    with pytest.raises(ValueError, match=f"{', '.join(unused)} is for images that are to be embedded"):
-        score(model, cache, tmp_path / "scores.csv", **unused)
-
-
-@pytest.mark.parametrize(
-    "name, error", [("scores.txt", ValueError), ("scores", ValueError), ("folder.csv", OutputError)]
-)
-def test_an_output_that_cannot_be_is_found_before_any_work(tmp_path, name, error):
-    (tmp_path / "folder.csv").mkdir()
-    with pytest.raises(error, match=r"must end in \.csv or \.parquet|is a directory"):
-        score(None, None, tmp_path / name)  # there is nothing to work with
-
-
-def test_a_model_of_another_encoder_is_refused_and_leaves_no_output(cache, out):
-    other = PULinearClassifier(prior=0.3, device="cpu").fit(X, S)
-    other.encoder_ = EncoderSpec.imported("other", 6)
-    with pytest.raises(ModelError, match=r"holds embeddings of imported:planted.* expects imported:other"):
-        score(other, cache, out)
-    assert list(out.parent.iterdir()) == []
-
-
-def test_an_interruption_leaves_the_old_scores_alone(cache, model, out, monkeypatch):
-    score(model, cache, out)
-    before = out.read_bytes()
-
-    def interrupt(margins):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(model, "posterior", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        score(model, cache, out)
-    assert out.read_bytes() == before and list(out.parent.iterdir()) == [out]
-
-
 # --- with the neighbours of a pile -------------------------------------------------------------
 
 NEW, *_ = planted(90, labelled=10, seed=1)
@@ -154,20 +117,6 @@ def test_new_images_are_scored_with_their_neighbours_in_the_pile(tmp_path, model
     assert 0 < report.positives < 90
 
 
-@pytest.mark.parametrize("at_once", [6, 6 * 40, 6 * 90])
-def test_scores_do_not_depend_on_the_blocks(tmp_path, fused, pile, monkeypatch, at_once):
-    new = write_cache(tmp_path / "new.h5", NEW)
-    score(fused, new, tmp_path / "expected.csv", neighbours=pile)
-    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
-    monkeypatch.setattr("pucache.scoring.neighbour_scores._VALUES_AT_ONCE", at_once)
-    (tmp_path / "caches").mkdir()
-    for number, rows in enumerate((slice(0, 70), slice(70, 200))):
-        write_cache(tmp_path / "caches" / f"{number}.h5", X[rows], [f"{row:05}" for row in range(200)[rows]])
-    score(fused, new, tmp_path / "scores.csv", neighbours=tmp_path / "caches")
-    tables = [read_scores(tmp_path / name)["margin"] for name in ("expected.csv", "scores.csv")]
-    np.testing.assert_allclose(*tables, atol=0.01)
-
-
 def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, fused, pile):
     score(fused, tmp_path / "pile.h5", tmp_path / "itself.csv", neighbours=pile)
     itself = read_scores(tmp_path / "itself.csv")["margin"]
@@ -179,27 +128,6 @@ def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, 
     np.testing.assert_allclose(
         read_scores(tmp_path / "copy.csv")["margin"], expected_scores(fused, X[:50], 2.0), atol=0.03
     )
-
-
-def test_a_model_that_chose_no_weight_is_refused_before_any_work(tmp_path, model):
-    old = with_neighbours(model, 0.0, "linear")
-    old.neighbours_ = None
-    refused = {"does not say whether neighbours help": old, "do not count": with_neighbours(model, 0.0, "linear")}
-    for reason, trained in refused.items():
-        with pytest.raises(ModelError, match=f"does not score with neighbours; leave neighbours out .*{reason}"):
-            score(trained, tmp_path / "nowhere", tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):
-    other = write_cache(tmp_path / "other.h5", X[:, :5])
-    with pytest.raises(ModelError, match=r"expects 6-d rows; .*other.h5 holds"):
-        score(fused, cache, tmp_path / "scores.csv", neighbours=other)
-    with pytest.raises(ValueError, match=r"empty.h5 has no rows, so nothing has neighbours in it"):
-        score(fused, cache, tmp_path / "scores.csv", neighbours=write_cache(tmp_path / "empty.h5", X[:0]))
-    with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
-        score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
-    assert not (tmp_path / "scores.csv").exists()
 
 
 # --- images through a model --------------------------------------------------------------------
@@ -243,15 +171,18 @@ def test_a_source_is_embedded_beside_the_scores_and_scored(image_folder, asked, 
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
 
 
+def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):
+    other = write_cache(tmp_path / "other.h5", X[:, :5])
+    with pytest.raises(ModelError, match=r"expects 6-d rows; .*other.h5 holds"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=other)
+    with pytest.raises(ValueError, match=r"empty.h5 has no rows, so nothing has neighbours in it"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=write_cache(tmp_path / "empty.h5", X[:0]))
+    with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
+        score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
+    assert not (tmp_path / "scores.csv").exists()
+
+
 def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
         embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", EncoderOptions(weights="other.pth"))
     assert not (tmp_path / "new.h5").exists()
-
-
-@pytest.mark.parametrize("encoder, named", [(None, "bare arrays"), (EncoderSpec.imported("clip", 6), "imported:clip")])
-def test_a_model_of_embeddings_made_elsewhere_cannot_score_images(of_tiny, image_folder, asked, encoder, named):
-    of_tiny.encoder_ = encoder
-    with pytest.raises(ModelError, match=f"trained on {named}.*cannot make; score a cache"):
-        embed_for(of_tiny, open_source(str(image_folder(1))), "unused.h5")
-    assert asked == []

@@ -1,11 +1,9 @@
 """The folder of ``score --parts``: a table for each cache file, and none of shards that are gone."""
 
-import fsspec
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import is_cache
 from pucache.errors import OutputError
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
@@ -82,18 +80,3 @@ def test_jobs_may_write_the_tables_of_single_shards_to_one_folder(shards, model,
     (tmp_path / "out" / "notes.txt").write_text("kept")
     (tmp_path / "out" / "old.parquet").write_text("no table of this format")
     score(model, shards, tmp_path / "out", parts="csv")
-
-
-def test_the_url_of_a_folder_of_shards_is_a_cache_and_that_of_a_folder_of_images_is_none(shards, model, tmp_path):
-    fs = fsspec.filesystem("memory")
-    fs.store.clear()
-    fs.put(f"{shards}/", "memory://shards/", recursive=True)
-    fs.pipe("/images/a.png", b"")
-    score(model, shards, tmp_path / "local.csv")
-    for url in ("memory://shards", "memory://shards/"):
-        score(model, url, tmp_path / "remote.csv")
-        assert (tmp_path / "remote.csv").read_bytes() == (tmp_path / "local.csv").read_bytes()
-    for url in ("memory://images", "memory://missing", "memory://shards/a.tar"):
-        assert not is_cache(url)
-    fs.put(f"{shards}/", "memory://shards.v2/", recursive=True)
-    assert is_cache("memory://shards.v2/")
