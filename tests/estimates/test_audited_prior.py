@@ -57,12 +57,6 @@ def test_hidden_positives_are_placed_by_posteriors_that_sum_to_their_number():
     assert 0.5 < above["recall"] < 1 and above["recall_low"] == 0 and above["precision_high"] == 1
 
 
-def test_without_a_likeliest_number_there_are_limits_alone():
-    margins, labels = np.linspace(-1, 1, 20), np.array([1] * 5 + [0] * 15)
-    stated = figures(margins, labels, AuditedPrior(hidden(2, 9), 5, 20))
-    assert all(stated[name] is None and stated[f"{name}_low"] <= stated[f"{name}_high"] for name in FIGURES)
-
-
 def test_the_prior_counts_known_and_hidden_positives():
     audited = AuditedPrior(hidden(10, 60, 30.0), 20, 1000)
     assert (audited.low, audited.likeliest, audited.high) == (0.03, 0.05, 0.08)

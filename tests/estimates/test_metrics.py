@@ -129,29 +129,3 @@ def test_all_but_a_tiny_share_on_one_side_is_a_collapse():
     assert collapse(1 - TINY, 1 - TINY, 0.3) == collapse(1, 1, 0.3) == "all-positive"
     assert collapse(TINY + 0.0001, 0, 0.3) == collapse(0, TINY + 0.0001, 0.3) == ""
     assert collapse(1 - TINY - 0.0001, 1, 0.3) == collapse(1, 1 - TINY - 0.0001, 0.3) == ""
-
-
-# --- refusals ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "changed, message",
-    [
-        ({"margins": [1, np.inf, 0]}, "margins must be finite, got inf in row 1"),
-        ({"margins": [np.nan, 0, 1]}, "margins must be finite, got nan in row 0"),
-        ({"margins": [1, 0]}, r"one length, got shapes \(2,\) and \(3,\)"),
-        ({"margins": [[1], [0], [0]], "s": [[1], [0], [0]]}, "vectors of one length"),
-        ({"margins": [], "s": []}, r"no labelled positive \(s = 1\) in 0"),
-        ({"s": [0, 0, 0]}, r"no labelled positive \(s = 1\) in 3"),
-        ({"s": [1, 1, 1]}, r"no unlabelled row \(s = 0\) in 3"),
-        ({"s": [1, np.nan, 0]}, "s must be 1 for labelled positives and 0"),
-        ({"prior": 1.0}, "prior must lie strictly between 0 and 1, got 1.0"),
-        ({"prior": -0.1}, "got -0.1; it is the share of positives among the unlabelled"),
-        ({"prior": math.nan}, "prior must lie strictly between 0 and 1, got nan"),
-        ({"threshold": math.nan}, "threshold must be a number, got NaN"),
-    ],
-)
-def test_what_has_no_estimate_is_refused_by_name(changed, message):
-    arguments = {"margins": [2, 1, 0], "s": [1, 0, 0], "prior": 0.5} | changed
-    with pytest.raises(ValueError, match=message):
-        from_pu(**{name: np.array(value) if name in ("margins", "s") else value for name, value in arguments.items()})

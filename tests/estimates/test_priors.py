@@ -12,7 +12,6 @@ from pucache.estimates.priors import (
     ERROR_BELOW,
     METHODS,
     MODEL_ERROR,
-    PriorEstimate,
     best_bin,
     deviance_limit,
     estimate,
@@ -86,11 +85,6 @@ def test_estimates_are_held_within_bounds_whatever_the_margins(rows, method):
     assert LEAST <= estimate(margins, s, method) <= MOST
 
 
-def test_an_unknown_method_is_refused_and_the_known_ones_are_named():
-    with pytest.raises(ValueError, match=r"^unknown method 'guess'; use tilt, bbe, dedpul, elkanoto$"):
-        estimate(np.zeros(2), np.array([0, 1]), "guess")
-
-
 # --- intervals ---------------------------------------------------------------------------------
 
 
@@ -131,23 +125,3 @@ def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_s
     margins, s = margins_of(0.0, 30, 500)
     found = profile_interval(margins, s)
     assert found.low == LEAST < found.high < 0.1
-
-
-def test_bounds_hold_estimate_and_interval():
-    found = profile_interval(*margins_of(0.2), bounds=(0.3, 0.5))
-    assert found.prior == found.low == pytest.approx(0.3) and 0.3 < found.high < 0.5
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "words"),
-    [
-        (LEAST, 0.2, "at most 0.20"),
-        (0.3, MOST, "at least 0.30"),
-        (0.1, 0.2, "0.10 to 0.20"),
-        (LEAST, MOST, "0.00 to 1.00"),
-        (0.0, 1.0, "none"),
-    ],
-)
-def test_intervals_in_words(low, high, words):
-    made = PriorEstimate(method="tilt", prior=0.15, low=low, high=high, level=0.9, draws=0)
-    assert made.interval_text("{:.2f}".format) == words

@@ -68,19 +68,6 @@ def test_of_fewer_unlabelled_rows_shares_stay_what_they_were(weights):
     assert confirmed_among(few) == pytest.approx(confirmed_among(known), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    "reviewed, message",
-    [
-        (REVIEWED[:-1], r"expected a decision for each of 400 rows, got reviewed \(399,\)"),
-        (2 * REVIEWED, "reviewed must be 1 .confirmed positive., -1 .known negative. or 0"),
-        (-S, "rows that are labelled positive are known negatives in `reviewed`; decide which"),
-    ],
-)
-def test_a_review_that_makes_no_sense_is_refused(reviewed, message):
-    with pytest.raises(ValueError, match=message):
-        PULinearClassifier(**OPTIONS).fit(X, S, reviewed=reviewed)
-
-
 # --- what figures rest on ----------------------------------------------------------------------
 
 
@@ -102,12 +89,6 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
     true = (after.margins(X) > after.threshold_)[(s == 0) & (y == 1)].mean()
     assert after.estimates_["recall"] == pytest.approx(true, abs=0.08)
     assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
-
-
-# --- by every verb -----------------------------------------------------------------------------
-
-
-# --- the file ----------------------------------------------------------------------------------
 
 
 # --- what a review makes certain -----------------------------------------------------------------
@@ -133,12 +114,6 @@ def test_a_given_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_est
         PULinearClassifier(prior=0.05, device="cpu").fit(X, s, reviewed=reviewed)
     estimate = PULinearClassifier(device="cpu").fit(X, s, reviewed=reviewed).prior_estimate_
     assert reviewed.sum() / (s == 0).sum() <= estimate.low <= estimate.prior <= estimate.high
-
-
-def test_a_review_of_every_row_leaves_nothing_to_learn_from():
-    X, s, _ = planted(n=60, labelled=10)
-    with pytest.raises(ValueError, match="every row is labelled or reviewed"):
-        PULinearClassifier(prior=0.3, device="cpu").fit(X, s, reviewed=np.where(s == 1, 0, -1))
 
 
 def test_hidden_positives_are_those_of_the_audit_or_of_a_prior():

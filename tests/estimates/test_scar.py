@@ -4,7 +4,7 @@ from helpers.planted import two_kinds
 from scipy.stats import mannwhitneyu
 
 from pucache.estimates.calibration import Tilt, fit_tilt
-from pucache.estimates.scar import LEAST, ScarCheck, check_scar, two_sample
+from pucache.estimates.scar import LEAST, check_scar, two_sample
 from pucache.labels.labels import Labels
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -76,15 +76,6 @@ def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_foun
     assert (got.n_labelled, got.n_likely) == (36, 36)
     left_out = [*range(11, 15), *range(40, 55), *range(81, 90)]
     assert not np.isin(left_out, got.rows_by_likeness).any() and np.isin(np.arange(60, 70), got.rows_by_likeness).all()
-
-
-def test_the_check_is_written_as_json_and_as_a_sentence(one_sided):
-    found = one_sided[2]
-    assert set(found.to_dict()) == {"labelled", "found", "auc", "auc_interval", "p_value", "explained", "verdict"}
-    assert f"AUC {found.auc:.2f}" in str(found) and "they differ" in str(found)
-    assert "no sign" in str(ScarCheck(50, 50, auc=0.5, p_value=0.6, explained=0.52, verdict="alike"))
-    explained = ScarCheck(50, 50, auc=0.7, p_value=0.001, explained=0.72, verdict="explained")
-    assert "negatives among the found may explain" in str(explained)
 
 
 # --- the test ----------------------------------------------------------------------------------

@@ -56,16 +56,6 @@ def test_what_is_stated_follows_the_labels_and_the_images():
     assert interval.prior is None and interval.has_interval
 
 
-@pytest.mark.parametrize(
-    ("margins", "low", "high"),
-    [(np.full(300, -9.0), 0, 0.05), (np.full(300, 9.0), 0.9, 1), (np.zeros(300), 0, 1)],
-    ids=["none positive", "all positive", "all equal"],
-)
-def test_margins_without_a_mixture_have_an_interval_too(margins, low, high):
-    found = estimate_share(pile(np.random.default_rng(4)), PRIOR, margins, labels=MANY)
-    assert low <= found.low <= found.prior <= found.high <= high
-
-
 @given(st.floats(0.001, 0.999), st.integers(0, 2**32 - 1))
 def test_held_out_margins_take_the_quantiles_of_the_final_head(share, seed):
     rng = np.random.default_rng(seed)

@@ -64,12 +64,6 @@ def test_the_threshold_lies_between_neighbours_even_in_float32(rule):
         assert (margins > chosen).tolist() == [True] * 30 + [False] * 2
 
 
-@pytest.mark.parametrize("number", [0.25, -3, "1e-3", np.float32(0.1), np.int64(7)])
-def test_a_number_is_a_margin(number):
-    assert choose_threshold(TILT, np.zeros(3), number, 0.5) == float(str(number))
-    assert parse_rule(number) == ("margin", float(str(number)))
-
-
 WRONG = ("", "f2", "f1=0.5", "precision=", "recall=0", "recall=nan", "precision=high", "-inf", "1,5", None, True)
 
 

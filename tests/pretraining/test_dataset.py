@@ -16,16 +16,13 @@ from pucache.errors import OutputError
 from pucache.images.decoding import decode
 from pucache.images.preprocessing import Preprocess
 from pucache.images.source import open_source
-from pucache.pretraining import dataset
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import (
     MappedImages,
     Squash,
     StreamedImages,
     decode_all,
-    has_room,
     listing_digest,
-    remove_decoded,
 )
 from pucache.progress import Silent
 
@@ -177,19 +174,6 @@ def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_pa
     with small_disk(2000), pytest.raises(OutputError, match=r"cannot write .*images\.u8: File too large") as caught:
         decoded(folder, tmp_path / "run")
     assert "\n" not in str(caught.value) and list((tmp_path / "run").iterdir()) == []
-
-
-def test_there_is_room_for_images_that_are_there_already(image_folder, tmp_path, monkeypatch):
-    folder = image_folder(4)
-    decoded(folder, tmp_path / "run")
-    need = 4 * SIDE * SIDE * 3
-    usage = type("Usage", (), {"free": dataset._RESERVE})
-    monkeypatch.setattr(dataset.shutil, "disk_usage", lambda _: usage)
-    assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
-    remove_decoded(tmp_path / "run")
-    assert not has_room(tmp_path / "run", 4, SIDE)
-    usage.free += need
-    assert has_room(tmp_path / "run", 4, SIDE) and not has_room(tmp_path / "run", 5, SIDE)
 
 
 # --- decoded in every epoch ----------------------------------------------------------------------

@@ -53,25 +53,6 @@ def test_the_seed_decides_backbone_and_projector():
     assert not any(torch.equal(one[n], other[n]) for n in one if n.startswith("backbone") and one[n].ndim == 4)
 
 
-@pytest.mark.parametrize(
-    "architecture, stem, size, expected",
-    [
-        ("test_resnet", "small", None, 32),
-        ("test_resnet", "standard", None, 160),
-        ("test_resnet", "small", 20, 20),
-        ("test_vit", "standard", None, 160),
-        ("bundled", "small", None, 32),
-    ],
-)
-def test_the_size_is_timms_or_32_with_a_small_stem_or_what_was_asked_for(architecture, stem, size, expected):
-    made = make(architecture, stem=stem, size=size)
-    config = timm.data.resolve_model_data_config(made.backbone)
-    told = made.description
-    assert (told.size, told.stem, told.steps) == (expected, stem, 0)
-    assert (tuple(told.mean), tuple(told.std)) == (config["mean"], config["std"])
-    assert told.interpolation == config["interpolation"]
-
-
 def test_weights_of_a_file_go_into_the_backbone_but_for_a_small_stem(tmp_path):
     torch.manual_seed(9)
     full = timm.create_model("test_convnext").state_dict()
@@ -109,14 +90,3 @@ def test_weights_of_another_network_are_refused(tmp_path):
     safetensors.torch.save_file(network("test_convnext").state_dict(), tmp_path / "w.safetensors")
     assert "does not fit test_resnet: it lacks" in refusal(EncoderError, weights=str(tmp_path / "w.safetensors"))
     assert "leave out --weights" in refusal(EncoderError, "bundled", weights=str(tmp_path / "w.safetensors"))
-
-
-@pytest.mark.parametrize("size", [0, -1, 2049, 1 << 40])
-def test_a_size_that_no_encoder_file_may_tell_of_is_refused_before_memory_is_taken(size):
-    assert f"images of {size} pixels; use a --size from 1 to 2048" in refusal(ValueError, size=size)
-
-
-@pytest.mark.parametrize("architecture", ["test_vit", "test_vit_relpos", "test_coatnet"])
-def test_a_size_that_a_network_cannot_take_is_refused(architecture):
-    told = refusal(ValueError, architecture, stem="standard", size=50)
-    assert told.startswith(f"{architecture} cannot take images of 50 pixels (") and "--size" in told

@@ -1,6 +1,5 @@
 import contextlib
 import csv
-import json
 import math
 import os
 import re
@@ -123,11 +122,6 @@ def test_what_a_finished_run_has_lost_is_made_again(lost, photos, tmp_path):
     assert again["loss"] == pytest.approx(told["loss"], abs=1e-4) and again["steps"] == told["steps"]
 
 
-def test_decoding_once_and_always_is_the_same(photos, undisturbed, tmp_path):
-    run("pretrain", photos, tmp_path / "run", *SMALL, "--decode", "always")
-    assert outcome(tmp_path / "run") == outcome(undisturbed)
-
-
 def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_path):
     folder = undisturbed
     cache, model, scores = tmp_path / "cache.h5", tmp_path / "model.safetensors", tmp_path / "scores.csv"
@@ -228,17 +222,6 @@ def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, cap
     assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
-@pytest.mark.slow
-def test_a_constant_rate_goes_on_for_more_epochs_and_not_for_fewer(photos, tmp_path):
-    how = (*NETWORK, "--recipe", "impulses", "--batch-size", BATCH, "--precision", "fp32")
-    run("pretrain", photos, tmp_path / "whole", *how, "--epochs", 3)
-    run("pretrain", photos, tmp_path / "run", *how, "--epochs", 2)
-    assert run_json("pretrain", photos, tmp_path / "run", *how, "--epochs", 3)["steps"] == 12
-    assert outcome(tmp_path / "run")[:3] == outcome(tmp_path / "whole")[:3]
-    assert "epochs 3 (now 2)" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 2)
-    assert "lr" in refused("pretrain", photos, tmp_path / "run", *how, "--epochs", 4, "--lr", 1)
-
-
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
@@ -263,20 +246,6 @@ def test_a_run_of_another_configuration_is_refused(changed, words, photos, undis
 def test_a_strange_run_json_is_one_clear_line(told, photos, tmp_path):
     (tmp_path / "run.json").write_bytes(told if isinstance(told, bytes) else told.encode())
     assert "is not the configuration of a run" in refused("pretrain", photos, tmp_path, *SMALL)
-
-
-def test_a_folder_that_holds_only_an_encoder_is_not_overwritten(photos, undisturbed, tmp_path):
-    (tmp_path / "encoder.safetensors").write_bytes((undisturbed / "encoder.safetensors").read_bytes())
-    assert "no run.json" in refused("pretrain", photos, tmp_path, *SMALL)
-
-
-@pytest.mark.parametrize("content", ["{", slow('{"recipe": 1, "result": {}}')])
-def test_a_strange_log_or_result_is_no_hindrance(content, photos, undisturbed, tmp_path):
-    sliced(photos, tmp_path / "run")
-    for name in ("log.csv", "finished.json"):
-        (tmp_path / "run" / name).write_text(content)
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert outcome(tmp_path / "run")[:3] == outcome(undisturbed)[:3]
 
 
 def test_a_folder_in_use_is_refused(photos, tmp_path):
@@ -361,14 +330,6 @@ def test_images_that_cannot_be_used_are_listed_and_left_out(tmp_path):
     assert "seed" in said
 
 
-def test_a_run_goes_on_with_the_images_it_began_with(tmp_path):
-    save_images(tmp_path / "photos", 10, (90, 90, 90))
-    (tmp_path / "photos" / "broken.jpg").write_bytes(b"no image")
-    sliced(tmp_path / "photos", tmp_path / "run")
-    told = refused("pretrain", tmp_path / "photos", tmp_path / "run", *SMALL, "--decode", "always")
-    assert "was trained with 10 images, and 11 can be used now" in told
-
-
 def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
     (tmp_path / "file").write_bytes(b"")
     assert "is a file; RUN_DIR is a folder" in refused("pretrain", photos, tmp_path / "file", *SMALL)
@@ -387,20 +348,6 @@ def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tm
 
 
 # --- TensorBoard -------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_tensorboard_can_read_what_was_logged(photos, undisturbed, tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    sliced(photos, tmp_path / "run", 1, "--tensorboard")
-    run("pretrain", photos, tmp_path / "run", *SMALL, "--tensorboard")
-    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
-    found = [(event.step, event.value) for event in events.Scalars("loss")]
-    logged = [(int(row["step"]), float(row["loss"])) for row in table(tmp_path / "run")[1:]]
-    assert [step for step, _ in found] == [step for step, _ in logged]
-    assert [value for _, value in found] == pytest.approx([value for _, value in logged], abs=1e-4)
-    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 def test_without_tensorboard_its_install_line_is_told(photos, tmp_path, monkeypatch):
@@ -488,14 +435,6 @@ def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, 
     assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
 
 
-def test_a_process_whose_companion_is_killed_says_so(photos, tmp_path):
-    how, killed = ("--epochs", 4000), Strike(signal.SIGKILL, STEP, 6)
-    with start_two(photos, tmp_path / "run", tmp_path, *how, strike=killed, struck=1) as two:
-        assert [command.wait() for command in two] == [1, -signal.SIGKILL]
-    (line,) = errors(two)
-    assert "process 0 has lost the others" in line and "Traceback" not in two[0].stderr
-
-
 # --- what a newcomer does ------------------------------------------------------------------------
 
 
@@ -504,29 +443,3 @@ def test_a_folder_of_other_things_is_refused_and_left_as_it_was(photos):
     told = refused("pretrain", photos, photos, *SMALL)
     assert "holds other files ('red', 'rest'); name a new or empty folder" in told
     assert sorted(path.name for path in photos.iterdir()) == before
-
-
-def test_what_will_be_done_and_where_it_goes_on_is_said(photos, tmp_path, caplog):
-    caplog.set_level("INFO", "pucache")
-    pretrain = ("pretrain", photos, tmp_path / "run", *SMALL, "--backbone", "timm:test_resnet", "--minutes", 1e-9)
-    first = json.loads(run(*pretrain, "--json").stdout)
-    assert math.isfinite(first["loss"]) and math.isfinite(first["geometry"]["spread"]) and first["finished"] is False
-    run(*pretrain)
-    plans = [record.getMessage() for record in caplog.records if "images;" in record.getMessage()]
-    assert plans[0].startswith("33 images; test_resnet, small stem, random weights, views of 16 px; batches of 8, 6 ")
-    assert "going on" not in plans[0] and plans[1].endswith("cpu in fp32; going on after step 1")
-
-
-@pytest.mark.parametrize(
-    ("side", "options", "words"),
-    [
-        (16, ("--stem", "standard", "--size", 96), "about 16 px and would be enlarged to 96; --stem small --size 32"),
-        (96, (), "about 96 px and would be shrunk to 16"),
-        (30, (), ""),
-    ],
-)
-def test_images_far_from_the_size_of_the_views_are_remarked_on(side, options, words, tmp_path, caplog):
-    save_images(tmp_path / "images", 10, (90, 90, 90), side)
-    run("pretrain", tmp_path / "images", tmp_path / "run", *SMALL, *options, "--minutes", 1e-9)
-    said = [record.getMessage() for record in caplog.records if "the images are of about" in record.getMessage()]
-    assert len(said) == bool(words) and all(words in text for text in said)

@@ -5,9 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pucache.errors import LabelError, RunError
 from pucache.images.source import open_source
-from pucache.pretraining import probe
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import Squash, StreamedImages
 from pucache.pretraining.network import NetworkConfig, build_network
@@ -108,47 +106,3 @@ def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_ar
     (tmp_path / "positives.txt").write_text("".join(f"{number:02}.png\n" for number in (1, 5, 8, 14, 20, 22, 27, 33)))
     assert look(Probe(images(folder), positives=tmp_path / "positives.txt"), network)[0] < 0.8
     assert look(Probe(images(folder), positives="[0-3][048].png"), network)[0] > 0.5  # a glob
-
-
-def test_features_that_are_no_numbers_are_an_error_that_says_so(folder):
-    broken = build_network(NetworkConfig("test_resnet", stem="small", size=32), norm=True, seed=0)
-    with torch.no_grad():
-        for weight in broken.backbone.parameters():
-            weight.mul_(1e15)
-    assert all(weight.isfinite().all() for weight in broken.parameters())
-    with pytest.raises(RunError, match=r"^the features are not finite numbers; [^\n]*$"):
-        look(Probe(images(folder)), broken)
-
-
-# --- errors ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("00.png\n99.png\n", r"1 of 2 keys in .* \('99\.png'\)"),
-        ("", "lists no keys"),
-        ("".join(f"{number:02}.png\n" for number in range(40)), "every image is a labelled positive"),
-    ],
-)
-def test_positives_that_do_not_fit_are_a_label_error(folder, tmp_path, monkeypatch, text, told):
-    monkeypatch.setattr(probe, "_MAX_IMAGES", 12)
-    (tmp_path / "positives.txt").write_text(text)
-    with pytest.raises(LabelError, match=told):
-        Probe(images(folder), positives=tmp_path / "positives.txt")
-
-
-def test_positives_that_could_not_be_decoded_are_left_out_and_are_no_mistake(network, folder, tmp_path):
-    listed = tmp_path / "positives.txt"
-    listed.write_text("".join(f"{number:02}.png\n" for number in range(0, 40, 4)))
-    some = images(folder)
-    some.keys = some.keys[1:]  # as where it was decoded beforehand
-    some.failures = {"00.png": "cannot be decoded"}
-    probe = Probe(some, positives=listed)
-    assert probe._s.sum() == 9
-    listed.write_text("00.png\n")
-    with pytest.raises(LabelError, match=r"none of the 1 positives in .*positives\.txt could be decoded"):
-        Probe(some, positives=listed)
-    listed.write_text("absent.png\n")
-    with pytest.raises(LabelError, match="are not in the source"):
-        Probe(some, positives=listed)

@@ -3,7 +3,6 @@ import os
 import pytest
 import timm
 import torch
-from helpers.slow import slow
 from helpers.started import in_two
 from helpers.training_parts import recipe, trained, with_two_norms, without_norms
 
@@ -126,25 +125,3 @@ def test_all_processes_end_with_one_network_and_one_loss(both):
     for name in (*RUNS, "parts with norms"):
         assert first[name][0] == second[name][0]
         assert furthest(first[name][1], second[name][1]) == 0
-
-
-# --- failures ----------------------------------------------------------------------------------
-
-
-def failing(what):
-    """How a failure of the second process is seen here."""
-    try:
-        with process_group.joined("cpu"):
-            if process_group.rank() == 1:
-                raise {"value": ValueError, "stop": KeyboardInterrupt}[what]("here")
-            process_group.broadcast_from_first(1)
-            process_group.barrier()
-    except BaseException as error:
-        return type(error).__name__, str(error)
-
-
-@pytest.mark.parametrize("what", ["value", slow("stop")])
-def test_of_processes_that_fail_only_the_first_says_why(what):
-    first, second = in_two(failing, what)
-    assert second == ({"value": "ValueError", "stop": "KeyboardInterrupt"}[what], "here")
-    assert first[0] == "FailedElsewhereError"

@@ -123,24 +123,3 @@ def test_every_epoch_is_another_order_without_repetition():
     assert len(set(map(tuple, epochs))) == 4
     assert set(joined(epochs)) == set(range(N))  # what one leaves out is in another
     assert batches != rows_of(training(without_norms(), recipe(), seed=4))
-
-
-# --- what is refused ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"accumulate": 0}, "at least 1"),
-        ({"epochs": 0}, "at least 1"),
-        ({"n_views": 1}, "at least 2"),
-        ({"lr": math.nan}, "above 0"),
-        ({"weight_decay": -1.0}, "weight decay"),
-        ({"warmup": math.nan}, "warm-up"),
-        ({"optimizer": "lion"}, "adam or sgd"),
-        ({"views": "none"}, "natural"),
-    ],
-)
-def test_what_cannot_be_trained_is_refused(changes, words):
-    with pytest.raises(ValueError, match=words):
-        training(without_norms(), recipe(**changes))
