@@ -29,12 +29,6 @@ def reviewed(session, draws=20):
         decide(session, draw.row, Choice.POSITIVE if draw.row % 10 == 5 else Choice.NEGATIVE)
 
 
-def test_before_the_first_random_image_nothing_is_claimed(session):
-    decide(session, 10)
-    assert run(session.folder) == audit_entries(session.entries(), [77]).sentence() + "\n"
-    assert "found 1; how many more is not known" in run(session.folder)
-
-
 def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
@@ -56,19 +50,6 @@ def test_json_holds_every_number(session):
     assert result == audited.as_dict() | {"sentence": audited.sentence(), "statements": audited.statements()}
     looser = json.loads(run(session.folder, "--json", "--level", "0.8"))
     assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
-
-
-def test_rechecks_are_told(session):
-    reviewed(session)
-    for draw in session.draw(np.random.default_rng(1), Stream.RECHECK, 3):
-        decide(session, draw.row, Choice.NEGATIVE if draw.row == 1 else Choice.POSITIVE)
-    assert "3 known positives shown again: " in run(session.folder)
-
-
-@pytest.mark.parametrize(("name", "reason"), [("none", "no review session at"), ("pile.h5", "is a file; expected the")])
-def test_what_is_no_session_is_named(session, tmp_path, name, reason):
-    output = run(tmp_path / name, code=1)
-    assert reason in output and output.count("\n") == 1
 
 
 def test_bad_arguments_and_damaged_logs_give_one_line(session):

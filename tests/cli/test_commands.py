@@ -3,9 +3,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -24,10 +21,8 @@ from helpers.command_line import (
     save_images,
     table,
 )
-from helpers.hangs import HANG_SECONDS
 from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
-from helpers.slow import slow
 from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -175,14 +170,6 @@ def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
         assert kept == ["cache.h5.neighbours"] * (WAYS[how] == FUSED)
 
 
-def test_retrieve_prints_the_best_and_where_the_rest_is(world, embedded, here):
-    lines = run("retrieve-positives {w}/cache.h5 --positives 'red/00[0-7].png' --out o/r.csv --twins 2", w=world).stdout
-    lines = lines.splitlines()
-    assert len(lines) == 6 and all(f"{n}  " in line and "red/" in line for n, line in enumerate(lines[:5], 1))
-    left = N - LABELLED
-    assert lines[-1] == f"wrote {left} of {left} unlabelled to o/r.csv, by similarity (whitened), with numpy on the CPU"
-
-
 def test_where_all_images_are_alike_it_is_said_why_none_is_ranked(here):
     write_cache(Path("alike.h5"), np.ones((9, 4), np.float32))
     lines = run("retrieve-positives alike.h5 --positives '00000*' --device cpu").stdout.splitlines()
@@ -276,14 +263,6 @@ def test_progress_goes_to_stderr_and_leaves_json_alone(world, here, monkeypatch)
     assert json.loads(ended.stdout)["rows"] == N
 
 
-def test_a_terminal_sees_a_bar(capsys):
-    with progress.Bar() as bar:
-        bar.start(10, "embedding")
-        bar.advance(10)
-        bar.remark("2 failed")
-    assert re.search("embedding.*10/10.*2 failed", capsys.readouterr().err)
-
-
 # --- exit codes ---------------------------------------------------------------------------------
 
 
@@ -296,61 +275,6 @@ def test_strict_exits_with_3_when_an_image_failed_and_everything_is_written(worl
     (here / "good").mkdir()
     shutil.copy(world / "images/red/000.png", here / "good")
     run("embed good good.h5 --strict" + SMALL, w=world)
-
-
-# --- interruptions, in a process of its own ----------------------------------------------------
-
-IN_A_DESTRUCTOR = """
-import signal, sys, time
-import pucache.cache.embedding_cache
-from pucache.cli.main import run
-
-class Struck:
-    def __del__(self):
-        signal.raise_signal(int(sys.argv.pop()))
-
-def slow(*_):
-    Struck()
-    time.sleep(3600)
-
-pucache.cache.embedding_cache.EmbeddingCache.__init__ = slow
-run(["info", "cache.h5"])
-"""
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
-def test_a_signal_is_not_lost_in_a_destructor(number, code):
-    command = [sys.executable, "-c", IN_A_DESTRUCTOR, str(int(number))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert ended.returncode == code and "interrupted" in ended.stderr and "Traceback" not in ended.stderr
-
-
-WHILE_THE_FIRST_IS_REPORTED = """
-import signal, sys
-import click
-from pucache.cli.main import main, run
-
-number, report = int(sys.argv.pop()), click.echo
-
-def report_after_another_signal(*values, **options):
-    signal.raise_signal(number)
-    report(*values, **options)
-
-@click.command()
-def stop():
-    click.echo = report_after_another_signal
-    signal.raise_signal(number)
-
-main.commands["stop"] = stop
-run(["stop"])
-"""
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_second_signal_does_not_change_the_exit_code(number, code):
-    command = [sys.executable, "-c", WHILE_THE_FIRST_IS_REPORTED, str(int(number))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS)
-    assert ended.returncode == code and ended.stderr.count("interrupted") == 1 and "Aborted" not in ended.stderr
 
 
 # --- help --------------------------------------------------------------------------------------

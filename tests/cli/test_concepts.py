@@ -48,20 +48,6 @@ def trained(folder):
         return run("train-pu cache.h5 --concepts labels.csv --device cpu", 3)
 
 
-def test_columns_of_a_table_or_of_the_lists_in_a_folder_may_have_other_names(folder):
-    rows = [row for row in table(folder / "labels.csv") if row["concept"] != "blue"]
-    lines = [f"{row['key']};{row['concept']};yes\n" for row in rows]
-    (folder / "named.csv").write_text("File;concept;is it\n" + "".join(lines))
-    (folder / "named").mkdir()
-    for name in ("red", "old red"):
-        own = [f"{row['key']},yes\n" for row in rows if row["concept"] == name]
-        (folder / f"named/{name}.csv").write_text("File,is it\n" + "".join(own))
-    command = "retrieve-positives cache.h5 --out - --concepts"
-    named = "--key-column File --label-column 'is it' --label-value yes"
-    for path in ("named.csv", "named"):
-        assert run(f"{command} {path} {named}").stdout == run(f"{command} labels").stdout
-
-
 def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
     assert sorted(path.name for path in (folder / "models").iterdir() if path.name[0] != ".") == [
         "metrics.json",
@@ -105,14 +91,6 @@ def test_retrieve_writes_the_best_of_each(trained, model):
     single = " --model models/red.safetensors" if model else ""
     run(f"retrieve-positives cache.h5 --positives labels/red.txt -k 7 --out one.csv{single}")
     assert [row["key"] for row in rows[7:]] == [row["key"] for row in table("one.csv")]
-
-
-def test_estimate_prior_prints_a_row_each():
-    said = json.loads(run("estimate-prior cache.h5 --concepts labels --method tilt --device cpu --json").stdout)
-    alone = json.loads(
-        run("estimate-prior cache.h5 --positives labels/red.txt --method tilt --device cpu --json").stdout
-    )
-    assert said["concepts"]["red"]["estimates"] == alone["estimates"] and not said["failures"]
 
 
 @pytest.mark.parametrize(

@@ -319,11 +319,6 @@ def test_verify_names_each_damaged_file(world, bad):
     assert all(re.search(name, line) for name, line in zip(names, errors, strict=True))
 
 
-@pytest.mark.parametrize("command", [TRAIN, PRIOR, REPORT + " --sample 9"])
-def test_a_seed_may_have_twenty_digits(world, trained, here, command):
-    run(command + " --seed 12345678901234567890", w=world)
-
-
 # --- the machine, in a process of its own ------------------------------------------------------
 
 

@@ -43,6 +43,3 @@ def test_every_number_that_looks_measured_has_a_source_or_a_reason(page):
 
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 140
-
-
-# --- the tool ------------------------------------------------------------------------------------------

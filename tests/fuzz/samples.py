@@ -11,8 +11,6 @@ import zlib
 from functools import cache
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import safetensors.torch
 import timm
 import torch
@@ -166,14 +164,6 @@ def extracted(tar, info):
         return None
 
 
-def summed(header):
-    """A header with its checksum set right."""
-    header = bytearray(header)
-    header[148:156] = b" " * 8
-    header[148:156] = b"%06o\0 " % sum(header)
-    return bytes(header)
-
-
 # --- lists and tables --------------------------------------------------------------------------
 
 MANIFEST = [*PLAIN, "missing.png", "/dev/zero", "pipe", SECRET, "sub/../a.png", "file:///no/such.png"]
@@ -191,12 +181,6 @@ POSITIVES = {
     "table.csv": b'key,label\na.png,1\n"odd, ""name"".png",0\n"line\nend.png",\n,\n',
     "only.csv": b"key\r\na.png\r\nb/c.png",
 }
-TRUTHS = {
-    "numbers.csv": "key,label\na.png,1\nb/c.png,0\nb/é.png,-1.0\n".encode(),
-    "words.csv": b'label,key,note\nTrue ,a.png,x\n no,"odd, ""name"".png",\nPositive,=cmd(),\nfalse, space ,\n',
-    "plain.txt": b"a.png\nb/c.png\nunknown.png\n",
-    "list.csv": b"key\na.png\n",
-}
 
 
 def scores():
@@ -205,17 +189,6 @@ def scores():
         "scores.csv": ("key,margin,posterior,label\n" + rows).encode(),
         "more.csv": b"label,key,posterior,rank,margin\n1,a.png,0.75,1,1.5e0\n0,b/c.png,1e-3,2,-2\n",
     }
-
-
-@cache
-def parquets():
-    n, made = len(KEYS), {}
-    table = {"key": KEYS, "margin": np.arange(n, dtype="f4"), "posterior": np.arange(n) / n, "label": np.zeros(n, "i1")}
-    for compression in ("none", "snappy", "zstd"):
-        stream = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table(table), stream, compression=compression)
-        made[f"{compression}.parquet"] = stream.getvalue()
-    return made | {"no-thrift.parquet": b"PAR1" + b"\xff" * 16 + (16).to_bytes(4, "little") + b"PAR1"}
 
 
 def table(data):
@@ -243,12 +216,6 @@ def labels(name, data):
 def positives(name, data):
     found = labels(name, data)
     return found and {key for key, word in found.items() if word in POSITIVE}
-
-
-def truth(name, data):
-    found = labels(name, data)
-    other = -1 if name.endswith(".csv") and "label" in (table(data) or [{}])[0] else 0
-    return found and [int(found[key] in POSITIVE) if key in found else other for key in KEYS]
 
 
 def score_rows(name, data):

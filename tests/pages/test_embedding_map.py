@@ -40,13 +40,6 @@ def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
     assert near > 0.99 and everywhere == pytest.approx(y.mean())
 
 
-def test_rows_that_are_alike_lie_in_the_middle_and_those_of_one_dimension_on_a_line():
-    layout = embedding_map(np.ones((8, 3), np.float32), np.arange(8))
-    assert (layout.pca == 0.5).all() and layout.tsne is None and layout.explained == 0
-    line = embedding_map(np.arange(6, dtype=np.float32)[:, None], np.arange(6))
-    assert (line.pca[:, 1] == 0.5).all() and np.ptp(line.pca[:, 0]) == 1
-
-
 def test_company_is_counted_among_the_nearest_ten():
     points = np.random.default_rng(0).random((50, 2))
     labelled = np.arange(50) < 4

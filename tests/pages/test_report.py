@@ -12,7 +12,6 @@ from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
-from markupsafe import Markup
 
 from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -20,11 +19,11 @@ from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows, write_file
 from pucache.cli.main import main
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import LabelError, ModelError, OutputError, SourceError
+from pucache.errors import ModelError
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import PriorEstimate
 from pucache.pages import report as module
-from pucache.pages.html import template, visible
+from pucache.pages.html import visible
 from pucache.pages.report import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -238,21 +237,6 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
 # --- refusals ----------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_is_refused_before_anything_is_done(made, tmp_path):
-    _, _, cache, s, _ = made
-    with pytest.raises(ValueError, match="at least 3, got 2"):
-        report(cache, s, tmp_path / "r.html", sample=2)
-    with pytest.raises(LabelError, match="a class for each of 160 rows"):
-        report(cache, s, tmp_path / "r.html", truth=s[:9])
-    with pytest.raises(LabelError, match="a label for each of 160 rows"):
-        report(cache, s[:9], tmp_path / "r.html")
-    with pytest.raises(OutputError, match="is also an input"):
-        report(cache, s, cache.files[0].path)
-    with pytest.raises(SourceError, match="no such source"):
-        report(cache, s, tmp_path / "r.html", images=tmp_path / "nowhere", **FAST)
-    assert not (tmp_path / "r.html").exists()
-
-
 def test_a_model_of_another_encoder_is_refused(made, tmp_path):
     _, _, cache, s, _ = made
     X, labels, _ = planted(n=60, d=5, labelled=20)
@@ -306,11 +290,6 @@ def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
 # --- words -------------------------------------------------------------------------------------
 
 
-def words(name, *arguments):
-    """A sentence of the template as text on one line."""
-    return " ".join(Markup(getattr(template("report_sentences").module, name)(*arguments)).unescape().split())
-
-
 def good_numbers(**changed):
     """Numbers of a good training, with some changed."""
     good = {
@@ -345,24 +324,6 @@ def warnings(methods_used, **changed):
 
 def methods(*priors, low=0.08, high=0.12):
     return [PriorEstimate(f"method {at}", prior, low, high, 0.9, 20) for at, prior in enumerate(priors)]
-
-
-def test_with_random_images_of_a_review_nothing_leans():
-    reviewed = {"confirmed": 5, "negative": 9}
-    doubtful = methods(0.1, 0.4, 0.5, 0.01, low=0.01, high=0.4)
-    scar = {"verdict": "differ", "auc": 0.7}
-    assert len(warnings(doubtful, reviewed=reviewed, scar=scar)) == 4
-    assert warnings(doubtful, reviewed=reviewed, scar=scar, audit_draws=120) == []
-    hidden = {"expected": 50.0, "low": 0, "high": 110.0}
-    numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden)
-    assert "at most 110 more positives, by 120 images that the review drew at random" in words("hidden", numbers)
-    assert words("headline", numbers) == "100 labelled, 5 confirmed, perhaps 50 hidden"
-    numbers = good_numbers(reviewed=reviewed, audit_draws=120, hidden_positives=hidden | {"expected": None}, prior=None)
-    assert words("hidden", numbers).endswith("drew at random; 5 are confirmed.")
-    assert words("headline", numbers | {"hidden_positives": {"expected": None, "low": 0, "high": 153}}).endswith(
-        "at most 153 hidden"
-    )
-    assert "on new images precision may be lower" in words("decisions", numbers)
 
 
 @pytest.mark.parametrize(

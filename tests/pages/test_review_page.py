@@ -13,7 +13,6 @@ from helpers.planted import write_cache
 from helpers.slow import slow
 from playwright.sync_api import expect
 
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import OutputError, SourceError
 from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
@@ -143,18 +142,6 @@ def test_data_tell_digest_address_and_what_was_labelled_before(pile):
         ("004.png", 0, 1),
         ("005.png", 0, 1),
     ]
-
-
-def test_digests_and_pictures_are_of_the_file_that_a_row_stands_in(tmp_path):
-    for name in ("one", "two"):
-        folder_of(tmp_path, {f"{name}/{row}.png": encode(shaded(30 + row, len(name) + 20)) for row in range(3)}, name)
-    cache = EmbeddingCache(tmp_path / "one.h5", tmp_path / "two.h5")
-    data = data_of(sheet(tmp_path / "r.html", cache, [4, 1], positives=[5])[0])
-    assert [one["key"] for one in data["candidates"]] == ["two/1.png", "one/1.png"]
-    digests = [short_digest(cache.digests[row]) for row in (4, 1, 5)]
-    assert [one["digest"] for one in data["candidates"] + data["labelled"]] == digests
-    assert data["base"] + data["candidates"][0]["file"] == (tmp_path / "two/two/1.png").as_uri()
-    assert shlex.split(data["command"])[2:4] == [str(tmp_path / "one.h5"), str(tmp_path / "two.h5")]
 
 
 def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):

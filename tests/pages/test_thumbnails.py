@@ -11,7 +11,6 @@ from helpers.planted import write_cache
 from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import SourceError
 from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
 
 
@@ -45,12 +44,6 @@ def test_a_photograph_on_its_side_is_shown_and_measured_upright(tmp_path):
     assert shown(one).size == (80, 160) and (one.width, one.height) == (320, 640)
 
 
-def test_profile_and_exif_of_the_original_are_left_out(tmp_path):
-    heavy = encode(shaded(50, 50), "JPEG", icc_profile=b"p" * 50_000, exif=b"Exif\0\0" + b"e" * 50_000)
-    (one,) = thumbnails(folder_of(tmp_path, {"a.jpg": heavy}), np.array([0]))
-    assert 0 < len(one.uri) < 2_000
-
-
 def test_a_changed_file_is_shown_and_said_to_have_changed(tmp_path):
     cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))})
     (tmp_path / "images/b.png").write_bytes(encode(shaded(50, 50)))
@@ -78,15 +71,6 @@ def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
     (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
     here, gone = thumbnails(cache, np.arange(2), images=tmp_path)
     assert here.uri and here.problem == "" and "No such file" in gone.problem
-
-
-def test_a_source_named_by_the_user_must_be_there(tmp_path):
-    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20))})
-    with pytest.raises(SourceError, match="no such source"):
-        thumbnails(cache, np.array([0]), images=tmp_path / "nowhere")
-    (tmp_path / "broken.tar").write_bytes(b"not a tar" * 200)
-    with pytest.raises(SourceError, match="as tar"):
-        thumbnails(cache, np.array([0]), images=tmp_path / "broken.tar")
 
 
 def test_images_inside_a_tar_are_shown_and_have_no_path(tmp_path):
