@@ -173,14 +173,14 @@ class ReviewService:
         Raises
         ------
         ValueError
-            Nothing is ranked yet, so there are no likeliest images.
+            Nothing is ranked yet, or nothing is undecided, so there are no likeliest images.
         SessionError
             The zone of the likeliest could not be written.
         """
         if on and likeliest and not self.session.zone.any():
             rows = self.queue.likeliest()
             if not len(rows):
-                raise ValueError("there is no ranking of undecided images yet; decide some images first")
+                raise ValueError("there is no ranking of undecided images: none is made yet, or all are decided")
             self.session.fix_zone(rows)
         self.queue.closing_stream = Stream.ZONE if likeliest else Stream.AUDIT
         self.queue.closing_audit = on

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
+from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import MIN_POSITIVES, NextImages, best_rows
 from pucache.reviewing.session import open_session
@@ -180,6 +181,20 @@ def test_a_closing_audit_shows_random_rows_alone(session_of):
     images.closing_audit = True
     shown = reviewing(session, images, 100)
     assert sorted(shown) == sorted(drawn(session)) == list(range(50)) and shown != sorted(shown)
+
+
+def test_an_audit_of_a_zone_of_fewer_rows_than_draws_goes_on_in_the_pile_and_may_be_left(session_of):
+    session = session_of(50)
+    images = ranked(session)
+    session.fix_zone(images.likeliest())
+    images.closing_audit, images.closing_stream = True, Stream.ZONE
+    waiting = images.next("a", 14)
+    assert sorted(drawn(session, Stream.ZONE)) == sorted(waiting[:10]) == list(range(10))
+    assert drawn(session) == waiting[10:]
+    images.closing_audit = False
+    images.release("a")
+    assert {*waiting} < {*images.next("a", 30)}, "they wait for a decision"
+    assert audit(session).zone.draws == 0 and "before the first random image" in audit(session).statements()[0]
 
 
 def test_positives_are_shown_again_once_there_are_some(session_of):

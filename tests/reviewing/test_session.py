@@ -21,6 +21,7 @@ from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.queue import NextImages
 from pucache.reviewing.session import open_session, read_labels, read_session
 from pucache.reviewing.session_state import Proposal
 from pucache.training.train_on_cache import is_audited
@@ -356,6 +357,8 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
     log.close()
     with read_session(cache) as session:
         assert session.urns == (27,) and [entry.urn for entry in session.entries()] == [0] * 14
+    before = audit(folder)
+    assert (before.draws, before.found, before.rows, before.zone) == (1, 2, 27, None)
     with open_session(cache, labels_of(30)) as session:
         assert session.epoch_note == "" and len(session.entries()) == 14 and session.urns == (27,)
         s, reviewed = session.labels()
@@ -369,6 +372,10 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
         entries = session.entries()
     with open_session(cache) as session:
         assert session.entries() == entries and len(entries) == 16
+        session.fix_zone(np.array([4, 5, 6]))
+        (draw,) = session.draw(rng, Stream.ZONE)
+        decide(session, draw.row, NEGATIVE)
+        assert audit(session) == audit(folder) and audit(folder).zone.draws == 1
 
 
 def test_a_session_is_read_while_it_runs(session, cache):
@@ -581,6 +588,21 @@ def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
         assert audit(session).zone.hidden_high == 0 and audit(session).as_dict() == audit(session.folder).as_dict()
         assert "among the 6 likeliest images at most 0 more" in audit(session).statements()[0]
         assert session.past(0, 3)[0][2] is Choice.NEGATIVE and len(session.past(0, 99)) > 3
+
+
+def test_where_every_image_is_decided_nothing_is_hidden_and_there_is_no_zone_to_choose(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
+        images = NextImages(session, rng)
+        images.set_ranking(np.arange(20.0, dtype=np.float32), None, 0)
+        session.fix_zone(images.likeliest())
+        session.draw(rng, Stream.ZONE, 2)
+        for row in range(3, 20):
+            decide(session, row, POSITIVE if row == 9 else NEGATIVE)
+        audited = audit(session)
+        assert (audited.found, audited.hidden_high, audited.chance_high, audited.recall_low) == (1, 0, 0, 1.0)
+        assert (audited.zone.hidden_high, audited.rest_high, audited.zone.rows) == (0, 0, 4)
+        assert not len(images.likeliest())
+        assert "found 1; every image is decided." in audited.statements()
 
 
 def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, rng):
