@@ -21,10 +21,12 @@ from PIL import Image
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 from helpers.browser import chromium, opened  # noqa: E402
+from helpers.live_pages import DECIDABLE, press, wait_until_saved  # noqa: E402
 
 TEXT, PICTURES = ROOT / "docs/walkthrough.md", ROOT / "docs/images"
 COMMAND, PICTURE = re.compile(r"\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")
-DECIDED, RANKED, AUDITED = 70, 250, 200  # decisions before the first picture, in all by rank, and of random images
+DECIDED, RANKED = 70, 250  # decisions before the first picture, and in all by rank
+STEP, AUDITED = 10, 200  # random images among the likeliest, until one may stop, and then among all
 LOOK = 250  # ms that a person looks at an image, at least
 SETTLED = 1000  # ms, in which a progress bar comes to rest
 
@@ -119,7 +121,7 @@ class LiveReview:
 
 
 @contextlib.contextmanager
-def live_review(browser, scheme):
+def live_review(browser, scheme="light"):
     """The page of the review."""
     with browser.new_context(viewport={"width": 1280, "height": 820}, color_scheme=scheme) as context:
         page = context.new_page()
@@ -133,19 +135,26 @@ def decide(page, work, count):
     with (work / "truth.csv").open(newline="") as stream:
         truth = {row["key"]: row["label"] for row in csv.DictReader(stream)}
     for _ in range(count):
-        key = page.text_content("#stage-key")
-        page.keyboard.press("a" if truth[key] == "1" else "r")
-        page.wait_for_function("key => document.querySelector('#stage-key').textContent !== key", arg=key)
+        page.wait_for_selector(DECIDABLE)
+        press(page, "a" if truth[page.text_content("#stage-key")] == "1" else "r")
         page.wait_for_timeout(LOOK)
+    wait_until_saved(page)
     page.wait_for_timeout(2 * SETTLED)  # until the count has followed
-    print(page.text_content("#sentence"), page.text_content("#advice"), sep="\n", flush=True)
+    print(*page.locator("#sentence, #statements li, #advice").all_text_contents(), sep="\n", flush=True)
+
+
+def save_review(page, name):
+    """Save the page in a window in which all beside the image is seen."""
+    hidden = page.evaluate("(aside => aside.scrollHeight - aside.clientHeight)(document.querySelector('.progress'))")
+    page.set_viewport_size({"width": 1280, "height": 820 + hidden})
+    save(page, name)
 
 
 def first_decisions(browser, work, name):
     """Take the page after the first decisions."""
-    with live_review(browser, "light") as page:
+    with live_review(browser) as page:
         decide(page, work, DECIDED)
-        save(page, name)
+        save_review(page, name)
 
 
 def page_of_twelve(browser, work, name):
@@ -154,21 +163,31 @@ def page_of_twelve(browser, work, name):
         decide(page, work, RANKED - DECIDED)
         page.keyboard.press("g")
         page.wait_for_selector("#grid img")
-        save(page, name)
+        save_review(page, name)
 
 
-def closing_audit(browser, work, name):
-    """Decide random images, take the count, and end the review."""
-    with live_review(browser, "light") as page:
+def audit_among_the_likeliest(browser, work, name):
+    """Decide random images among the likeliest, until one may stop, and take all that the page says."""
+    with live_review(browser) as page:
+        page.click("#closing-zone")
+        while not page.text_content("#advice").startswith("You may stop"):
+            decide(page, work, STEP)
+        page.click("#others summary")
+        save_review(page, name)
+
+
+def audit_among_all(browser, work, name):
+    """Decide random images of the whole pile, take the limit, and end the review."""
+    with live_review(browser) as page:
         page.click("#closing-audit")
         decide(page, work, AUDITED)
-        save(page, name)
+        save_review(page, name)
     LiveReview.end()
 
 
 def list_of_concepts(browser, work):
     """Decide images of two concepts, and take the page that lists all; it is in docs/tasks/many.md."""
-    LiveReview.begin("pucache review pile.h5 --concepts kinds.csv --session reviews", work)
+    LiveReview.begin("pucache review cache.h5 --concepts kinds.csv --session reviews", work)
     with browser.new_context(viewport={"width": 1280, "height": 640}, color_scheme="light") as context:
         page = context.new_page()
         page.goto(LiveReview.address)
@@ -208,7 +227,8 @@ def map_of_images(browser, work, name):
 TAKEN = {
     "live-review": first_decisions,
     "live-review-page": page_of_twelve,
-    "live-review-audit": closing_audit,
+    "live-review-stop": audit_among_the_likeliest,
+    "live-review-audit": audit_among_all,
     "report": first_screen,
     "report-margins": margins,
     "report-map": map_of_images,
