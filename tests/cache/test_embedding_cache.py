@@ -38,16 +38,6 @@ def test_several_files_or_a_folder_of_them_read_as_one(shards, monkeypatch):
             np.testing.assert_array_equal(X, several.X[block])
 
 
-def test_a_cache_is_opened_from_paths_and_from_opened_caches(shards):
-    opened, paths = open_cache(shards), [shards / f"{number}.h5" for number in range(3)]
-    assert open_cache(opened) is opened
-    first = EmbeddingCache(paths[0])
-    mixed = [first, paths[1], EmbeddingCache(paths[2])]
-    for caches in (str(shards), [shards], paths, tuple(map(str, paths)), mixed):
-        assert list(open_cache(caches).keys) == list(opened.keys)
-    assert open_cache([first, paths[2]]).files[0] is first.files[0], "an opened file is not opened again"
-
-
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

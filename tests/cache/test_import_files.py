@@ -118,13 +118,8 @@ def test_the_column_of_embeddings(tmp_path):
         ([None, [1.0, 2.0]], "holds 2 embeddings of 0 numbers"),
     ],
 )
-@pytest.mark.parametrize("kind", ["list", "fixed"])
-def test_lists_that_are_no_embeddings(tmp_path, values, expected, kind):
+def test_lists_that_are_no_embeddings(tmp_path, values, expected):
     column = pyarrow.array(values, pyarrow.list_(pyarrow.float32()))
-    if kind == "fixed":
-        if values[:1] != [[1.0, 2.0]] or len(values[1] or [0, 0]) == 1:
-            pytest.skip("cannot be a list of fixed size")
-        column = pyarrow.array(values, pyarrow.list_(pyarrow.float32(), 2))
     table = pyarrow.table({"key": list("ab")[: len(values)], "emb": column})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     text = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")

@@ -22,7 +22,7 @@ from helpers.command_line import (
     table,
 )
 from helpers.neighbours import with_neighbours
-from helpers.planted import planted, write_cache
+from helpers.planted import planted
 from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -168,13 +168,6 @@ def test_retrieve_finds_the_hidden_positives_first(trained, indexed, here, how):
         assert kept == [f"cache.h5.{how.split()[1].replace(',', '-')}.index"]
     else:
         assert kept == ["cache.h5.neighbours"] * (WAYS[how] == FUSED)
-
-
-def test_where_all_images_are_alike_it_is_said_why_none_is_ranked(here):
-    write_cache(Path("alike.h5"), np.ones((9, 4), np.float32))
-    lines = run("retrieve-positives alike.h5 --positives '00000*' --device cpu").stdout.splitlines()
-    assert lines[0] == "nothing is left to rank: all unlabelled images are duplicates of known ones (--twins)"
-    assert lines[1].startswith("wrote 0 of 8 unlabelled to ranked.csv")
 
 
 def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):

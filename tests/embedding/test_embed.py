@@ -25,7 +25,6 @@ from pucache.cache.reader import CacheFile
 from pucache.cli.main import main
 from pucache.errors import CacheError
 from pucache.images.listing import UNKNOWN, take_shard
-from pucache.images.source import open_source
 
 # --- a run, and the next one -------------------------------------------------------------------
 
@@ -161,20 +160,6 @@ def test_unreadable_files_become_failures_and_are_tried_again(image_folder, out,
     assert work(run(folder, out, encoder)) == (1, 0, 20)
     assert sorted(expect_current(out, folder).failures) == ["cut.png", "loose.png"]
     assert encoder.forward.rows == 21
-
-
-def test_files_that_change_or_go_after_they_were_listed_are_failures_and_nothing_is_listed_again(image_folder, out):
-    folder = image_folder(20)
-    listing = open_source(folder).scan()
-    (folder / "003.png").write_bytes((folder / "003.png").read_bytes() + b"more")
-    (folder / "004.png").unlink()
-    save_image(folder / "new.png", 50)
-    report = run(folder, out, listing=listing)
-    assert report.rows == 18
-    assert report.failures["003.png"].startswith("changed while it was read: ")
-    assert report.failures["004.png"] == "cannot be read: No such file or directory"
-    report = run(folder, out)
-    assert (*work(report), report.failures) == (2, 0, 18, {})
 
 
 # --- refusals ----------------------------------------------------------------------------------

@@ -139,26 +139,6 @@ def test_an_interruption_leaves_nothing_running(out, left_behind, blocks, worker
     assert not out.exists()
 
 
-class FailingSource(MemorySource):
-    """Raises an error of its own, which is none of an image."""
-
-    def __init__(self, error):
-        super().__init__(pictures(N))
-        self._error = error
-
-    def read(self, key):
-        if key == "0070.ppm":
-            raise self._error
-        return super().read(key)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("kind", [RuntimeError, OSError, EOFError])
-def test_a_bug_in_a_source_is_told_as_it_is(out, left_behind, kind, workers):
-    with pytest.raises(kind, match="a bug in a source"):
-        run(FailingSource(kind("a bug in a source")), out, workers=workers)
-
-
 class DeadlySource(MemorySource):
     """Kills the process that reads a certain image, as the kernel does when memory is short."""
 

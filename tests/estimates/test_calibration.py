@@ -67,16 +67,6 @@ def test_stated_posteriors_average_to_the_prior_and_are_flatter_than_the_likelie
     assert 0.4 * likeliest.slope < stated.slope < 0.95 * likeliest.slope
 
 
-@pytest.mark.parametrize("prior", [1e-5, 0.003, 0.1, 0.9])
-def test_a_start_far_away_finds_the_same_tilt(prior):
-    draw, y = np.random.default_rng(0), np.arange(1500) < 200
-    margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
-    s = (np.arange(1500) < 20).astype(np.int8)
-    there, here = fit_tilt(margins, s), fit_tilt(margins, s, start=Tilt(0.0, 1.0, prior))
-    assert there.prior == pytest.approx(180 / 1480, rel=0.1)
-    assert here.prior == pytest.approx(there.prior, rel=0.02)
-
-
 @pytest.mark.parametrize("prior", [1e-9, 0.3, 0.9999, 0.99999])
 def test_a_known_prior_is_held_and_the_rest_is_fitted_at_it(prior):
     margins, s = gaussians(0.95)
@@ -186,6 +176,3 @@ def test_the_profile_of_extreme_margins_is_finite(extreme):
     assert np.isfinite(within).all() and (within >= deviance).all() and LEAST <= estimate <= MOST
     ends = [end for one in (deviance, within) for end in profile_ends(priors, one, 4.0) if end is not None]
     assert all(LEAST <= end <= MOST for end in ends)
-
-
-# --- bins --------------------------------------------------------------------------------------

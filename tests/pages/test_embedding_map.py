@@ -38,14 +38,3 @@ def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
     assert np.array_equal(first.tsne, again.tsne)
     near, everywhere = shares_of_likely(first.tsne, y == 1, y == 1)
     assert near > 0.99 and everywhere == pytest.approx(y.mean())
-
-
-def test_company_is_counted_among_the_nearest_ten():
-    points = np.random.default_rng(0).random((50, 2))
-    labelled = np.arange(50) < 4
-    likely = np.arange(50) % 3 == 0
-    shares = []
-    for own in range(4):
-        distance = np.linalg.norm(points - points[own], axis=1)
-        shares.append(likely[np.argsort(distance)[1:11]].mean())
-    assert shares_of_likely(points, labelled, likely) == pytest.approx((np.mean(shares), likely.mean()))

@@ -13,7 +13,6 @@ from helpers.planted import write_cache
 from helpers.slow import slow
 from playwright.sync_api import expect
 
-from pucache.errors import OutputError, SourceError
 from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
 from pucache.pages.html import visible
@@ -153,17 +152,6 @@ def test_the_command_of_the_next_round_quotes_the_cache(tmp_path):
     assert train == ["pucache", "train-pu", str(tmp_path / "my images/bare.h5"), *labels]
     assert retrieve[:7] == ["pucache", "retrieve-positives", str(tmp_path / "my images/bare.h5"), *labels]
     assert retrieve[7:] == ["--model", "model.safetensors", "--review", "review.html"]
-
-
-def test_a_source_or_a_folder_that_will_not_do_leaves_the_earlier_sheet_as_it_was(tmp_path):
-    cache = bare(tmp_path, 3)
-    (tmp_path / "r.html").write_text("earlier")
-    with pytest.raises(SourceError):
-        sheet(tmp_path / "r.html", cache, [1], images=tmp_path / "nowhere")
-    assert (tmp_path / "r.html").read_text() == "earlier"
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError):
-        sheet(tmp_path / "file/r.html", cache, [1])
 
 
 # --- reviewing ---------------------------------------------------------------------------------

@@ -46,13 +46,6 @@ def test_features_are_the_backbone_of_normalised_views_and_projections_follow_th
 # --- where it begins -----------------------------------------------------------------------------
 
 
-def test_the_seed_decides_backbone_and_projector():
-    assert equal(make(), make()) and equal(make(seed=5), make(seed=5))
-    one, other = make(seed=0).state_dict(), make(seed=1).state_dict()
-    assert not torch.equal(one["projector.3.weight"], other["projector.3.weight"])
-    assert not any(torch.equal(one[n], other[n]) for n in one if n.startswith("backbone") and one[n].ndim == 4)
-
-
 def test_weights_of_a_file_go_into_the_backbone_but_for_a_small_stem(tmp_path):
     torch.manual_seed(9)
     full = timm.create_model("test_convnext").state_dict()

@@ -89,17 +89,6 @@ def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
     assert result.search == f"exact search for the {pool:,} rows of the highest margins"
 
 
-def test_a_large_cache_whose_graph_is_kept_uses_it(tmp_path, model, monkeypatch):
-    cache = write_cache(tmp_path / "cache.h5", X)
-    first = Fused(model, "cpu")(cache, LABELS)
-    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 1)
-    again = Fused(model, "cpu")(cache, LABELS)
-    assert again.search == "exact search" and (again.values == first.values).all()
-    changed = write_cache(tmp_path / "cache.h5", X[:200])
-    labels = Labels(S[:200], REVIEWED[:200])
-    assert "of the highest margins" in Fused(model, "cpu")(changed, labels).search
-
-
 @pytest.mark.parametrize("copies", [3, 40])
 def test_a_row_is_not_its_own_neighbour_among_its_copies(opened, model, no_graph, copies):
     group = np.arange(N) // copies

@@ -1,6 +1,5 @@
 import dataclasses
 import json
-import os
 import resource
 
 import numpy as np
@@ -10,7 +9,6 @@ from helpers.refusals import one_line
 from helpers.sealing import reseal_model
 
 from pucache.errors import EncoderError, RunError
-from pucache.storage.atomic import format_of
 from pucache.storage.tensor_file import Kind, read, write
 
 KIND = Kind("pucache-thing", version=2, noun="thing", error=EncoderError, expected="a thing", remedy="make it again")
@@ -61,14 +59,3 @@ def test_a_state_that_is_no_mapping_is_refused_under_a_right_seal(path, state):
     path.write_bytes(safetensors.numpy.save(TENSORS, {KIND.format: json.dumps(entry)}))
     reseal_model(path)
     assert "make it again" in refusal(path)
-
-
-def test_the_format_is_told_by_the_first_bytes_and_other_files_have_none(path, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    safetensors.numpy.save_file(TENSORS, tmp_path / "plain", {"format": "pt"})
-    for name in ("pipe", "plain", "", "gone", "x" * 300, "nul\0"):
-        assert format_of(os.path.join(tmp_path, name)) == ""
-    path.write_bytes(path.read_bytes()[:60])
-    assert format_of(path) == format_of(str(path)) == "pucache-thing"
-    path.write_bytes(path.read_bytes()[:20])
-    assert format_of(path) == ""
