@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -10,7 +12,7 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
-from pucache.images.parquet import write_labels
+from pucache.images.parquet import labels_written
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
 
@@ -30,7 +32,9 @@ from .progress import terminal_progress
 @options.option(
     "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
 )
-@options.option("--labels-to", metavar="FILE", help="Write the labels in Parquet files as a CSV file key,label.")
+@options.option(
+    "--labels-to", metavar="FILE", help="Write the labels in Parquet files as CSV key,label, after the embedding."
+)
 @options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
 @options.encoding
 @options.option(
@@ -91,21 +95,22 @@ def embed(
     keep_freed_memory()  # before the first thread, or large array
     if (labels_to is None) != (label_column is None):
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
+    if labels_to is not None and os.path.realpath(labels_to) == os.path.realpath(cache):
+        raise ValueError(f"--labels-to and CACHE are both {labels_to}; name another file for the labels")
     names = ("weights", "device", "precision", "runtime", "batch_size")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
-    if labels_to is not None and label_column is not None:
-        write_labels(opened, label_column, labels_to)
     more: dict[str, Any] = {}
-    if engine == "ray":
-        count = _shards_for_ray(shards, shard, profile)
-        run |= {"address": address, "progress": terminal_progress()}
-        report = embed_shards(opened, cache, count, encoder_options, **run)
-        more["shards"] = shard_names(count)
-    else:
-        options.refuse_cluster_options(address=address, shards=shards)
-        report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
+    with labels_written(opened, label_column, labels_to) if label_column and labels_to else nullcontext():
+        if engine == "ray":
+            count = _shards_for_ray(shards, shard, profile)
+            run |= {"address": address, "progress": terminal_progress()}
+            report = embed_shards(opened, cache, count, encoder_options, **run)
+            more["shards"] = shard_names(count)
+        else:
+            options.refuse_cluster_options(address=address, shards=shards)
+            report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
     lines = list(_lines(report, rest["prune"]))
     if profile and report.profile is not None:
         lines.append(report.profile.line())

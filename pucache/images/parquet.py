@@ -132,6 +132,11 @@ class ParquetSource(ShardSource):
         file = self._files[member >> _ROWS]
         return file.hash + int(np.searchsorted(file.ends, member & ((1 << _ROWS) - 1), "right"))
 
+    def files(self) -> list[str]:
+        """Paths of the Parquet files, which are listed first."""
+        self.index()
+        return [file.path for file in self._files]
+
     def labels(self, column: str) -> Iterator[tuple[str, str]]:
         """Key and text of a column of each image, in the order of the files; classes of Hugging Face by their name.
 
@@ -209,17 +214,21 @@ class ParquetSource(ShardSource):
                 yield values.field("bytes") if file.column.endswith(".bytes") else values
 
 
-def write_labels(source: Any, column: str, out: str) -> None:
-    """Write a column of a Parquet source as a CSV file ``key,label``.
+@contextmanager
+def labels_written(source: Any, column: str, out: str) -> Iterator[None]:
+    """Write a column of a Parquet source as a CSV file ``key,label``, which appears where the block ends without error.
 
     Raises `ValueError` for a source of another kind, `SourceError` where a file has no such column, and `OutputError`.
     """
     if not isinstance(source, ParquetSource):
         raise ValueError(f"labels are read from Parquet files; {source.name} is none: leave out --labels-to")
-    with replacing(check_writable(out)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        write = table_writer(stream)
-        for row in [("key", "label"), *source.labels(column)]:
-            write(row)
+    path = check_writable(out, inputs=source.files())
+    with replacing(path) as temporary:
+        with temporary.open("w", newline="", encoding="utf-8") as stream:
+            write = table_writer(stream)
+            for row in [("key", "label"), *source.labels(column)]:
+                write(row)
+        yield
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import codecs
 import csv
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from .atomic import open_regular
 
 # endings of label tables, of which those of workbooks are refused; other files list keys, one a line
 TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".ods", ".xls")
+_BLANK_LINES = r'(?:(?:[ \t,;]|"")*(?:\r\n?|\n))*'
+# before the names of the columns: blank lines, and Excel's line of the separator, such as sep=;
+_PREAMBLE = re.compile(rf'{_BLANK_LINES}(?:"?sep=([^\w"\r\n])"?[,;\t]*(?:\r\n?|\n){_BLANK_LINES})?', re.IGNORECASE)
 _SPREADSHEETS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
 
 
@@ -143,10 +147,12 @@ def read_rows(path: str | os.PathLike[str], *, expected: str = "") -> tuple[list
     if os.path.splitext(path)[1].lower() in (".parquet", ".pq"):
         return _parquet_rows(path)
     text = _read_text(path)
-    header = text.lstrip("\r\n").splitlines()[0] if text.strip() else ""
-    names = {
-        mark: _names(next(csv.reader([header], delimiter=mark), [])) for mark in ("\t,;" if _is_tsv(path) else ",;\t")
-    }
+    preamble = _PREAMBLE.match(text)
+    assert preamble is not None
+    text, skipped = text[preamble.end() :], len(preamble[0].splitlines())
+    header = text.splitlines()[0] if text else ""
+    marks = preamble[1] or ("\t,;" if _is_tsv(path) else ",;\t")
+    names = {mark: _names(next(csv.reader([header], delimiter=mark), [])) for mark in marks}
     fitting = [mark for mark in names if expected in names[mark]] or [mark for mark in names if len(names[mark]) > 1]
     table = csv.DictReader(io.StringIO(text, newline=""), delimiter=(fitting or list(names))[0], strict=True)
     rows = []
@@ -155,9 +161,9 @@ def read_rows(path: str | os.PathLike[str], *, expected: str = "") -> tuple[list
         for cells in table:
             if any(cells.values()):  # spreadsheets leave rows of commas
                 rows.append(Row(cells))
-                rows[-1].line = table.reader.line_num
+                rows[-1].line = skipped + table.reader.line_num
     except csv.Error as error:
-        raise LabelError(f"{path} line {table.reader.line_num}: {error}") from error
+        raise LabelError(f"{path} line {skipped + table.reader.line_num}: {error}") from error
     return list(columns), rows
 
 

@@ -50,6 +50,9 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("embed {w}/images c.h5 --labels-to l.csv --label-column kind", 2, "labels are read from Parquet files"),
         ("embed {w}/pile.parquet c.h5 --labels-to l.csv", 2, "go together; give both, or neither"),
         ("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column x", 1, "has no column 'x' of text or numbers"),
+        ("embed {w}/pile.parquet l.csv --labels-to ./l.csv --label-column kind", 2, "are both ./l.csv; name another"),
+        ("embed {w}/pile.parquet c.h5 --labels-to {w}/pile.parquet --label-column kind", 1, "is also an input"),
+        ("embed {w}/pile.parquet c.h5 --encoder timm:x --labels-to l.csv --label-column kind", 2, "model called 'x'"),
         ("embed {w}/images c.h5 --key-column id", 2, "columns are named for Parquet files"),
         ("train-pu {w}/cache.h5 --positives a.txt --key-column x", 2, "are for a table of labels; name one"),
         ("review {w}/cache.h5 --label-value x", 2, "are for a table of labels; name one"),
@@ -65,6 +68,14 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
 def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, code, reason):
     assert re.search(reason, refused(command, code, w=world))
     assert list(here.iterdir()) == []
+
+
+def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(here):
+    parquet.write_table(pyarrow.table({"image": [b"no picture"], "kind": ["red"]}), here / "x.parquet")
+    (here / "l.csv").write_text("before")
+    assert "none of the 1 images" in refused("embed x.parquet c.h5 --labels-to l.csv --label-column kind")
+    assert sorted(path.name for path in here.iterdir()) == ["l.csv", "x.parquet"]
+    assert (here / "l.csv").read_text() == "before"
 
 
 def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
@@ -88,6 +99,23 @@ def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
     assert list(EmbeddingCache(here / "again.h5").keys) == pile
     (here / "scores.csv").write_text("key,margin,posterior,label\nother.png,1,,1\n")
     assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "score {w}/model.safetensors {w}/cache.h5 --out",
+        "export {w}/cache.h5",
+        pytest.param("export {w}/model.safetensors --weights {w}/weights.safetensors", marks=pytest.mark.slow),
+    ],
+)
+def test_outputs_make_the_folders_that_are_missing(world, trained, here, command):
+    if "--weights" in command:
+        pytest.importorskip("onnxruntime")
+        pytest.importorskip("onnxscript")
+    ending = "csv" if "score" in command else "onnx" if "--weights" in command else "parquet"
+    run(f"{command} new/folder/out.{ending}", w=world)
+    assert [path.name for path in (here / "new/folder").iterdir()] == [f"out.{ending}"]
 
 
 @pytest.mark.slow

@@ -43,6 +43,31 @@ def test_columns_separators_and_byte_order_marks(tmp_path, name, mark, encoding)
     assert read_rows(tmp_path / name)[0] == ["file", "n", "is dress"]
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    ("mark", "before"),
+    [
+        (";", ["sep=;"]),
+        (",", ['"sep=,"', ""]),
+        ("\t", ["SEP=\t"]),
+        ("|", ["", "sep=|"]),
+        (",", ["", " \t", ",,", '"",""']),
+        (";", ["", ";;"]),
+    ],
+)
+def test_blank_lines_and_the_separator_of_excel_before_the_names_of_columns(tmp_path, mark, before, ending):
+    lines = [*before, f"is dress{mark}file", f"yes{mark}a.png", "", f'no{mark}"b{mark}c.png"']
+    (tmp_path / "x.csv").write_bytes(ending.join(lines).encode("utf-8-sig"))
+    table = read_table(LabelTable(str(tmp_path / "x.csv"), **COLUMNS))
+    assert table == [{"key": "a.png", "label": "1"}, {"key": f"b{mark}c.png", "label": "0"}]
+    assert [row.line for row in table] == [len(before) + 2, len(before) + 4]
+
+
+def test_a_first_column_without_a_name_is_no_blank_line(tmp_path):
+    (tmp_path / "x.csv").write_text(",key,label\n0,a.png,1\n")
+    assert read_table(tmp_path / "x.csv") == [{"": "0", "key": "a.png", "label": "1"}]
+
+
 def test_a_parquet_table_of_texts_classes_and_numbers(tmp_path):
     keys, values = zip(*ROWS, strict=True)
     classes = pyarrow.array(values).dictionary_encode()
@@ -65,6 +90,8 @@ def test_a_parquet_table_of_texts_classes_and_numbers(tmp_path):
         (b"key,x\na.png,1\n", {"key": "file"}, "has columns key, x; expected one called 'file'"),
         (b"key,x\na.png,no\n", {"label": "x", "value": "yes"}, "has no 'yes' in the column 'x'; it has 'no'"),
         (b"file,x\na.png,1\n,2\n", {"key": "file"}, "has a row without a key, 3; complete or remove it"),
+        (b"sep=;\nkey,label\na.png,1\n", {}, "has columns key,label; expected one called 'key'"),
+        (b"\n\n", {}, r"has columns \(none\); expected one called 'key'"),
         (b"PK\3\4\x14\0", {}, "is a spreadsheet .*; save its sheet as CSV"),
     ],
 )
