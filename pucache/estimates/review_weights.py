@@ -84,6 +84,11 @@ class TrainingLabels:
         )
 
     @property
+    def row_weights(self) -> np.ndarray:
+        """Weight of each row in training, float32 (n,)."""
+        return np.ones(len(self.s), np.float32) if self.training_weights is None else self.training_weights
+
+    @property
     def decided(self) -> np.ndarray:
         """What is known of the rows with s = 0, int8 (u,): 1 positive, -1 negative, 0 undecided."""
         return (self.training_s - self.known_negative.astype(np.int8))[self.s == 0]

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
 # parameters (A, p) and the numbers of their problems (A,) -> values (A,), gradients (A, p)
@@ -39,13 +40,13 @@ def minimise(
     start: Tensor,
     preconditioner: InverseHessian,
     *,
-    tolerance: float,
+    tolerance: ArrayLike,
     evaluations: int,
     reference: Tensor | None = None,
 ) -> Minimum:
     """Minimise K smooth functions of p parameters, from `start` (K, p).
 
-    A problem is finished when the norm of its preconditioned gradient falls below the share `tolerance` of its
+    A problem is finished when the norm of its preconditioned gradient falls below the share `tolerance` (K,) of its
     `reference` (K,), by default the norm at the start. `evaluations` is the greatest number of evaluations of the
     objective.
     """
@@ -53,9 +54,10 @@ def minimise(
     value, gradient = objective(start, every)
     batch = _Batch.at(every, start, value, gradient, preconditioner(gradient, every))
     reference = batch.norm() if reference is None else reference
+    enough = reference * torch.as_tensor(tolerance, dtype=reference.dtype, device=reference.device)
     parameters, value, norm, used = start.clone(), value.clone(), batch.norm(), 1
     while used < evaluations:
-        running = batch.unfinished(tolerance * reference[batch.problem])
+        running = batch.unfinished(enough[batch.problem])
         if not running.all():
             batch = batch.select(running)
         if not len(batch.problem):

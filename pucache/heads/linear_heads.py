@@ -121,6 +121,10 @@ class FittedHeads:
         both = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _OF_HEADS}
         return replace(self, **both, passes=max(self.passes, other.passes))
 
+    def zero(self) -> FittedHeads:
+        """As many heads of zeros: a starting point that knows nothing."""
+        return replace(self, coef=np.zeros_like(self.coef), intercept=np.zeros_like(self.intercept))
+
     def mean(self) -> FittedHeads:
         """One head with the mean coefficients and intercept: a starting point for further training."""
         first = self.take([0])

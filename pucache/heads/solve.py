@@ -56,7 +56,7 @@ def fit_heads(
     risk: PURisk | None = None,
     solver: str = "batch",
     sgd_settings: SGDSettings | None = None,
-    tolerance: float = TOLERANCE,
+    tolerance: ArrayLike = TOLERANCE,
     start: FittedHeads | None = None,
     moments: Moments | None = None,
     device: str = "auto",
@@ -90,7 +90,7 @@ def fit_heads(
         see `pucache.heads.minibatch`.
     sgd_settings : SGDSettings, optional
         For ``sgd``.
-    tolerance : float
+    tolerance : float or (K,)
         For ``batch``: `FittedHeads.residual` at which a head is finished.
     start : FittedHeads, optional
         For ``batch``: K heads to start from, in place of small random ones.
@@ -268,7 +268,7 @@ def _minimised(
     initial: Tensor,
     design: DesignMatrix,
     start: FittedHeads | None,
-    tolerance: float,
+    tolerance: ArrayLike,
 ) -> FittedHeads:
     parameters, reference = initial, None
     if start is not None:  # the tolerance refers to the gradient at the common initial point, wherever the start is

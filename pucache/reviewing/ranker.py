@@ -36,18 +36,20 @@ from ..heads.linear_heads import FittedHeads
 from ..heads.moments import Moments
 from ..heads.preconditioner import LeadingDirections, evenly_spaced
 from ..heads.risks import PURisk
-from ..heads.solve import fit_soft_targets
+from ..heads.solve import fit_heads, fit_soft_targets
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
 from ..neighbours.whitening import Whitening, centred_units
 from ..retrieval.similarity import Similarity
 from ..threads import limited_threads, worker_threads
+from ..training.cross_fitting import HALVES_TOLERANCE
 from ..training.neighbour_evidence import (
     LEAST_POSITIVES,
     WEIGHTS,
     NeighbourEvidence,
     agreement_gains,
+    halves_of,
     held_out_gains,
 )
 from ..training.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
@@ -199,17 +201,10 @@ class Ranker:
         tilt = fit_tilt(margins, s)
         labels = TrainingLabels.of(s, reviewed)
         positives = int(labels.training_s.sum())
-        agreement = agreement_gains(
-            self._design(self.features.all, labels),
-            labels,
-            self.graph,
-            risk=_RISK,
-            training_prior=0.5,
-            penalty=_PENALTY,
-            prior=tilt.prior,
-            groups=self._group,
-            seed=self._seed,
-        )
+        halves, design = halves_of(labels, self._group, self._seed), self._design(self.features.all, labels)
+        weights = labels.row_weights[:, None] * halves
+        heads = fit_heads(design, weights=weights, risk=_RISK, penalty=_PENALTY, tolerance=HALVES_TOLERANCE)
+        agreement = agreement_gains(design.margins(heads), halves, labels, self.graph, prior=tilt.prior)
         log_ratios = tilt.log_ratio(margins).astype(np.float32)
         lifts = self._lifts(log_ratios, tilt, s, reviewed)
         rankings = [log_ratios + np.float32(weight) * lifts for weight in WEIGHTS]
@@ -237,7 +232,7 @@ def _head_weights(labels: TrainingLabels, fold: np.ndarray) -> np.ndarray:
 
     Positives and all other rows have half the weight each.
     """
-    weights = np.ones(len(fold), np.float32) if labels.training_weights is None else labels.training_weights
+    weights = labels.row_weights
     weights = weights[:, None] * (fold[:, None] != np.arange(-1, FOLDS)).astype(np.float32)
     for value in (0, 1):
         half = labels.training_s == value

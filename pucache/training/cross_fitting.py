@@ -27,6 +27,8 @@ from ..heads.solve import TOLERANCE, fit_heads
 from .penalty import PENALTIES, log_posteriors
 
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
+HALVES_TOLERANCE = 5e-3  # of the heads of halves of the labels, which are only compared
+_TOGETHER = 3  # penalties that are tried at once
 SAMPLE_BYTES = 1 << 25
 
 
@@ -78,17 +80,62 @@ class CrossFitter:
         design = self.design.take(rows, labels.training_s)
         return CrossFitter(design, labels, self.fold[rows], self.prior, self.settings)
 
-    def cross_fit(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
-        """Cross-fit at every penalty, choose the best, and train its heads to full accuracy.
+    def cross_fit(
+        self, penalties: tuple[float, ...] = PENALTIES, halves: np.ndarray | None = None
+    ) -> tuple[CrossFit, FittedHeads, FittedHeads | None]:
+        """Choose the best penalty, and train all heads at it in the same passes, to full accuracy.
 
-        With a single fold nothing is held out to choose by, and the middle penalty is taken.
+        With a single fold nothing is held out to choose by, and the middle penalty is taken. `halves` (n, H) are rows
+        of further heads (`pucache.training.neighbour_evidence`). The result is the cross-fit, one head of all rows, and
+        the H heads.
         """
-        if self.folds < 2 or len(penalties) == 1:
-            return self.fit((penalties[len(penalties) // 2],), tolerance=TOLERANCE)[0]
-        candidates = self._sample.fit(penalties)
-        margins = [candidate.margins for candidate in candidates]
-        best = candidates[int(np.argmax(log_posteriors(margins, penalties, self._sample.labels)))]
-        return self.fit((best.penalty,), tolerance=TOLERANCE, start=best.heads)[0]
+        penalty, start = penalties[len(penalties) // 2], None
+        if self.folds >= 2 and len(penalties) > 1:
+            best = self.choose(penalties)
+            penalty, start = best.penalty, best.heads.joined(best.heads.mean())
+        base = self.labels.row_weights[:, None]
+        columns = [weights_without_folds(self.labels, self.fold[:, None]), base]
+        tolerance = np.full(self.folds + 1, TOLERANCE)
+        if halves is not None:
+            columns.append(base * halves)
+            tolerance = np.append(tolerance, np.full(halves.shape[1], HALVES_TOLERANCE))
+            if start is not None:  # from nothing: the head of one half must not know the other
+                start = start.joined(start.take(np.zeros(halves.shape[1], np.int64)).zero())
+        heads = fit_heads(
+            self.design,
+            weights=np.concatenate(columns, axis=1),
+            prior=self.prior,
+            penalty=penalty,
+            tolerance=tolerance,
+            start=start,
+            **vars(self.settings),
+        )
+        of_folds, of_all, of_halves = np.split(np.arange(len(tolerance)), [self.folds, self.folds + 1])
+        cross_fit = CrossFit(
+            penalty,
+            heads.take(of_folds),
+            self.fold,
+            self.design.margins(heads.take(of_folds), self.fold[:, None])[:, 0],
+        )
+        return cross_fit, heads.take(of_all), None if halves is None else heads.take(of_halves)
+
+    def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
+        """Cross-fit of the most likely penalty, on a sample of the unlabelled rows where they are many.
+
+        The strongest `_TOGETHER` are tried first. While the weakest of those tried is the most likely, as many weaker
+        ones follow, whose heads start from those of the weakest: they are near, and take few passes.
+        """
+        fitter = self._sample
+        weaker, candidates, best = sorted(penalties, reverse=True), list[CrossFit](), 0
+        posteriors = np.empty(0)
+        while weaker and best >= len(candidates) - 1:
+            group, weaker = tuple(weaker[:_TOGETHER]), weaker[_TOGETHER:]
+            start = candidates[-1].heads.take(np.tile(np.arange(self.folds), len(group))) if candidates else None
+            tried = fitter.fit(group, start=start)
+            posteriors = np.append(posteriors, log_posteriors([one.margins for one in tried], group, fitter.labels))
+            candidates += tried
+            best = int(np.argmax(posteriors))
+        return candidates[best]
 
     def fit(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
@@ -110,18 +157,6 @@ class CrossFitter:
             CrossFit(penalty, heads.take(own + self.folds * number), self.fold, margins[:, number])
             for number, penalty in enumerate(penalties)
         ]
-
-    def fit_on_all_rows(self, cross_fit: CrossFit) -> FittedHeads:
-        """One head of all rows at the penalty of a cross-fit."""
-        weights = self.labels.training_weights
-        return fit_heads(
-            self.design,
-            weights=None if weights is None else weights[:, None],
-            prior=self.prior,
-            penalty=cross_fit.penalty,
-            start=cross_fit.heads.mean() if self.settings.solver == "batch" else None,
-            **vars(self.settings),
-        )
 
 
 def fit_held_out(
@@ -173,5 +208,4 @@ def fit_held_out(
 def weights_without_folds(labels: TrainingLabels, folds: np.ndarray) -> np.ndarray:
     """Row weights of the heads that each leave a fold of a column of `folds` out, (n, C); a single fold is not."""
     held_in = [fold[:, None] != np.arange(fold.max() + 1) if fold.any() else fold[:, None] == 0 for fold in folds.T]
-    weights = np.ones(len(folds), np.float32) if labels.training_weights is None else labels.training_weights
-    return weights[:, None] * np.concatenate(held_in, axis=1)
+    return labels.row_weights[:, None] * np.concatenate(held_in, axis=1)

@@ -40,8 +40,6 @@ from ..estimates.review_weights import TrainingLabels
 from .propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 
 if TYPE_CHECKING:
-    from ..heads.design_matrix import DesignMatrix
-    from ..heads.risks import PURisk
     from ..neighbours.graph import NeighbourGraph
 
 WEIGHTS = (0.5, 1.0, 2.0)  # of the neighbours in a ranking
@@ -50,7 +48,6 @@ _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
 _LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
 LEAST_POSITIVES = 4  # halves of two
 _SPLITS = 2  # random splits into halves
-_TOLERANCE = 5e-3  # of the heads of the halves
 _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
 
 
@@ -176,33 +173,18 @@ class NeighbourSettings:
 
 
 def agreement_gains(
-    design: DesignMatrix,
-    labels: TrainingLabels,
-    graph: NeighbourGraph,
-    *,
-    risk: PURisk,
-    training_prior: float,
-    penalty: float,
-    prior: float,
-    groups: np.ndarray | None = None,
-    seed: int = 0,
+    margins: np.ndarray, halves: np.ndarray, labels: TrainingLabels, graph: NeighbourGraph, *, prior: float
 ) -> tuple[float, ...]:
     """Gain of the ranking of one half's likely positives by the other half's head, for each of `WEIGHTS`.
 
-    The labels have at least `LEAST_POSITIVES` positives; rows of one of the `groups` (n,) stay in one half.
-    `training_prior` and `penalty` are of the heads, `prior` is the share of positives among the unlabelled.
+    `margins` (n, H) are those of heads that were each trained on a column of `halves` (n, H); `prior` is the share of
+    positives among the unlabelled.
     """
-    from ..heads.solve import fit_heads  # imports torch, without which models are read
-
-    weights = _half_weights(labels, groups, seed)
-    heads = fit_heads(
-        design, weights=weights, risk=risk, prior=training_prior, penalty=penalty, tolerance=_TOLERANCE, seed=seed
-    )
-    margins, share = design.margins(heads), max(prior, LEAST_SHARE)
+    share = max(prior, LEAST_SHARE)
     ratios = [fit_tilt(column, labels.s, labels.weights, share).log_ratio(column) for column in margins.T]
     log_ratios = np.stack(ratios, axis=1).astype(np.float32)
     p = probabilities(log_ratios, share)
-    p[(labels.training_s == 1)[:, None] & (weights > 0)] = 1
+    p[(labels.training_s == 1)[:, None] & halves] = 1
     lifts = neighbour_log_odds(graph.weighted_means(p))
     unlabelled = labels.training_s == 0
     log_ratios, lifts, p = log_ratios[unlabelled], lifts[unlabelled], p[unlabelled]
@@ -223,20 +205,21 @@ def held_out_gains(
     return tuple(float(np.mean(_ranks_within_folds(scores, labels, fold) - before)) for scores in rankings)
 
 
-def _half_weights(labels: TrainingLabels, groups: np.ndarray | None, seed: int) -> np.ndarray:
-    """Row weights of the head of each half, float32 (n, 2 * splits); positives of the other half weigh 0."""
-    positives = np.flatnonzero(labels.training_s == 1)
+def halves_of(labels: TrainingLabels, groups: np.ndarray | None, seed: int) -> np.ndarray:
+    """Rows of random halves of the positives, each with all other rows, bool (n, 2 * splits).
+
+    At least `LEAST_POSITIVES` positives have a weight above 0; rows of one of the `groups` (n,) stay in one half.
+    """
+    positives = np.flatnonzero((labels.training_s == 1) & (labels.row_weights > 0))
     group = positives if groups is None else groups[positives]
     numbers, group = np.unique(group, return_inverse=True)
-    base = np.ones(len(labels.s), np.float32) if labels.training_weights is None else labels.training_weights
-    weights = np.repeat(base[:, None], 2 * _SPLITS, axis=1).astype(np.float32)
+    halves = np.ones((len(labels.s), 2 * _SPLITS), bool)
     generator = np.random.default_rng(seed)
     for split in range(_SPLITS):
         first = generator.permutation(len(numbers))[: len(numbers) // 2]
         in_first = np.isin(group, first)
-        weights[positives[~in_first], 2 * split] = 0
-        weights[positives[in_first], 2 * split + 1] = 0
-    return weights
+        halves[positives, 2 * split], halves[positives, 2 * split + 1] = in_first, ~in_first
+    return halves
 
 
 def _mean_rank(scores: np.ndarray, probability: np.ndarray) -> float:

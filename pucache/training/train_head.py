@@ -28,7 +28,7 @@ from ..storage.rows import take_rows
 from .cross_fitting import CrossFit, CrossFitter, HeadSettings
 from .distillation import Distillation, DistillationRows, GraphSource, distil
 from .model_file import FittedState, stated_estimate
-from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains
+from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
 from .penalty import PENALTIES
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
-_STAGES = 4  # steps of progress: prior for training, cross-fit, head, distillation
+_STAGES = 3  # steps of progress: prior for training, heads, distillation
 _INTEGER = (int, np.integer)
 _NUMBER = (*_INTEGER, float, np.floating)
 
@@ -73,11 +73,12 @@ def train_head(
         fold = assign_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
         fitter = CrossFitter(rows.design, labels, fold, _training_prior(rows, fold, given, settings), settings)
         stages.advance(1)
-        linear = fitter.cross_fit(penalties_of(classifier))
+        halves = _halves(rows, fitter) if _method(classifier) == "distilled" else None
+        linear, head, of_halves = fitter.cross_fit(penalties_of(classifier), halves)
         stages.advance(1)
-        head = fitter.fit_on_all_rows(linear)
-        stages.advance(1)
-        distillation = _distil(rows, fitter, linear, head, given) if _method(classifier) == "distilled" else None
+        distillation = None
+        if halves is not None and of_halves is not None:
+            distillation = _distil(rows, fitter, linear, head, halves, of_halves, given)
         stages.advance(1)
     helpful = distillation if distillation is not None and distillation.evidence.weight else None
     head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
@@ -218,41 +219,43 @@ def _training_prior(rows: TrainingRows, fold: np.ndarray, given: float | None, s
     if prior is not None:
         labels.check(prior)
     elif settings.risk.needs_prior:
-        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).cross_fit()
+        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).cross_fit()[0]
         prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 
 
-def _distil(
-    rows: TrainingRows, fitter: CrossFitter, linear: CrossFit, head: FittedHeads, given: float | None
-) -> Distillation | None:
-    """Distil the linear head, with the evidence on what neighbours are worth.
-
-    None where the labels are too few to tell, or no fold's chain would see one. None after a review that left few
-    positives hidden, too: the margins of the pile then follow from known neighbours, and threshold and precision would
-    not hold for new images.
-    """
+def _halves(rows: TrainingRows, fitter: CrossFitter) -> np.ndarray | None:
+    """Halves of the labels, by which neighbours are judged; None where they are too few, or no chain sees one."""
     labels, groups = rows.labels, rows.groups
     weighted = np.ones(len(fitter.fold), bool) if labels.weights is None else labels.weights > 0
     positives = np.flatnonzero((labels.training_s == 1) & weighted)
     different = len(positives) if groups is None else len(np.unique(groups[positives]))
     if different < LEAST_POSITIVES or len(np.unique(fitter.fold[(labels.s == 1) & weighted])) < 2:
         return None
+    return halves_of(labels, groups, fitter.settings.seed)
+
+
+def _distil(
+    rows: TrainingRows,
+    fitter: CrossFitter,
+    linear: CrossFit,
+    head: FittedHeads,
+    halves: np.ndarray,
+    of_halves: FittedHeads,
+    given: float | None,
+) -> Distillation | None:
+    """Distil the linear head, with the evidence on what neighbours are worth.
+
+    None after a review that left few positives hidden: the margins of the pile then follow from known neighbours, and
+    threshold and precision would not hold for new images.
+    """
+    labels = rows.labels
     tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
         return None
     on = DistillationRows.of(rows.design, labels, fitter.fold, rows.graph, rows.labelled_by_any)
-    agreement = agreement_gains(
-        on.design,
-        on.labels,
-        on.graph,
-        risk=fitter.settings.risk,
-        training_prior=fitter.prior,
-        penalty=linear.penalty,
-        prior=tilt.prior,
-        groups=None if groups is None else on.take(groups),
-        seed=fitter.settings.seed,
-    )
+    margins = on.design.margins(of_halves)
+    agreement = agreement_gains(margins, on.take(halves), on.labels, on.graph, prior=tilt.prior)
     return distil(on, rows.design, linear, head, tilt, agreement)
 
 

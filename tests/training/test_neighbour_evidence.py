@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
-from pucache.heads.risks import PURisk
+from pucache.heads.solve import fit_heads
 from pucache.training import neighbour_evidence
 from pucache.training.neighbour_evidence import (
     WEIGHTS,
     NeighbourEvidence,
     agreement_gains,
+    halves_of,
     held_out_gains,
 )
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -44,8 +45,8 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
     options = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
     model, linear = (PULinearClassifier(**options, method=method).fit(X, s) for method in (None, "linear"))
     assert model.method_ == "linear" and model.neighbours_.weight == 0 and linear.neighbours_ is None
-    assert (model.coef_ == linear.coef_).all() and model.estimates_ == linear.estimates_
-    assert (model.tilt_, model.threshold_) == (linear.tilt_, linear.threshold_)
+    np.testing.assert_allclose(model.coef_, linear.coef_, rtol=1e-3, atol=1e-4)  # trained beside the heads of halves
+    assert model.threshold_ == pytest.approx(linear.threshold_, rel=1e-2, abs=1e-2)
 
 
 # --- both kinds of evidence ----------------------------------------------------------------------
@@ -56,8 +57,9 @@ X, S, Y = clusters(300, d=12, labelled=20, kinds=4, apart=0.5)
 def gains(graph, s=S, X=X, **options):
     labels = TrainingLabels.of(s)
     design = DesignMatrix(X, s, None, torch.device("cpu"))
-    options = {"risk": PURisk(), "training_prior": 0.5, "penalty": 1e-3, "prior": 0.2} | options
-    return agreement_gains(design, labels, graph, **options)
+    halves = halves_of(labels, None, 0)
+    heads = fit_heads(design, weights=halves.astype(np.float32), penalty=1e-3, tolerance=5e-3)
+    return agreement_gains(design.margins(heads), halves, labels, graph, **{"prior": 0.2} | options)
 
 
 def test_two_heads_agree_more_with_neighbours_of_the_same_kind_and_less_with_random_ones():
@@ -74,7 +76,7 @@ def test_two_heads_agree_more_with_neighbours_of_the_same_kind_and_less_with_ran
 def test_halves_share_no_positive_and_no_group_and_all_unlabelled_rows(kinds, seed, grouped):
     s = np.array([kind == 0 for kind, _ in kinds], np.int8)
     groups = np.array([group for _, group in kinds]) if grouped else None
-    weights = neighbour_evidence._half_weights(TrainingLabels.of(s), groups, seed)
+    weights = halves_of(TrainingLabels.of(s), groups, seed).astype(int)
     assert weights.shape == (len(s), 4) and (weights[s == 0] == 1).all() and np.isin(weights, (0, 1)).all()
     for first, second in ((0, 1), (2, 3)):
         assert (weights[s == 1, first] + weights[s == 1, second] == 1).all()
