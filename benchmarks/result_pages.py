@@ -111,9 +111,7 @@ PAGES = (
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO, LONG),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 27, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 60, PLANTED, LONG, "18 GB"),
-    ResultPage(
-        "concepts", "many concepts on one cache beside one", "speed.concepts", "DIR --work FOLDER", 15, CIFAR, LONG
-    ),
+    ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", "DIR", 20, CIFAR, LONG),
     ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),

@@ -1,18 +1,18 @@
-"""Many concepts on one cache: processor seconds and peak memory of K concepts over those of one.
+"""Many concepts on one cache: seconds and peak memory of K concepts over those of one.
 
-    python -m benchmarks.speed.concepts CIFAR --fashion SOURCE --work FOLDER [--counts 1 20 100] [--labels 20 100]
-                                        [--quick] [--out docs/results/concepts.md]
+    python -m benchmarks.speed.concepts CIFAR [--work FOLDER] [--quick] [--out docs/results/concepts.md]
 
-Concepts are the ten classes of each image set, in as many draws of labels as make K. Each cell is a process of its own
-that opens the cache, without a graph of neighbours beside it, and trains; what is measured is processor time, which a
-busy machine changes less than the clock. AP is that of the hidden positives by the model of each concept, beside that
-of its training alone. Scoring is timed with 1 and with 100 models, to Parquet.
+The first ten concepts are the classes of an image set, the others unions of two classes drawn at random, all with
+labels of their own. Each row is a process that opens the cache, without a graph of neighbours beside it, and trains. AP
+is that of the hidden positives by the model of a concept, less that of its training alone, of two concepts. Scoring is
+of planted rows, to Parquet, with 1 and with 100 models.
 """
 
 import argparse
 import json
 import resource
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -22,17 +22,30 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.common.cells import table
 from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.environment import environment
+from benchmarks.common.planted_cache import Planted, keep, prepare_with_model
+from benchmarks.common.tasks import CIFAR, TaskGroups
+
+# image set, labels and numbers of concepts
+CELLS = ((CIFAR, 20, (1, 20, 100)), (CIFAR, 100, (1, 20)))
+MODELS, ROWS, DIMENSIONS = 100, 1_000_000, 512
+
+
+def kinds_of(keys: list[str]) -> np.ndarray:
+    return np.array([key.split("/")[-2] for key in keys])
 
 
 def labels_of(keys: list[str], count: int, labelled: int) -> dict[str, list[str]]:
-    """Positives of `count` concepts: the classes in turn, each time with another draw."""
-    kinds = np.array([key.split("/")[-2] for key in keys])
-    classes, concepts = sorted(set(kinds)), {}
+    """Positives of `count` concepts: the classes, then unions of two; a name is a number and the classes."""
+    kinds, concepts = kinds_of(keys), {}
+    classes = sorted(set(kinds))
     for number in range(count):
-        kind = classes[number % len(classes)]
-        rows = np.random.default_rng(number).permutation(np.flatnonzero(kinds == kind))[:labelled]
-        concepts[f"{number:03} {kind}"] = [keys[row] for row in rows]
+        draw = np.random.default_rng(number)
+        of = [classes[number]] if number < len(classes) else sorted(draw.permutation(classes)[:2].tolist())
+        rows = draw.permutation(np.flatnonzero(np.isin(kinds, of)))[:labelled]
+        concepts[f"{number:03} {' '.join(of)}"] = [keys[row] for row in rows]
     return concepts
 
 
@@ -49,23 +62,29 @@ def run_cell(cache: Path, count: int, labelled: int, only: int | None) -> dict[s
     concepts = labels_of(keys, count, labelled)
     if only is not None:
         concepts = dict([list(concepts.items())[only]])
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    began, clock = time.process_time(), time.perf_counter()
     models = pucache.train_pu(opened, concepts=concepts, device="cpu")
-    seconds = time.process_time() - began
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds, elapsed = time.process_time() - began, time.perf_counter() - clock
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     precision = {}
     for name, model in models.items():
-        unlabelled = ~np.isin(keys, concepts[name])
-        hidden = np.array([key.split("/")[-2] == name[4:] for key in keys])
+        unlabelled, hidden = ~np.isin(keys, concepts[name]), np.isin(kinds_of(keys), name.split()[1:])
         precision[name] = average_precision_score(hidden[unlabelled], model.margins(opened.matrix)[unlabelled])
-    scoring = {}
-    for number in (1, 100):
-        copies = {f"m{copy}": list(models.values())[copy % len(models)] for copy in range(number)}
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.process_time()
-            pucache.score(type(models)(copies), opened, Path(folder, "scores.parquet"))
-            scoring[str(number)] = time.process_time() - start
-    return {"seconds": seconds, "peak": peak / 1024, "more": (peak - before) / 1024, "AP": precision, "score": scoring}
+    return {"cpu": seconds, "seconds": elapsed, "peak": peak, "AP": precision}
+
+
+def scoring_seconds(at: Planted, models: int) -> float:
+    """To score planted rows, which are read into memory before, with copies of a model."""
+    import pucache
+    from pucache.training.concept_models import ConceptModels
+
+    model, cache = pucache.PULinearClassifier.load(at.model), pucache.EmbeddingCache(at.cache)
+    keep(at.cache)
+    with tempfile.TemporaryDirectory() as folder:
+        began = time.perf_counter()
+        copies = ConceptModels({f"m{copy}": model for copy in range(models)})
+        pucache.score(copies, cache, Path(folder, "scores.parquet"))
+        return time.perf_counter() - began
 
 
 def cell(cache: Path, count: int, labelled: int, only: int | None = None) -> dict[str, Any]:
@@ -80,30 +99,38 @@ def cell(cache: Path, count: int, labelled: int, only: int | None = None) -> dic
 
 
 def main(options: argparse.Namespace) -> str:
-    from benchmarks.common.environment import environment
-    from benchmarks.common.tasks import CIFAR, FASHION, TaskGroups
-
-    groups = TaskGroups(options.cifar, options.work, fashion_source=options.fashion, quick=options.quick)
-    lines = ["# Many concepts", "", " ".join((__doc__ or "").split("\n\n")[-1].split()), ""]
-    lines += [
-        "| data | labels | concepts | CPU s | of one | peak memory | of one | scoring: CPU s with 100 / with 1 "
-        "| AP - alone |"
-    ]
-    lines += ["| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for group in (CIFAR, FASHION) if options.fashion else (CIFAR,):
+    work = options.work or options.cifar / "pucache-bench"
+    groups = TaskGroups(options.cifar, work, quick=options.quick)
+    rows = []
+    for group, labelled, counts in CELLS:
         cache = groups.data(group).train.files[0].path  # type: ignore[attr-defined]
-        for labelled in options.labels:
-            one = cell(cache, 1, labelled)
-            for count in options.counts:
-                many = one if count == 1 else cell(cache, count, labelled)
-                name = list(many["AP"])[-1]
-                alone = one if count == 1 else cell(cache, count, labelled, count - 1)
-                cells = [f"{many['seconds']:.1f}", f"{many['seconds'] / one['seconds']:.1f}"]
-                cells += [f"{many['peak']:,.0f} MB", f"{many['peak'] / one['peak']:.2f}"]
-                cells += [f"{many['score']['100'] / many['score']['1']:.1f}"]
-                cells += [f"{many['AP'][name] - alone['AP'][name]:+.4f}"]
-                lines.append(f"| {group} | {labelled} | {count} | {' | '.join(cells)} |")
-    return "\n".join([*lines, "", environment()]) + "\n"
+        one = cell(cache, 1, labelled)
+        for count in counts if not options.quick else counts[:2]:
+            many = one if count == 1 else cell(cache, count, labelled)
+            names, differences = list(many["AP"]), []
+            for number in sorted({count // 2, count - 1} - {0}):
+                alone = cell(cache, count, labelled, number)
+                differences.append(many["AP"][names[number]] - alone["AP"][names[number]])
+            row = [group, labelled, count]
+            row += [f"{many[name]:.1f} ({many[name] / one[name]:.1f})" for name in ("seconds", "cpu")]
+            row += [f"{many['peak']:,.0f} ({many['peak'] / one['peak']:.2f})"]
+            rows.append([*row, ", ".join(f"{difference:+.4f}" for difference in differences)])
+    at = Planted(work / "files", ROWS // (10 if options.quick else 1), DIMENSIONS)
+    prepare_with_model(at)
+    scoring_seconds(at, 1)
+    pairs = [(scoring_seconds(at, 1), scoring_seconds(at, MODELS)) for _ in range(3)]
+    one, many = (statistics.median(side) for side in zip(*pairs, strict=True))
+    rates = sorted(alone / of_many for alone, of_many in pairs)
+    head = ["data", "labels", "concepts", "seconds (of one)", "CPU seconds (of one)", "peak MB (of one)", "AP - alone"]
+    parts = [
+        "# Many concepts",
+        " ".join((__doc__ or "").split("\n\n")[-1].split()),
+        table(head, rows),
+        f"Scoring {at.n:,} x {at.d} rows with 1 model takes {one:.2f} s, with {MODELS} models {many:.2f} s: "
+        f"{rates[1]:.2f} ({rates[0]:.2f} to {rates[2]:.2f}, n = 3) of the rate.",
+        environment(),
+    ]
+    return "\n\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":
@@ -113,10 +140,7 @@ if __name__ == "__main__":
         raise SystemExit
     parser = page_parser(__doc__)
     parser.add_argument("cifar", type=Path, help="folder of CIFAR-10")
-    parser.add_argument("--fashion", type=Path)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--counts", type=int, nargs="+", default=[1, 20, 100])
-    parser.add_argument("--labels", type=int, nargs="+", default=[20, 100])
+    parser.add_argument("--work", type=Path, help="where caches are kept (default: CIFAR/pucache-bench)")
     parser.add_argument("--quick", action="store_true", help="a quarter of the images")
     asked = parser.parse_args()
     write_page(main(asked), asked.out)
