@@ -223,8 +223,8 @@ def ours(with_share: bool = False, **options) -> Fit:
 DEFAULT, ONE_FIT = "pucache, defaults", "pucache, penalty fixed, no draws"
 WITH_SHARE = "pucache, with the test set's share"
 OURS = {
-    DEFAULT: Learner(ours(), "151 fits: penalty, prior with interval, threshold", pace="quick"),
-    WITH_SHARE: Learner(ours(with_share=True), "the same fits", "the share of positives in the test set", pace="quick"),
+    DEFAULT: Learner(ours(), "up to 67 heads: penalty, prior with interval, threshold", pace="quick"),
+    WITH_SHARE: Learner(ours(with_share=True), "the same heads", "the share of positives in the test set", pace="quick"),
     ONE_FIT: Learner(
         ours(penalty=PENALTY, method="linear"), "6 fits: one, and five for prior and threshold", pace="quick"
     ),
