@@ -224,7 +224,9 @@ DEFAULT, ONE_FIT = "pucache, defaults", "pucache, penalty fixed, no draws"
 WITH_SHARE = "pucache, with the test set's share"
 OURS = {
     DEFAULT: Learner(ours(), "up to 67 heads: penalty, prior with interval, threshold", pace="quick"),
-    WITH_SHARE: Learner(ours(with_share=True), "the same heads", "the share of positives in the test set", pace="quick"),
+    WITH_SHARE: Learner(
+        ours(with_share=True), "the same heads", "the share of positives in the test set", pace="quick"
+    ),
     ONE_FIT: Learner(
         ours(penalty=PENALTY, method="linear"), "6 fits: one, and five for prior and threshold", pace="quick"
     ),

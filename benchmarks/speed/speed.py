@@ -48,10 +48,6 @@ class Files:
         return 400 if self.quick else 2000
 
     @property
-    def many(self) -> int:
-        return 20_000 if self.quick else 1_000_000
-
-    @property
     def planted(self) -> Planted:
         return Planted(self.folder, *((100_000, 64) if self.quick else (1_000_000, 1280)))
 
@@ -97,16 +93,14 @@ def image_folder(files: Files, kind: str, count: int) -> Path:
 
 
 def packed(files: Files, kind: str, suffix: str) -> Path:
-    """The images of `image_folder`, or many of 8 x 8, in one Parquet file as of Hugging Face, or one ZIP archive."""
+    """The images of `image_folder` in one Parquet file as of Hugging Face, or one ZIP archive."""
     import pyarrow
     from pyarrow import parquet
 
-    path = files.folder / f"{kind}-{files.many if kind == 'many' else files.images}{suffix}"
+    path = files.folder / f"{kind}-{files.images}{suffix}"
     if path.exists():
         return path
-    tiny = ((f"{n:08}.ppm", b"P6 8 8 255\n" + np.random.default_rng(n).bytes(192)) for n in range(files.many))
-    paths = () if kind == "many" else sorted(image_folder(files, kind, files.images).iterdir())
-    images = tiny if kind == "many" else ((path.name, path.read_bytes()) for path in paths)
+    images = ((path.name, path.read_bytes()) for path in sorted(image_folder(files, kind, files.images).iterdir()))
     if suffix == ".zip":
         with zipfile.ZipFile(path, "w") as archive:
             for name, data in images:
@@ -120,25 +114,14 @@ def packed(files: Files, kind: str, suffix: str) -> Path:
     return path
 
 
-def few_layers(folder: Path) -> object:
-    """An encoder so small that a source of many images decides about time and memory."""
-    from pucache.encoders import pretrained_file
-    from pucache.encoders.backbones import untrained
-    from pucache.encoders.encoder import load_encoder
-
-    told = pretrained_file.Description("test_resnet", "small", 16, [0.5] * 3, [0.25] * 3, "bilinear", 0)
-    pretrained_file.write(folder / pretrained_file.NAME, untrained(told.architecture, stem=told.stem), told)
-    return load_encoder(folder, precision="fp32", runtime="torch")
-
-
 def embed_images(kind: str, runtime: str, suffix: str = "") -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
         from pucache.encoders.encoder import load_encoder
         from pucache.images.source import open_source
 
-        cache, warm_up = files.folder / "embed.h5", image_folder(files, "png" if kind == "many" else kind, WARM_UP)
-        encoder = few_layers(files.folder) if kind == "many" else load_encoder(runtime=runtime)
+        cache, warm_up = files.folder / "embed.h5", image_folder(files, kind, WARM_UP)
+        encoder = load_encoder(runtime=runtime)
         for source in (warm_up, packed(files, kind, suffix) if suffix else image_folder(files, kind, files.images)):
             cache.unlink(missing_ok=True)
             report = run_embedding(open_source(source), cache, encoder)
@@ -429,8 +412,7 @@ COMPARISONS: dict[str, list[Comparison]] = {
         )
         for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
         for suffix in (".parquet", ".zip")
-    ]
-    + [Comparison(f"embed 1,000 of very many, {end}", embed_images("many", "", end)) for end in (".parquet", ".zip")],
+    ],
     "onnx": [
         Comparison("score 1,000 images, ONNX Runtime", score_pixels(True), "pucache, fp32 torch", score_pixels(False))
     ],
@@ -549,9 +531,8 @@ def main(arguments: argparse.Namespace) -> str:
         f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
         f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
         f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted. Training and "
-        f"review: the task of the paper, CIFAR-10 at 1:10. Very many: {files.many:,} images of 8 x 8, a network of few "
-        f"layers. ONNX: margins within {NEAR} of pucache's, and the same labels but so near to the threshold, or the "
-        "run ends. Ranking, scoring, opening: "
+        f"review: the task of the paper, CIFAR-10 at 1:10. ONNX: margins within {NEAR} of pucache's, and the same "
+        "labels but so near to the threshold, or the run ends. Ranking, scoring, opening: "
         f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory includes the "
         "imports.",
         table(head, rows),

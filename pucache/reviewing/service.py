@@ -180,7 +180,9 @@ class ReviewService:
         if on and likeliest and not self.session.zone.any():
             rows = self.queue.likeliest()
             if not len(rows):
-                raise ValueError("there is no ranking of undecided images: none is made yet, or all are decided")
+                raise ValueError(
+                    "no undecided image is ranked yet; decide some images first, or end the review if all are decided"
+                )
             self.session.fix_zone(rows)
         self.queue.closing_stream = Stream.ZONE if likeliest else Stream.AUDIT
         self.queue.closing_audit = on

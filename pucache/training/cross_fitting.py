@@ -85,12 +85,11 @@ class CrossFitter:
     ) -> tuple[CrossFit, FittedHeads, FittedHeads | None]:
         """Choose the best penalty, and train all heads at it in the same passes, to full accuracy.
 
-        With a single fold nothing is held out to choose by, and the middle penalty is taken. `halves` (n, H) are rows
-        of further heads (`pucache.training.neighbour_evidence`). The result is the cross-fit, one head of all rows, and
-        the H heads.
+        `halves` (n, H) are rows of further heads (`pucache.training.neighbour_evidence`). The result is the cross-fit,
+        one head of all rows, and the H heads.
         """
-        penalty, start = penalties[len(penalties) // 2], None
-        if self.folds >= 2 and len(penalties) > 1:
+        penalty, start = penalties[0], None
+        if len(penalties) > 1:
             best = self.choose(penalties)
             penalty, start = best.penalty, best.heads.joined(best.heads.mean())
         base = self.labels.row_weights[:, None]
@@ -123,9 +122,11 @@ class CrossFitter:
         """Cross-fit of the most likely penalty, on a sample of the unlabelled rows where they are many.
 
         The strongest `_TOGETHER` are tried first. While the weakest of those tried is the most likely, as many weaker
-        ones follow, whose heads start from those of the weakest: they are near, and take few passes.
+        ones follow, whose heads start from those of the weakest: they are near, and take few passes. With a single fold
+        nothing is held out to choose by, and the middle penalty is taken.
         """
         fitter = self._sample
+        penalties = penalties if self.folds >= 2 else (penalties[len(penalties) // 2],)
         weaker, candidates, best = sorted(penalties, reverse=True), list[CrossFit](), 0
         posteriors = np.empty(0)
         while weaker and best >= len(candidates) - 1:

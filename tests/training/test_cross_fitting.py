@@ -65,6 +65,11 @@ def test_the_choice_is_that_of_the_whole_grid(monkeypatch):
     assert chosen.penalty == one.choose().penalty
 
 
+def test_with_a_single_fold_the_middle_penalty_is_taken():
+    one = fitter(fold=np.zeros(len(S), np.int64))
+    assert one.choose((1e-4, 1e-3, 1e-2)).penalty == one.cross_fit((1e-4, 1e-3, 1e-2))[0].penalty == 1e-3
+
+
 def test_heads_of_all_rows_and_of_halves_are_those_of_training_alone():
     halves = np.random.default_rng(0).random((len(S), 2)) < 0.5
     together = fitter().cross_fit((1e-3, 1e-2), halves)
