@@ -140,7 +140,7 @@ def review(folder):
 
 
 def sit(folder):
-    """Decide images by the truth: by rank, at random, and some positives again; one random image is left open."""
+    """Decide images by the truth: by rank, at random, some positives again, and a zone; a random image is left open."""
     truth = dict(line.split(",") for line in (folder / "truth.csv").read_text().split())
     with open_session(folder / "cache.h5", folder / "found.txt") as session:
         rng = np.random.default_rng(0)
@@ -153,6 +153,9 @@ def sit(folder):
             decide(next(row for row in np.flatnonzero(session.unknown) if truth[session.cache.keys[row]] == label))
             decide(session.draw(rng, Stream.AUDIT)[0].row)
         for draw in session.draw(rng, Stream.RECHECK, 2):
+            decide(draw.row)
+        session.fix_zone(np.flatnonzero(session.unknown)[:5])
+        for draw in session.draw(rng, Stream.ZONE, 5):
             decide(draw.row)
         session.draw(rng, Stream.AUDIT)
 

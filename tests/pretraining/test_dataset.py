@@ -131,7 +131,8 @@ def test_what_is_not_whole_is_decoded_again(image_folder, tmp_path, how):
 DECODING = """
 import sys, time
 from pathlib import Path
-from test_dataset import decoded, dataset
+from pucache.pretraining import dataset
+from test_dataset import decoded
 
 dataset._CHUNK = 2
 
