@@ -181,7 +181,7 @@ class ReviewService:
             rows = self.queue.likeliest()
             if not len(rows):
                 raise ValueError(
-                    "no undecided image is ranked yet; decide some images first, or end the review if all are decided"
+                    "there is no ranking of undecided images; decide some first, or end the review if all are decided"
                 )
             self.session.fix_zone(rows)
         self.queue.closing_stream = Stream.ZONE if likeliest else Stream.AUDIT
