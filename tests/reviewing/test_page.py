@@ -709,6 +709,23 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
 
 
 @needs_chromium
+def test_the_focus_comes_back_with_images_that_came_late(tmp_path, browser):
+    with reviewing(browser, tmp_path) as (page, _, _):
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        page.keyboard.press("a")
+        held = []
+        page.route("**/api/next", lambda route: held.append(route))
+        while page.locator("#end").is_hidden():
+            page.keyboard.press("Shift+R")
+        wait_until(page, "document.activeElement === document.body")
+        for route in held:
+            route.continue_()
+        page.unroute("**/api/next")
+        wait_until(page, "Number(document.activeElement.dataset.number) === current")
+
+
+@needs_chromium
 def test_the_focus_stays_where_it_is(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, _, _):
         page.focus("[data-decide=accepted]")

@@ -23,6 +23,7 @@ function spokenNext() {
 
 function draw() {
   const ended = !items[current];
+  const waited = !byId("end").hidden;
   byId("one").hidden = isPage || ended;
   byId("many").hidden = !isPage || ended;
   drawEnd(ended);
@@ -32,6 +33,8 @@ function draw() {
   else drawOne();
   for (const button of document.querySelectorAll("[data-undo]")) button.setAttribute("aria-disabled", !undoable.length);
   if (zoomDialog.open) drawZoom();
+  const unfocused = document.activeElement === document.body; // a card that was hidden has lost the focus
+  if (isPage && waited && !ended && unfocused) cellOf(current)?.focus();
 }
 
 let pause = 0;
