@@ -10,7 +10,7 @@ export UV_CUSTOM_COMPILE_COMMAND=tools/lock.sh
 lock() { # OUTPUT [ARGUMENT ...]
   local output=$1
   shift
-  uv --no-config pip compile setup.py "$@" --extra parquet --extra openvino --extra s3 --upgrade --quiet \
+  uv --no-config pip compile setup.py "$@" --extra openvino --extra s3 --upgrade --quiet \
     --python-version 3.11 --python-platform x86_64-manylinux_2_28 \
     --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links --output-file "$output" >/dev/null
   echo "$output: $(grep -c '==' "$output") packages, $(grep -o '^torch==[^ ]*' "$output")"
