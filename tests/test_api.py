@@ -4,18 +4,13 @@ import inspect
 import pkgutil
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import safetensors.torch
-import timm
-import torch
-from helpers.command_line import save_images
+from helpers.command_line import ENCODER, save_world
 
 import pucache
 from pucache.cli.main import main
-from pucache.labels.label_files import read_truth
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -41,64 +36,43 @@ def test_importing_pucache_imports_neither_torch_nor_h5py():
 
 # --- every function, with paths and with opened objects ----------------------------------------
 
-ENCODER = "timm:test_convnext"
 TRAINING = {"prior": 0.2, "device": "cpu"}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Red images among blue ones, the first eight labelled; true classes; weights of a small network."""
-    folder, draw = tmp_path_factory.mktemp("api"), np.random.default_rng(0)
-    save_images(folder / "photos/red", 16, (220, 40, 40), draw)
-    save_images(folder / "photos/rest", 32, (40, 60, 200), draw)
-    keys = [f"red/{number:03}.png" for number in range(16)]
-    lines = [*(f"{key},1" for key in keys), *(f"rest/{number:03}.png,0" for number in range(32))]
-    (folder / "truth.csv").write_text("\n".join(["key,label", *lines]) + "\n")
-    (folder / "found.txt").write_text("\n".join(keys[:8]) + "\n")
-    torch.manual_seed(0)
-    safetensors.torch.save_file(timm.create_model("test_convnext").state_dict(), folder / "weights.safetensors")
-    return folder
+    return save_world(tmp_path_factory.mktemp("api"))
 
 
 @pytest.fixture(scope="module")
 def cache(folder):
-    return pucache.embed(
-        str(folder / "photos"),
-        str(folder / "cache.h5"),
-        ENCODER,
-        weights=str(folder / "weights.safetensors"),
-        device="cpu",
-    )
-
-
-@pytest.fixture(scope="module")
-def model(folder, cache):
-    model = pucache.train_pu(cache, folder / "found.txt", **TRAINING)
-    model.save(folder / "model.safetensors")
-    return model
-
-
-@pytest.fixture(scope="module", params=["paths", "opened"])
-def arguments(request, folder, cache, model):
-    """The same arguments as strings and as opened objects."""
-    if request.param == "paths":
-        names = {"cache": "cache.h5", "labels": "found.txt", "model": "model.safetensors", "truth": "truth.csv"}
-        return SimpleNamespace(**{name: str(folder / file) for name, file in names.items()})
-    labels = pucache.Labels.read(cache, folder / "found.txt")
-    return SimpleNamespace(cache=cache, labels=labels, model=model, truth=read_truth(folder / "truth.csv", cache.keys))
+    weights = str(folder / "weights.safetensors")
+    encoder = {"encoder": f"timm:{ENCODER}", "weights": weights, "device": "cpu", "runtime": "torch"}
+    return pucache.embed(str(folder / "images"), str(folder / "cache.h5"), **encoder)
 
 
 def test_embed_returns_the_opened_cache_and_takes_an_opened_source_and_encoder(folder, cache):
-    assert isinstance(cache, pucache.EmbeddingCache) and len(cache) == 48
-    encoder = pucache.load_encoder(ENCODER, weights=folder / "weights.safetensors", device="cpu", like=cache.encoder)
-    again = pucache.embed(pucache.open_source(folder / "photos"), folder / "again.h5", encoder)
+    assert isinstance(cache, pucache.EmbeddingCache) and len(cache) == 60
+    weights = folder / "weights.safetensors"
+    encoder = pucache.load_encoder(f"timm:{ENCODER}", weights=weights, device="cpu", like=cache.encoder)
+    again = pucache.embed(pucache.open_source(folder / "images"), folder / "again.h5", encoder)
     assert list(again.keys) == list(cache.keys) and np.array_equal(again.X, cache.X)
 
 
-def test_train_pu(arguments, model):
-    trained = pucache.train_pu(arguments.cache, arguments.labels, **TRAINING)
-    assert isinstance(trained, pucache.PULinearClassifier)
-    np.testing.assert_array_equal(trained.coef_, model.coef_)
+@pytest.mark.parametrize("opened", [False, True])
+def test_the_functions_of_a_search_take_paths_and_opened_objects(folder, cache, tmp_path, opened):
+    rows, labels = cache if opened else str(folder / "cache.h5"), str(folder / "positives.txt")
+    labels = pucache.Labels.read(cache, labels) if opened else labels
+    model = pucache.train_pu(rows, labels, **TRAINING)
+    assert isinstance(model, pucache.PULinearClassifier)
+    model.save(tmp_path / "model.safetensors")
+    model = model if opened else str(tmp_path / "model.safetensors")
+    ranking = pucache.retrieve_positives(rows, labels, model, k=5, device="cpu")
+    assert len(ranking.keys) == 5 and all(key.startswith("red/") for key in ranking.keys)
+    pucache.write_review_page(rows, ranking, labels, tmp_path / "review.html")
+    assert ranking.keys[0] in (tmp_path / "review.html").read_text()
+    assert pucache.score(model, rows, str(tmp_path / "scores.csv")).rows == 60
+    assert pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))["auc"] > 0.9
 
 
 def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults():
@@ -107,17 +81,3 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     expected = {("seed" if name == "random_state" else name): one.default for name, one in options.items()}
     del expected["pos_label"]  # labels of a cache are not text
     assert taken.items() >= expected.items() and "parameters" not in taken
-
-
-def test_retrieve_positives_and_write_review_page(arguments, tmp_path):
-    ranking = pucache.retrieve_positives(arguments.cache, arguments.labels, arguments.model, k=5, device="cpu")
-    assert len(ranking.keys) == 5 and all(key.startswith("red/") for key in ranking.keys)
-    pucache.write_review_page(arguments.cache, ranking, arguments.labels, tmp_path / "review.html")
-    assert ranking.keys[0] in (tmp_path / "review.html").read_text()
-
-
-def test_score_and_evaluate(arguments, folder, tmp_path):
-    report = pucache.score(arguments.model, arguments.cache, str(tmp_path / "scores.csv"))
-    assert report.rows == 48
-    metrics = pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))
-    assert metrics["auc"] > 0.9

@@ -13,18 +13,12 @@ from click.testing import CliRunner
 
 from pucache import devices
 from pucache.cli.main import main
-from pucache.devices import (
-    choose_device,
-    choose_runtime,
-    device_memory_shortage,
-    unusable_cuda,
-)
+from pucache.devices import choose_device, choose_runtime, unusable_cuda
 
 OLD_DRIVER = (
     "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
     "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
 )
-NO_DRIVER = "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver"
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
 FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 139.81 GiB of which 1.10 GiB is "
@@ -76,7 +70,7 @@ def test_with_a_driver_too_old_cuda_by_name_is_refused(no_cuda, name):
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError(NO_DRIVER),
+        RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and a driver"),
         RuntimeError("No CUDA GPUs are available"),
         AssertionError("Torch not compiled with CUDA enabled"),
     ],
@@ -91,53 +85,27 @@ def test_a_machine_without_a_gpu_is_no_news(no_cuda, caplog, error):
 # --- memory ------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def memory(monkeypatch):
-    """Let the device say how much is free, of 150 GB, and how much torch holds."""
-
-    def say(free, own):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 150 * GB))
-        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: own)
-
-    return say
-
-
 @pytest.mark.parametrize(
-    "error",
+    ("error", "device"),
     [
-        torch.OutOfMemoryError(FULL),
-        RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("Error in StandardGpuResources.cpp:530: StandardGpuResources: alloc fail type TemporaryMemory"),
+        (torch.OutOfMemoryError(FULL), "cuda:1, 2.00 GiB wanted"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "cuda:0"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "cuda:0"),
+        (RuntimeError("Error in StandardGpuResources.cpp:530: alloc fail type TemporaryMemory"), "cuda:0"),
     ],
 )
-def test_memory_that_another_process_holds_is_told(memory, error):
-    memory(free=1 * GB, own=10 * GB)
-    line = device_memory_shortage(error)
-    assert "1.0 of 150.0 GB free, other processes hold 139.0 GB; " in line and "\n" not in line
+def test_a_command_on_a_full_device_ends_with_one_line(monkeypatch, error, device):
+    @click.command("fail")
+    def fail():
+        raise error
 
-
-@pytest.fixture
-def command(monkeypatch):
-    """Add a command that raises."""
-
-    def add(error):
-        @click.command("fail")
-        def fail():
-            raise error
-
-        monkeypatch.setitem(main.commands, "fail", fail)
-        return CliRunner().invoke(main, ["fail"], prog_name="pucache")
-
-    return add
-
-
-def test_a_command_on_a_full_device_ends_with_one_line(command, memory):
-    memory(free=1 * GB, own=10 * GB)
-    ended = command(torch.OutOfMemoryError(FULL))
-    assert ended.exit_code == 1 and ended.stdout == ""
-    assert ended.stderr.startswith("Error: out of memory on cuda:1, 2.00 GiB wanted: 1.0 of 150.0 GB free, other")
-    assert ended.stderr.count("\n") == 1
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GB, 150 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * GB)
+    monkeypatch.setitem(main.commands, "fail", fail)
+    ended = CliRunner().invoke(main, ["fail"], prog_name="pucache")
+    assert ended.exit_code == 1 and ended.stdout == "" and ended.stderr.count("\n") == 1
+    told = f"Error: out of memory on {device}: 1.0 of 150.0 GB free, other processes hold 139.0 GB; "
+    assert ended.stderr.startswith(told)
 
 
 @pytest.mark.parametrize("name", ["", "tpu", "mps", "xpu", "meta", "cuda:-1", "cuda:x", "cpu,cuda"])
@@ -149,10 +117,8 @@ def test_an_unknown_device_is_refused_with_the_known_ones(name):
 @pytest.mark.parametrize("installed", [False, True])
 def test_auto_runtime_is_openvino_where_it_is_installed_and_the_cpu_is_used(monkeypatch, installed):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
-    assert (choose_runtime("auto", CPU), choose_runtime("auto", CUDA)) == (
-        "openvino" if installed else "torch",
-        "torch",
-    )
+    chosen = [choose_runtime("auto", device) for device in (CPU, CUDA)]
+    assert chosen == ["openvino" if installed else "torch", "torch"]
     with pytest.raises(ValueError, match=r"^openvino runs on the CPU here, not on cuda; "):
         choose_runtime("openvino", CUDA)
     with pytest.raises(ValueError, match=r"^unknown runtime 'tensorrt'; use auto, torch, openvino$"):

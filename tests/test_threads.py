@@ -41,9 +41,8 @@ def variables(**given):
 
 def test_defaults_are_set_before_libraries_load_and_do_not_replace_what_is_set():
     assert variables() == f'["{devices.cores()}", "PASSIVE", "1"]\n'
-    assert (
-        variables(OMP_NUM_THREADS="7", OMP_WAIT_POLICY="ACTIVE", OPENBLAS_NUM_THREADS="3") == '["7", "ACTIVE", "3"]\n'
-    )
+    given = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_NUM_THREADS": "3"}
+    assert variables(**given) == '["7", "ACTIVE", "3"]\n'
 
 
 @pytest.mark.parametrize("count", [1, 3])

@@ -21,7 +21,7 @@ def cache(tmp_path):
 @pytest.fixture
 def model(tmp_path):
     X, s, _ = planted()
-    PULinearClassifier(prior=0.2).fit(X, s).save(tmp_path / "model.safetensors")
+    PULinearClassifier(prior=0.2, method="linear", penalty=0.01).fit(X, s).save(tmp_path / "model.safetensors")
     return tmp_path / "model.safetensors"
 
 
@@ -73,14 +73,8 @@ def run_folder(tmp_path):
 
 
 def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cache):
-    files = [
-        run_folder / name
-        for name in ("encoder.safetensors", *(f"checkpoints/000000000{n}.safetensors" for n in (5, 7)))
-    ]
-    for paths in ([run_folder], files):
-        assert summary(verify(paths)) == [
-            (files[0], "encoder", 7, ""),
-            (files[1], "checkpoint", 5, ""),
-            (files[2], "checkpoint", 7, ""),
-        ]
+    checkpoints = [(run_folder / f"checkpoints/000000000{step}.safetensors", "checkpoint", step, "") for step in (5, 7)]
+    expected = [(run_folder / "encoder.safetensors", "encoder", 7, ""), *checkpoints]
+    for paths in ([run_folder], [path for path, *_ in expected]):
+        assert summary(verify(paths)) == expected
     assert [result.kind for result in verify([cache, run_folder])] == ["cache", "encoder", "checkpoint", "checkpoint"]

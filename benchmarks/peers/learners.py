@@ -48,15 +48,14 @@ class Learner:
         What a fit is made of, in words.
     oracle : str
         What it is given of the truth; empty for nothing.
-    pace : {"quick", "fast", "slow", "slowest"}
-        A fit of 47,000 rows takes more than about 8 s if slow, more than 20 s if slowest, on one core. The quick ones
-        are the fast ones that `--quick` runs.
+    pace : {"quick", "slow", "slowest"}
+        How many tasks a fit is affordable on. `--quick` runs the quick ones alone.
     """
 
     fit: Fit
     work: str
     oracle: str = ""
-    pace: str = "fast"
+    pace: str = "slow"
 
 
 def missing() -> list[str]:
@@ -240,12 +239,13 @@ OF_FOLDS = "fits at a fixed C: of folds, for the labelled share, and of all rows
 PEERS: dict[str, Learner] = {
     "logistic regression, balanced, C=1": Learner(balanced_logistic(1.0), ONE, pace="quick"),
     "logistic regression, balanced, C by cross-validation": Learner(
-        cross_validated_logistic(), f"{len(CS) * FOLDS + 1} fits: the penalty", pace="slow"
+        cross_validated_logistic(),
+        f"{len(CS) * FOLDS + 1} fits: the penalty",
     ),
     "centroid difference": Learner(
         centroid_difference, "two means; no penalty, prior or calibrated threshold", pace="quick"
     ),
-    "PyTorch loop, imbnnPU": Learner(loader_loop, f"one fit of {EPOCHS} epochs, no penalty", PRIOR, "slow"),
+    "PyTorch loop, imbnnPU": Learner(loader_loop, f"one fit of {EPOCHS} epochs, no penalty", PRIOR),
     "pulearn Elkanoto": Learner(elkanoto(), HELD_OUT, pace="quick"),
     "pulearn Elkanoto, C=0.001": Learner(elkanoto(C=1e-3), HELD_OUT),
     "pulearn WeightedElkanoto": Learner(weighted_elkanoto(), HELD_OUT),
@@ -263,9 +263,10 @@ PEERS: dict[str, Learner] = {
         fits(lambda s, prior: pulearn().PositiveNaiveBayesClassifier(), by_log_odds), "histograms"
     ),
     "pulearn WeightedNaiveBayes": Learner(
-        fits(lambda s, prior: pulearn().WeightedNaiveBayesClassifier(), by_log_odds), "histograms", pace="slow"
+        fits(lambda s, prior: pulearn().WeightedNaiveBayesClassifier(), by_log_odds),
+        "histograms",
     ),
-    "pu-toolbox ElkanNoto, retraining": Learner(elkan_noto("weighted_retraining"), f"{OF_FOLDS}, twice", pace="slow"),
+    "pu-toolbox ElkanNoto, retraining": Learner(elkan_noto("weighted_retraining"), f"{OF_FOLDS}, twice"),
     "pu-toolbox ElkanNoto, retraining, C=0.001": Learner(
         elkan_noto("weighted_retraining", C=1e-3), f"{OF_FOLDS}, twice"
     ),

@@ -45,7 +45,7 @@ class Files:
 
     @property
     def images(self) -> int:
-        return 400 if self.quick else 2000
+        return 400 if self.quick else 1000
 
     @property
     def planted(self) -> Planted:

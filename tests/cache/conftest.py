@@ -11,6 +11,18 @@ def path(tmp_path):
 
 
 @pytest.fixture
+def shards(tmp_path):
+    """Three files of one encoder, and two things beside them that are none."""
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    for number, keys in enumerate([["b", "d"], [], ["a", "c", "eee"]]):
+        write(folder / f"{number}.h5", keys, failures={f"{number}.png": "gone"})
+    (folder / ".hidden.h5").write_text("no cache")
+    (folder / "notes.txt").write_text("no cache")
+    return folder
+
+
+@pytest.fixture
 def small_blocks(monkeypatch):
     """Everything that imports, exports and merges do in blocks is done in blocks of a few rows."""
     monkeypatch.setattr(reader, "BLOCK_BYTES", 40)

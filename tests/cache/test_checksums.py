@@ -1,9 +1,8 @@
 import hashlib
 import json
 
-import numpy as np
 import pytest
-from helpers.cache_files import damage, refusal, write
+from helpers.cache_files import refusal
 from helpers.sealing import unseal
 from helpers.slow import slow
 
@@ -19,7 +18,7 @@ def test_a_file_truncated_anywhere_is_refused_on_opening(path):
         assert length < 8 or "it is truncated, or an HDF5 file from elsewhere; restore it from a copy" in text
 
 
-@pytest.mark.parametrize(("mask", "step"), [slow(0x01, 1), slow(0x20, 1), slow(0xFF, 1), (0x20, 7)])
+@pytest.mark.parametrize(("mask", "step"), [slow(0x01, 1), slow(0x20, 1), (0x20, 31)])
 def test_every_flipped_bit_is_seen_by_verify_and_outside_of_columns_on_opening(path, mask, step):
     whole = path.read_bytes()
     columns = [range(c.offset, c.offset + c.size) for c in CacheFile(path).header.checksums.columns.values()]
@@ -39,17 +38,6 @@ def test_damage_that_hdf5_would_loop_over_or_die_of_is_found_before_it_sees_the_
     for position in (8, 40, 100, 600, len(whole) - 400, len(whole) - 1):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         refusal(CacheFile, path)
-
-
-@pytest.mark.parametrize(("name", "row"), [("embeddings", 0), ("keys", 500), ("digests", 255), ("size_mtime", -1)])
-def test_damage_of_a_column_is_named_down_to_its_block_of_rows(tmp_path, name, row):
-    path = write(tmp_path / "c.h5", [f"{number:06}" for number in range(600)])
-    damage(path, name, row)
-    assert f"{name} are not as they were written" in refusal(CacheFile(path).verify)
-    rows, datasets = CacheFile(path).damaged_rows()
-    block = row % 600 // 256
-    assert datasets == [name]
-    assert np.flatnonzero(rows).tolist() == list(range(600))[block * 256 : (block + 1) * 256]
 
 
 SENSIBLE = {"offset": 0, "size": 1, "block": 1, "sha256": [""]}

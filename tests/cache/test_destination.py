@@ -184,7 +184,7 @@ def test_missing_credentials_are_said_to_be_missing(without_credentials):
 def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
     embedded(images, CACHE)
     rows, s, _ = planted(60, d=8, labelled=20)
-    model = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
+    model = PULinearClassifier(prior=0.3, penalty=1e-3, method="linear", device="cpu").fit(rows, s)
     model.encoder_ = tiny_encoder().spec
     score(model, EmbeddingCache(CACHE), SCORES)
     score(model, EmbeddingCache(CACHE), tmp_path / "scores.csv")

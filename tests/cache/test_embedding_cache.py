@@ -11,18 +11,6 @@ from pucache.cache.embedding_cache import EmbeddingCache, open_cache
 OTHER = tiny_encoder("other", seed=1).spec
 
 
-@pytest.fixture
-def shards(tmp_path):
-    """Three files of one encoder, and two things beside them that are none."""
-    folder = tmp_path / "shards"
-    folder.mkdir()
-    for number, keys in enumerate([["b", "d"], [], ["a", "c", "eee"]]):
-        write(folder / f"{number}.h5", keys, failures={f"{number}.png": "gone"})
-    (folder / ".hidden.h5").write_text("no cache")
-    (folder / "notes.txt").write_text("no cache")
-    return folder
-
-
 def test_several_files_or_a_folder_of_them_read_as_one(shards, monkeypatch):
     monkeypatch.setattr(reader, "BLOCK_BYTES", 40)  # 2 rows of embeddings
     expected = [rows_of(["b", "d"]), rows_of([]), rows_of(["a", "c", "eee"])]

@@ -55,7 +55,7 @@ def test_the_table_holds_what_the_cache_does(tmp_path, dtype, small_blocks):
     np.testing.assert_array_equal(pairs, cache.files[0].size_mtime)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(
     keys=st.lists(TEXT, min_size=1, max_size=20, unique=True),
     failures=st.dictionaries(TEXT, TEXT, max_size=3),

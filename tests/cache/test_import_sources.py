@@ -15,8 +15,7 @@ from pucache.errors import OutputError
 # --- folders -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("inside", ["", "img_emb"])
-@pytest.mark.parametrize("order", ["row order", "shuffled"])
+@pytest.mark.parametrize(("inside", "order"), [("", "shuffled"), ("img_emb", "row order")])
 def test_the_folder_of_clip_retrieval(tmp_path, inside, order, small_blocks):
     X, keys = rows(40, dtype="f2"), [f"{number:05}" for number in range(40)]
     if order == "shuffled":

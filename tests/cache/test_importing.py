@@ -4,8 +4,6 @@ import os
 import re
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, write_clip_folder
@@ -17,6 +15,7 @@ from pucache.cache.importing import import_embeddings
 from pucache.cache.parts import part_files
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import OutputError, SourceError
+from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("fixed_time")
 N = 6_000
@@ -72,23 +71,11 @@ def test_a_cache_is_replaced_by_one_with_all_of_its_keys_and_by_others_only_if_f
 # --- interruption --------------------------------------------------------------------------------
 
 
-def make_source(folder, kind="arrays"):
+@pytest.fixture
+def source(tmp_path):
     """Parts with keys in another order than the rows."""
-    X = rows(N, d=16)
     keys = [f"{number:06}.jpg" for number in np.random.default_rng(1).permutation(N)]
-    if kind == "arrays":
-        return write_clip_folder(folder / "clip", X, keys, [N // 12] * 12)
-    (folder / "table").mkdir()
-    for number, part in enumerate(np.array_split(np.arange(N), 4)):
-        lists = pyarrow.FixedSizeListArray.from_arrays(X[part].ravel(), 16)
-        table = pyarrow.table({"key": [keys[row] for row in part], "embedding": lists})
-        pyarrow.parquet.write_table(table, folder / "table" / f"{number}.parquet", row_group_size=700)
-    return folder / "table"
-
-
-@pytest.fixture(params=["arrays", slow("table")])
-def source(request, tmp_path):
-    return make_source(tmp_path, request.param)
+    return write_clip_folder(tmp_path / "clip", rows(N, d=16), keys, [N // 12] * 12)
 
 
 @pytest.fixture
@@ -103,7 +90,7 @@ def whole(source, tmp_path):
     return (tmp_path / "whole.h5").read_bytes()
 
 
-class Interruption:
+class Interruption(Silent):
     """A progress that calls a function once the second part of an import is on disk."""
 
     def __init__(self, do, stage="rows", after=2):
@@ -116,11 +103,6 @@ class Interruption:
         self._steps += self._what == self._stage and steps > 0
         if self._steps == self._after:
             self._do()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error): ...
 
 
 class Stop(BaseException):
@@ -143,7 +125,7 @@ def test_an_interrupted_import_goes_on_from_its_parts(tmp_path, source, whole, s
 
 def test_a_part_that_vanishes_is_named_and_once_it_is_back_the_import_goes_on(tmp_path, source, whole, small_parts):
     (tmp_path / "c.h5").write_text("precious")
-    part = max(source.rglob("*[03]*.npy"), default=source / "3.parquet")
+    part = source / "img_emb" / "img_emb_3.npy"
     away = Interruption(lambda: part.rename(tmp_path / "away"))
     with pytest.raises(SourceError, match=rf"cannot read .*{part.name}: No such file.*; restore it and run the same"):
         import_embeddings(source, tmp_path / "c.h5", force=True, progress=away)
@@ -153,9 +135,8 @@ def test_a_part_that_vanishes_is_named_and_once_it_is_back_the_import_goes_on(tm
     assert (tmp_path / "c.h5").read_bytes() == whole
 
 
-@pytest.mark.parametrize("change", ["another array", "cut short"])
-def test_a_part_that_changes_is_named_and_the_next_run_begins_again(tmp_path, small_parts, change):
-    source = make_source(tmp_path)
+@pytest.mark.parametrize("change", [slow("another array"), "cut short"])
+def test_a_part_that_changes_is_named_and_the_next_run_begins_again(tmp_path, source, small_parts, change):
     part = source / "img_emb" / "img_emb_3.npy"
 
     def alter():

@@ -1,16 +1,13 @@
 """What this machine keeps of remote caches, and what `cache_dir` removes of it."""
 
-import json
-
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
 from pucache.cache.destination import open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.local_copies import cache_dir, working_folder
 from pucache.cache.remote import local_copies
-from pucache.cli.main import main
 from pucache.reviewing.session_start import session_folder
 
 X, *_ = planted(40)
@@ -33,12 +30,6 @@ def unfinished(work):
     part.parent.mkdir()
     part.write_bytes(b"x" * 3_000_000)
     return part
-
-
-def run(arguments, code=0):
-    ended = CliRunner().invoke(main, ["cache-dir", *arguments])
-    assert ended.exit_code == code, ended.output
-    return ended.output
 
 
 # --- folders -----------------------------------------------------------------------------------
@@ -89,10 +80,10 @@ def test_copies_are_listed_with_url_size_and_purpose_and_nothing_is_changed(work
     listed = [(copy.url, copy.purpose, copy.bytes, copy.unfinished_parts) for copy in cache_dir().copies]
     made = ("memory://made.h5", "writing", 3_000_000, 1)
     assert listed == [("memory://a.h5", "reading", 4, 0), made, ("memory://shards", "reading", 22, 0)]
-    told = run([]).splitlines()
+    told = run("cache-dir").stdout.splitlines()
     assert told[0] == f"{work}: 3 copies, 3.0 MB"
     assert "memory://made.h5: 3.0 MB, for writing, 1 unfinished parts" in told
-    result = json.loads(run(["--json"]))
+    result = run_json("cache-dir")
     assert (result["folder"], result["bytes"], result["removed"]) == (str(work), 3_000_026, [])
     assert {path: path.lstat().st_mtime_ns for path in work.rglob("*")} == before
 
@@ -112,7 +103,7 @@ def test_clearing_removes_copies_alone(work, fetched, unfinished, tmp_path):
         other.write_bytes(b"other")
     (work / f"{VERSION}-read").symlink_to(outside)
     (copy.parent.parent / "linked").symlink_to(outside)
-    assert run(["--clear"]).startswith("removed 2 copies, 0.0 KB\n")
+    assert run("cache-dir --clear").stdout.startswith("removed 2 copies, 0.0 KB\n")
     assert not any(path.exists() for path in fetched) and all(other.exists() for other in [*others, unfinished])
     assert [copy.url for copy in cache_dir().copies] == ["memory://a.h5", "memory://made.h5"]
     assert local_copies("memory://a.h5") == [copy] and copy.read_bytes() == b"a.h5"

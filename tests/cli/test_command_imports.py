@@ -37,7 +37,7 @@ ALLOWED = {  # what a command may import, beside what those before it may
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     **{f"{verb} --help": {"h5py"} for verb in sorted(main.commands)},
     f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
-    f"sweep-priors cache.h5 {LABELS} --no-plot --device cpu": {"h5py", "torch"},
+    f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1 --no-plot --device cpu": {"h5py", "torch"},
 }
 
 
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
     X, s, y = planted(120, labelled=20)
     cache = write_cache(folder / "cache.h5", X)
     np.save(folder / "X.npy", X)
-    model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
+    model = PULinearClassifier(prior=0.3, penalty=0.01, method="linear", device="cpu").fit(X, s)
     model.save(folder / "model.safetensors")
     with_neighbours(model, 2.0).save(folder / "with_neighbours.safetensors")
     cached_graph(cache, device="cpu")

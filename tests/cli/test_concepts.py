@@ -49,17 +49,11 @@ def trained(folder):
 
 
 def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
-    assert sorted(path.name for path in (folder / "models").iterdir() if path.name[0] != ".") == [
-        "metrics.json",
-        "old red.safetensors",
-        "red.safetensors",
-    ]
+    written = sorted(path.name for path in (folder / "models").iterdir() if path.name[0] != ".")
+    assert written == ["metrics.json", "old red.safetensors", "red.safetensors"]
     metrics = json.loads((folder / "models/metrics.json").read_text())
     assert [row["concept"] for row in metrics["concepts"]] == ["old red", "red"]
     assert list(metrics["failures"]) == ["blue"] and metrics["concepts"][0]["labelled_positives"] == 35
-    assert (
-        trained.stdout.splitlines()[0].split() == "concept labelled prior recall precision called positive note".split()
-    )
     assert "blue" in trained.stderr and "not in the cache" in trained.stderr and "blue" not in trained.stdout
     run("train-pu cache.h5 --positives labels/red.txt --device cpu --out alone.safetensors")
     alone = json.loads((folder / "metrics.json").read_text())
@@ -70,10 +64,7 @@ def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
 def test_score_writes_one_wide_table_that_agrees_with_single_ones(trained, out):
     said = json.loads(run(f"score models cache.h5 --out {out} --json").stdout)
     wide = table(out) if out.endswith("csv") else pyarrow.parquet.read_table(out).to_pylist()
-    assert list(wide[0]) == [
-        "key",
-        *(f"{name}_{kind}" for name in ("old red", "red") for kind in ("posterior", "label")),
-    ]
+    assert list(wide[0]) == ["key", "old red_posterior", "old red_label", "red_posterior", "red_label"]
     run("score models/red.safetensors cache.h5 --out red.csv")
     single = read_scores("red.csv")
     assert [row["key"] for row in wide] == single["key"].tolist()

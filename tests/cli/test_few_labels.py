@@ -1,6 +1,5 @@
 """With few labels no figure is stated that they cannot support, in print, JSON or on the report."""
 
-import csv
 import json
 import re
 from html import unescape
@@ -11,15 +10,18 @@ import pytest
 from helpers import command_line
 from helpers.planted import planted, write_cache
 
+from pucache.cli.report import _lines
+
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 # a figure's name with a number after it, such as "recall 1.000" or "prior 1e-05"
 NAMED = re.compile(r"\b(prior|recall|precision|F1|P?AUC)\b[ :=]+(about |≈ )?[\d.]+", re.IGNORECASE)
 INTERVAL = r"[\d.e-]+ to [\d.]+"
 ESTIMATED = ("prior", "recall", "precision", "f1", "auc", "pauc", "accuracy", "false_positive_rate", "nnpu", "upu")
+TRAIN = "train-pu cache.h5 --positives positives.txt --device cpu"
+PRIOR = "estimate-prior cache.h5 --positives positives.txt --device cpu"
 SWEEP = "sweep-priors cache.h5 --positives positives.txt --device cpu --priors 0.05,0.2 --penalty 0.01 --no-plot"
-TOO_FEW = [1, 9]
-INTERVALS_ONLY = [10, 29]
+REPORT = "report cache.h5 --positives positives.txt --device cpu --sample 40"
 
 
 @pytest.fixture
@@ -61,43 +63,41 @@ def points_of(result):
 # --- train-pu ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("labels", TOO_FEW)
-def test_train_pu_states_no_figure_below_ten_labels(labelled, labels):
-    labelled(labels)
-    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+def written_metrics():
+    return json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
+
+
+def test_train_pu_states_no_figure_below_ten_labels(labelled):
+    labelled(9)
+    shown = run(TRAIN)
     assert not NAMED.search(shown) and "at least 10" in shown and "wrote model.safetensors" in shown
-    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
+    metrics = written_metrics()
     assert numbers_of(metrics) == {} and "at least 10" in metrics["note"]
     assert metrics["prior"] is None and metrics["prior_estimate"] is None and metrics["scar"]["auc"] is None
-    printed = command_line.run_json("train-pu cache.h5 --positives positives.txt --device cpu")
-    assert printed == metrics
 
 
-@pytest.mark.parametrize("labels", INTERVALS_ONLY)
+@pytest.mark.parametrize("labels", [10, 29])
 def test_train_pu_states_intervals_alone_below_thirty_labels(labelled, labels):
     labelled(labels)
-    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
-    ends = json.loads(Path("metrics.json").read_text())["estimates"]
-    if max(ends[f"{name}_high"] - ends[f"{name}_low"] for name in ("recall", "precision")) > 0.5:
+    shown, metrics = run(TRAIN), written_metrics()
+    estimates = metrics["estimates"]
+    if max(estimates[f"{name}_high"] - estimates[f"{name}_low"] for name in ("recall", "precision")) > 0.5:
         assert "too few labels for figures: review 100 images first" in shown and "precision 0." not in shown
     else:
         for name in ("AUC", "recall", "precision", "F1"):
             assert re.search(rf"\b{name} {INTERVAL}", shown), name
     assert re.search(rf"prior (at most [\d.]+|{INTERVAL}) \(estimated; 90% interval\)", shown)
     assert "single figures and probabilities of images take at least 30" in shown and "(0." not in shown
-    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert points_of(metrics) == [] and metrics["prior"] is None
     assert metrics["prior_estimate"]["low"] < metrics["prior_estimate"]["high"]
-    estimates = metrics["estimates"]
     assert all(0 <= estimates[f"{name}_low"] <= estimates[f"{name}_high"] <= 1 for name in ("auc", "recall", "f1"))
 
 
 def test_train_pu_states_figures_with_intervals_from_thirty_labels(labelled):
     labelled(30)
-    shown = run("train-pu cache.h5 --positives positives.txt --device cpu")
+    shown, metrics = run(TRAIN), written_metrics()
     for name in ("AUC", "recall", "precision", "F1"):
         assert re.search(rf"\b{name} \d\.\d\d\d \({INTERVAL}\)", shown), name
-    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["note"] == "" and metrics["prior"] == metrics["prior_estimate"]["prior"]
     for name in ("auc", "recall", "precision", "f1"):
         estimates = metrics["estimates"]
@@ -106,17 +106,17 @@ def test_train_pu_states_figures_with_intervals_from_thirty_labels(labelled):
 
 def test_a_given_prior_is_printed_and_recall_is_not_estimated_all_the_same(labelled):
     labelled(5)
-    shown = run("train-pu cache.h5 --positives positives.txt --device cpu --prior 0.15")
+    shown, metrics = run(TRAIN + " --prior 0.15"), written_metrics()
     assert "prior 0.15" in shown and not NAMED.search(shown.replace("prior 0.15", "")) and "assume" not in shown
-    metrics = json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
     assert metrics["prior"] == 0.15 and numbers_of(metrics["estimates"]) == {}
 
 
 def test_ranking_and_scoring_work_from_one_label(labelled):
     s, y = labelled(1)
-    run("train-pu cache.h5 --positives positives.txt --device cpu")
+    shown = run(TRAIN)
+    assert not NAMED.search(shown) and "at least 10" in shown
     run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all --device cpu")
-    ranked = [row["key"] for row in csv.DictReader(Path("ranked.csv").read_text().splitlines())]
+    ranked = [row["key"] for row in command_line.table(Path("ranked.csv"))]
     hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
     assert len(ranked) == 239 and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
     run("score model.safetensors cache.h5")
@@ -127,21 +127,17 @@ def test_ranking_and_scoring_work_from_one_label(labelled):
 # --- the other commands --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("labels", TOO_FEW)
-def test_estimate_prior_estimates_nothing_below_ten_labels(labelled, labels):
-    labelled(labels)
-    shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
+def test_estimate_prior_estimates_nothing_below_ten_labels(labelled):
+    labelled(9)
+    shown, result = run(PRIOR), command_line.run_json(PRIOR)
     assert "at least 10" in shown and "tilt" not in shown and not NAMED.search(shown)
-    result = command_line.run_json("estimate-prior cache.h5 --positives positives.txt --device cpu")
     assert result["estimates"] is None and "at least 10" in result["note"]
 
 
 def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
-    shown = run("estimate-prior cache.h5 --positives positives.txt --device cpu")
+    shown = run(PRIOR)
     assert re.search(rf"^tilt +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
-    result = command_line.run_json("estimate-prior cache.h5 --positives positives.txt --device cpu")
-    assert all(estimate["prior"] is None for estimate in result["estimates"].values())
 
 
 def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
@@ -166,12 +162,12 @@ def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
 
 def test_the_report_states_no_figure_below_ten_labels(labelled):
     labelled(5, n=90)
-    shown = run("report cache.h5 --positives positives.txt --device cpu --sample 40")
+    result = command_line.run_json(REPORT)
+    shown = "\n".join(_lines(result))
     assert not NAMED.search(shown) and "at least 10" in shown
     page = text_of("report.html").replace("a classifier cannot separate the two (AUC 0.5)", "")
     assert not NAMED.search(page) and "at least 10" in page and "Expected hidden – takes 10" in page
     assert not re.search(r"precision,? [^.]{0,30}\d %|\d %[^.]{0,20}likely positive", page)
-    result = command_line.run_json("report cache.h5 --positives positives.txt --device cpu --sample 40")
     allowed = ("/provenance", "/prior_told", "/figures/margins")
     assert not [at for at in numbers_of(result) if not at.startswith(allowed)]
     assert result["hidden_positives"] == {"expected": None, "low": None, "high": None}
@@ -180,12 +176,12 @@ def test_the_report_states_no_figure_below_ten_labels(labelled):
 @pytest.mark.slow
 def test_the_report_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20, n=160)
-    shown = run("report cache.h5 --positives positives.txt --truth truth.csv --device cpu --sample 40")
+    shown = run(REPORT + " --truth truth.csv")
     assert re.search(rf"precision {INTERVAL}   recall {INTERVAL}   F1 {INTERVAL}   AUC {INTERVAL}", shown)
     page = text_of("report.html")
     assert re.search(r"Recall, estimated \d+ to \d+ % a single number takes 30", page)
     assert re.search(r"precision \d+ to \d+ % [\d.]+ %", page), "estimated beside true"
-    result = command_line.run_json("report cache.h5 --positives positives.txt --device cpu --sample 40")
+    result = command_line.run_json(REPORT)
     assert result["hidden_positives"]["expected"] is None and result["prior"] is None
     assert all(result["estimates"][name] is None for name in ("auc", "recall", "precision", "f1"))
 

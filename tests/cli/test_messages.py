@@ -8,13 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 from helpers.command_line import SMALL, refused, run
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
-from helpers.sealing import edited
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
@@ -52,28 +50,18 @@ def bad(world, trained):
     (bad / "documents").mkdir()
     (bad / "documents" / "a.docx").write_bytes(b"")
     (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
-    (bad / "none.txt").write_text("\n")
-    (bad / "classes.csv").write_text("key,label\nred/000.png,Dress\n")
     for name, content in LISTS.items():
         (bad / name).write_bytes(content)
-    (bad / "other_images.csv").write_text("key,label,reviewed,digest\nred/000.png,1,1,0123456789abcdef\n")
-    (bad / "nokey.csv").write_text("path\nred/000.png\n")
     whole = (world / "cache.h5").read_bytes()
     (bad / "truncated.h5").write_bytes(whole[: len(whole) // 2])
     (bad / "empty.h5").write_bytes(b"")
     (bad / "text.h5").write_text("no HDF5")
     at = whole.index(EmbeddingCache(world / "cache.h5").X[3].tobytes())
     (bad / "flipped.h5").write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    with h5py.File(bad / "foreign.h5", "w") as file:
-        file["embeddings"] = np.zeros((2, 2))
-    shutil.copy(world / "cache.h5", bad / "newer.h5")
-    with edited(bad / "newer.h5") as file:
-        file.attrs["version"] = 3
     X, s, _ = planted(60, d=6, labelled=10)
     cache = write_cache(bad / "other.h5", X)
-    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
     model.save(bad / "bare.safetensors")
-    PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s).save(bad / "no_neighbours.safetensors")
     model.encoder_ = cache.encoder
     model.save(bad / "other.safetensors")
     (bad / "truncated.safetensors").write_bytes((world / "model.safetensors").read_bytes()[:-9])
@@ -101,7 +89,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     REPORT + " --out {w}/positives.txt": (1, "positives.txt is also an input"),
     REPORT + " --images {b}/nowhere": (1, "no such source: .*nowhere"),
     REPORT + " --truth {b}/prefix.txt": (1, "none of the 2 keys"),
-    TRAIN + " --threshold nan": (2, "threshold must be f1, precision=P or recall=R .*or a margin; got 'nan'"),
     TRAIN + " --prior some": (2, "--prior must be a number or auto, got 'some'"),
     TRAIN + " --penalty much": (2, "--penalty must be a number or auto, got 'much'"),
     TRAIN + " --solver adam": (2, "unknown solver 'adam'; use batch or sgd"),
@@ -122,41 +109,24 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
-    EMBED + " {b}/truncated.h5" + SMALL: (
-        1,
-        "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
-    ),
+    EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 ends without pucache's seal: it is truncated.*; restore it"),
     EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
     EMBED + " old.h5 --encoder resnet50": (2, "unknown encoder 'resnet50'; use 'bundled', 'timm:NAME'"),
     EMBED + " old.h5 --encoder timm:resnt50": (2, "no model called 'resnt50'; did you mean resnet50"),
     EMBED + " old.h5 --weights w.pth": (1, "the bundled encoder has its own weights; use --encoder"),
     EMBED + " old.h5 --encoder timm:resnet50 --weights w.pth": (1, "no such weights file: w.pth"),
-    EMBED + " old.h5 --device tpu": (2, "unknown device 'tpu'; use auto, cpu"),
-    EMBED + " old.h5 --device cuda:99": (2, "cuda:99 is not there .*use --device cpu"),
     EMBED + " old.h5 --device cpu --precision fp16": (2, "on the CPU use --precision fp32 or bf16"),
-    **{
-        f"{EMBED} old.h5{SMALL}--shard={shard}": (2, f"shard .*{expected}")
-        for shard, expected in {
-            "3/2": "is not one of 1/2 to 2/2",
-            "-1/2": "expects I/N such as 2/8, got '-1/2'",
-        }.items()
-    },
-    **{
-        f"{TRAIN} --prior {prior}": (2, f"prior must lie strictly between 0 and 1, got {float(prior)}; it is a share")
-        for prior in ("0", "nan")
-    },
+    EMBED + " old.h5" + SMALL + "--shard=3/2": (2, "shard .*is not one of 1/2 to 2/2"),
+    EMBED + " old.h5" + SMALL + "--shard=-1/2": (2, "shard expects I/N such as 2/8, got '-1/2'"),
+    TRAIN + " --prior nan": (2, "prior must lie strictly between 0 and 1, got nan; it is a share"),
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
     TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
     TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),
     "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
-    "train-pu {w}/cache.h5 --positives '**' --prior 0.1": (1, "all 60 rows are labelled positive; some must"),
     **{
         FIND + f" --positives {{b}}/{name}": (1, expected)
         for name, expected in {
-            "unknown.txt": r"4 of 5 keys in .*'u/1.png', 'u/2.png', 'u/3.png', \.\.\..*such as 'red/000.png'",
-            "none.txt": "none.txt lists no keys",
-            "nokey.csv": "nokey.csv has columns path; expected one called 'key'",
             "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
             "absolute.txt": "without '/abs/images/' at the beginning they are there: remove it",
@@ -164,7 +134,6 @@ BAD = {  # command: (exit code, what the one line must tell)
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
         }.items()
     },
-    FIND + " --positives 'blue/*'": (1, r"no key matches 'blue/\*'; keys are paths relative to the source, such as"),
     FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
     FIND + " --positives red/** --index Flat --model m": (2, "similarity and index do nothing where a model ranks"),
@@ -175,21 +144,11 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
     FIND + " --positives red/** --out old.csv --review ./old.csv": (2, "--out and --review are one file, old.csv"),
     FIND + " --positives {w}/truth.csv --review {w}/truth.csv": (1, "truth.csv is also an input"),
-    FIND + " --positives red/** --negatives {w}/positives.txt": (
-        1,
-        "8 keys are both in red/.. and in .*positives.txt .*; decide which",
-    ),
-    FIND + " --positives red/** --negatives 'rest/**'": (1, "all 60 rows are labelled; some must be unlabelled"),
     TRAIN + " --negatives {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
     TRAIN + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys"),
-    FIND + " --positives {b}/classes.csv": (1, "classes.csv has the label 'Dress'; expected 1 or 0"),
-    FIND + " --positives {b}/other_images.csv": (1, "1 of 1 keys in .* are other images in .*remove the digest column"),
     FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
     FIND + " --positives red/** --device bogus": (2, "bogus"),
-    FIND + " --positives red/** --model {b}/other.safetensors": (
-        1,
-        "cache.h5 holds .* of timm.* expects imported",
-    ),
+    FIND + " --positives red/** --model {b}/other.safetensors": (1, "cache.h5 holds .* of timm.* expects imported"),
     SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
@@ -197,8 +156,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for a Ray cluster; add --engine ray, or leave it out"),
     SCORE + " {w}/cache.h5 --parts csv": (2, "parts are written to a folder.*scores.csv is the name of a table"),
     SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/images --address auto": (2, "--address is for a Ray cluster; add --engine ray"),
-    "score {b}/no_neighbours.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
+    "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
         1,
         r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
     ),
@@ -212,20 +170,14 @@ BAD = {  # command: (exit code, what the one line must tell)
     "score {w}/weights.safetensors {w}/cache.h5": (1, "not a pucache model; pass what train-pu wrote"),
     "score {b}/nowhere {w}/cache.h5": (1, "no such model: .*nowhere"),
     "evaluate {b}/scores.csv --truth {w}/truth.csv": (1, "not a table of scores.*expected columns key, margin"),
-    "evaluate {b}/empty.csv --truth {w}/truth.csv": (
-        1,
-        "empty.csv is not a table of scores .Empty.*key, margin",
-    ),
+    "evaluate {b}/empty.csv --truth {w}/truth.csv": (1, "empty.csv is not a table of scores .Empty.*key, margin"),
     "evaluate {b}/no_rows.csv --truth {w}/truth.csv": (1, "no_rows.csv has no rows, only the names of columns"),
     "evaluate {b}/one_score.csv --truth {b}/prefix.txt": (1, "none of the 2 keys .*without 'other/' at the beginning"),
     "score {w}/cache.h5 {w}/model.safetensors": (1, "cache.h5 is a cache, not a model; pass what train-pu wrote"),
     "train-pu {w}/model.safetensors --positives red/**": (1, "model.safetensors is not a pucache cache .not an HDF5"),
     "review {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
     "train-pu {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
-    EMBED + f" old.h5 --moved{SMALL} --shard 1/100000": (
-        1,
-        "share 1 of 100000 holds none of the 61 .*fewer shares",
-    ),
+    EMBED + f" old.h5 --moved{SMALL} --shard 1/100000": (1, "share 1 of 100000 holds none of the 61 .*fewer shares"),
     "train-pu {b}/large.h5 --positives 0000?.png": (1, "the squares of the embeddings overflow float32; scale them"),
     "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
     "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
@@ -242,23 +194,13 @@ BAD = {  # command: (exit code, what the one line must tell)
             "retrieve-positives {b}/flipped.h5 --positives red/** --model {w}/model.safetensors",
         )
     },
-    "verify {b}/truncated.safetensors": (1, "truncated.safetensors is damaged"),
-    "verify {b}/nothing": (1, "no cache in folder .*nothing"),
-    "verify {b}/flipped.h5": (
-        1,
-        "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify",
-    ),
     "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, and .*unknown.txt 5 keys"),
-    "import-embeddings {b}/text.h5 old.h5 --keys {b}/unknown.txt": (1, "text.h5 is not a .npy array of numbers"),
-    "demo {b}": (1, "bad holds files that are not the demo's; name a new or an empty folder"),
     **{
         f"info {{b}}/{name}": (1, expected)
         for name, expected in {
             "truncated.h5": "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
             "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
             "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
-            "foreign.h5": "foreign.h5 ends without pucache's seal: .* an HDF5 file from elsewhere",
-            "newer.h5": "newer.h5 is a pucache cache of format version 3; .* reads version 2: upgrade pucache",
             "nothing": "no cache in folder .*nothing; expected",
         }.items()
     },
@@ -291,16 +233,15 @@ OUTPUTS = {  # command: each has a second flaw, which shows if the output is loo
 }
 
 
-@pytest.mark.parametrize("out", ["taken", "/proc/pucache/out", "file/out"])
+@pytest.mark.parametrize("out", ["taken", "file/out"])
 @pytest.mark.parametrize("command", OUTPUTS)
 def test_an_output_that_cannot_be_written_is_found_before_the_work(world, bad, here, command, out):
     for name in ("taken", "taken.csv"):
         (here / name / "inside").mkdir(parents=True)
     (here / "file").write_text("precious")
     told = refused(command, w=world, b=bad, out=out)
-    assert OUTPUTS[command].format(out=out) in told and re.search("cannot write|is a directory|not the demo's", told), (
-        told
-    )
+    assert OUTPUTS[command].format(out=out) in told
+    assert re.search("cannot write|is a directory|not the demo's", told), told
     assert (here / "file").read_text() == "precious"
 
 
@@ -315,7 +256,8 @@ def test_verify_names_each_damaged_file(world, bad):
     assert ended.stdout == f"{world}/cache.h5: 60 rows, whole\n"
     errors = ended.stderr.splitlines()
     assert [line.startswith("Error: ") for line in errors] == [True] * 3
-    names = ("flipped.h5 is damaged", "truncated.safetensors is damaged", "no such cache: .*nowhere.h5")
+    flipped = "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify"
+    names = (flipped, "truncated.safetensors is damaged", "no such cache: .*nowhere.h5")
     assert all(re.search(name, line) for name, line in zip(names, errors, strict=True))
 
 
@@ -329,7 +271,7 @@ def in_shell(line, **places):
     )
 
 
-@pytest.mark.parametrize("arguments", ["info {w}/cache.h5", "--help", "verify {w}/cache.h5 --json"])
+@pytest.mark.parametrize("arguments", ["--help", "verify {w}/cache.h5 --json"])
 def test_a_full_output_device_is_one_line(world, embedded, arguments):
     ended = in_shell("{pucache} " + arguments + " > /dev/full", w=world)
     assert (ended.returncode, ended.stderr) == (1, "Error: cannot write the standard output: No space left on device\n")
@@ -360,8 +302,15 @@ pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("module", ["pucache.cli.main", "click", "pucache.cli.train_pu", "h5py", "torch"])
+@pytest.mark.parametrize(
+    ("module", "number"),
+    [
+        ("pucache.cli.main", signal.SIGINT),
+        ("click", signal.SIGTERM),
+        ("pucache.cli.train_pu", signal.SIGTERM),
+        ("torch", signal.SIGINT),
+    ],
+)
 def test_an_interruption_while_modules_are_imported_is_one_line(here, module, number):
     ended = subprocess.run([sys.executable, "-c", EARLY, module, str(int(number))], capture_output=True, text=True)
     assert ended.returncode == 128 + number and re.fullmatch("\\s*interrupted.*\n", ended.stderr), ended.stderr

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import timm
 import torch
-from helpers.tiny import DIM, HALF, SIDE, save_image, tiny_encoder
+from helpers.tiny import HALF, SIDE, save_image, tiny_encoder
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.embedding.embed import EmbedOptions, run_embedding
@@ -18,13 +18,6 @@ CPU, BATCH = torch.device("cpu"), 8
 def network():
     torch.manual_seed(0)
     return timm.create_model("test_resnet", num_classes=0)
-
-
-def plain():
-    """A network of as many dimensions as the tiny encoder has."""
-    torch.manual_seed(0)
-    convolution = torch.nn.Conv2d(3, DIM, 5, stride=4)
-    return torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
 
 
 def runtime(device, model=None, precision="fp32", name="torch", batch_size=BATCH):
@@ -53,7 +46,7 @@ def test_a_folder_gives_the_cache_of_the_cpu(cuda, tmp_path):
 
     def embedded(device):
         made = tiny_encoder()
-        encoder = Encoder(made.spec, made.preprocess, runtime(device, plain()))
+        encoder = Encoder(made.spec, made.preprocess, runtime(device, made.runtime.network().network))
         path = tmp_path / f"{device.type}.h5"
         report = run_embedding(open_source(folder), path, encoder, workers=0, options=EmbedOptions(dtype="float32"))
         return np.asarray(EmbeddingCache(path).X), report.failures

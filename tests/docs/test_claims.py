@@ -1,25 +1,15 @@
 """Figures in README.md and docs/ come from docs/results: looked up by docs/claims.toml, and none is left out."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
+
+from tools import claims
 
 ROOT = Path(__file__).parents[2]
 INCLUDED = {"docs/changelog.md", "docs/contributing.md"}  # they show CHANGELOG.md and CONTRIBUTING.md
 FOLDERS = ("docs", "docs/tasks", "docs/scaling")
 PAGES = ["README.md", *(f"{folder}/{path.name}" for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.md")))]
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / f"tools/{name}.py")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-claims = load("claims")
 
 
 # --- the pages -----------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from pucache.cli.main import WrongUsage, main
 DOCS = Path(__file__).parents[2] / "docs"
 SLURM, FINISH = DOCS / "scaling" / "slurm-array.sh", DOCS / "scaling" / "slurm-finish.sh"
 JOB = DOCS / "scaling" / "kubernetes-job.yaml"
-GPU = DOCS / "scaling" / "kubernetes-gpu.yaml"
 NOTES = f"""#!{sys.executable}
 import json, os, sys
 open(os.environ["NOTES"], "a").write(json.dumps(sys.argv) + "\\n")
@@ -110,29 +109,17 @@ def test_what_comes_after_the_array_checks_before_it_scores_and_packs(desk):
 # --- Kubernetes ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def job():
-    return yaml.safe_load(JOB.read_text())
-
-
-def container(job):
-    [one] = job["spec"]["template"]["spec"]["containers"]
-    return one
-
-
-def environment(job):
-    return {entry["name"]: entry["value"] for entry in container(job).get("env", [])}
-
-
 @pytest.mark.slow
-def test_the_pods_of_the_job_together_embed_every_image(desk, job, image_folder):
+def test_the_pods_of_the_job_together_embed_every_image(desk, image_folder):
+    [container] = yaml.safe_load(JOB.read_text())["spec"]["template"]["spec"]["containers"]
+    environment = {entry["name"]: entry["value"] for entry in container["env"]}
     caches, images = desk / "caches", image_folder(9)
     caches.mkdir()
     here = {"PHOTOS": str(images), "CACHES": str(caches), "SHARES": "2"}
-    assert here.keys() <= environment(job).keys()
+    assert here.keys() <= environment.keys()
     for index in ("0", "1"):
-        pod = os.environ | environment(job) | here | {"JOB_COMPLETION_INDEX": index}
-        subprocess.run([*container(job)["command"], "--device", "cpu", "--json"], env=pod, check=True)
+        pod = os.environ | environment | here | {"JOB_COMPLETION_INDEX": index}
+        subprocess.run([*container["command"], "--device", "cpu", "--json"], env=pod, check=True)
     for arguments in noted(desk, "pucache"):
         main(arguments, standalone_mode=False)
     assert sorted(path.name for path in caches.glob("*.h5")) == ["00001.h5", "00002.h5"]

@@ -7,7 +7,7 @@ from pucache.cli.main import main
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-NOTEBOOK, WALKTHROUGH = DOCS / "walkthrough.ipynb", DOCS / "walkthrough.md"
+NOTEBOOK = DOCS / "walkthrough.ipynb"
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 PAGES = [*ROOT_PAGES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
 

@@ -1,5 +1,6 @@
 import pytest
 from helpers.embedding_runs import MemorySource, pictures, run
+from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 
 from pucache.embedding import engine
@@ -8,17 +9,9 @@ pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
 BATCH = 8  # of the tiny encoder
 
 
-@pytest.fixture
-def known(tmp_path):
-    """A cache of the first fifty images."""
-    return run(MemorySource(pictures(50)), tmp_path / "known.h5").cache
-
-
-@pytest.mark.parametrize("chunk", [3, BATCH, 64])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows(
-    out, known, monkeypatch, chunk, workers
-):
+@pytest.mark.parametrize(("chunk", "workers"), [(3, 0), (64, 2), slow(BATCH, 0), slow(3, 2)])
+def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows(out, monkeypatch, chunk, workers):
+    known = run(MemorySource(pictures(50)), out.with_name("known.h5")).cache
     monkeypatch.setattr(engine, "CHUNK_ROWS", chunk)
     encoder, passes = tiny_encoder(), []
     forward = encoder.forward

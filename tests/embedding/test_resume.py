@@ -59,8 +59,7 @@ def finished_rows(cache):
     return [len(CacheFile(path)) for path in parts_of(cache)]
 
 
-@pytest.mark.parametrize("blocks", [0, 3, 5, *map(slow, (1, 2, 4))])
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(("blocks", "workers"), [(3, 0), (5, 2), slow(0, 0), slow(1, 2), slow(4, 0)])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, encoder, blocks, workers):
     interrupt(folder, out, blocks, workers=workers)
     finished = finished_rows(out)
@@ -102,6 +101,7 @@ PLACES = {  # a function, and the number of the call that does not return
 }
 
 
+@pytest.mark.slow  # the processes import everything, which takes ten seconds
 def test_a_killed_run_goes_on_to_the_same_bytes(folder, out, undisturbed):
     for place, (function, call) in PLACES.items():
         cache = out.with_name(f"{place}.h5")
@@ -191,8 +191,9 @@ def cache(out, whole):
     return out
 
 
-@pytest.mark.parametrize("name", COLUMNS)
-@pytest.mark.parametrize(("row", "rows"), [(0, HASHED), (N - 1, N - 2 * HASHED)])
+@pytest.mark.parametrize(
+    ("name", "row", "rows"), [*((name, 0, HASHED) for name in COLUMNS), ("embeddings", N - 1, N - 2 * HASHED)]
+)
 def test_damaged_rows_are_embedded_again_and_no_others(cache, whole, encoder, name, row, rows, caplog):
     damaged = damage(cache, name, row)
     report = run(source(), cache, encoder, verify=True)

@@ -43,7 +43,6 @@ def side_after(layer, architecture, stem):
 
 FIRST_STAGE = {  # layer: what it makes of 32 pixels, with the standard stem
     "resnet18": ("layer1", 8),
-    "densenet121": ("features.denseblock1.denselayer1", 8),
     "dpn48b": ("features.conv1_pool", 8),
     "test_resnet": ("layer1", 8),
     "test_efficientnet": ("conv_stem", 16),

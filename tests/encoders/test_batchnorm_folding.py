@@ -3,6 +3,7 @@ import copy
 import pytest
 import timm
 import torch
+from helpers.slow import slow
 from torch import nn
 
 from pucache.encoders.batchnorm_folding import fold_batch_norm
@@ -36,7 +37,7 @@ def assert_unchanged(model, before):
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
-@pytest.mark.parametrize("architecture", ["resnet18", "tf_efficientnet_lite0"])
+@pytest.mark.parametrize("architecture", [slow("resnet18"), "tf_efficientnet_lite0"])
 def test_a_folded_network_is_the_same_function_without_norms(architecture):
     model = trained(timm.create_model(architecture, pretrained=False, num_classes=0))
     before, kinds = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]

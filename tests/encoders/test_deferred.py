@@ -62,8 +62,6 @@ def test_a_pretrained_encoder_of_a_cache_is_loaded_on_demand_by_folder_file_or_n
 
 OTHER = {
     "another name": {"name": "timm:resnet18"},
-    "other weights": {"weights": "0" * 64},
-    "another size": {"input_size": (240, 240)},
     "an older decoder": {"decoder": "pillow-1"},
 }
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics.pairwise import paired_cosine_distances
 
@@ -48,6 +48,7 @@ def pixels(count, seed=0):
     return torch.from_numpy(np.random.default_rng(seed).integers(0, 256, (count, *SIZE, 3), np.uint8))
 
 
+@settings(max_examples=20)
 @given(count=st.integers(1, 2 * BATCH), seed=st.integers(0, 99))
 def test_every_batch_has_the_one_shape_and_every_row_its_own_embedding(count, seed):
     model, batch = Recorder(), pixels(count, seed)
@@ -59,6 +60,7 @@ def test_every_batch_has_the_one_shape_and_every_row_its_own_embedding(count, se
     assert torch.equal(batch, kept)
 
 
+@settings(max_examples=20)
 @given(count=st.integers(1, BATCH), seed=st.integers(0, 99))
 def test_padding_changes_no_bit_of_a_row(count, seed):
     run = runtime(network(seed))

@@ -70,15 +70,13 @@ def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved
 # --- damage --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("change", ["flipped", "cut"])
-def test_damage_of_any_byte_is_refused(saved, change):
+def test_damage_of_any_byte_is_refused(saved):
     whole = saved.read_bytes()
     for position in range(len(whole)):
-        damaged = bytearray(whole[:position] if change == "cut" else whole)
-        if change == "flipped":
-            damaged[position] ^= 0x20
-        saved.write_bytes(damaged)
-        assert str(saved) in refusal(read, saved)
+        flipped = whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :]
+        for damaged in (flipped, whole[:position]) if position % 9 == 0 else (flipped,):
+            saved.write_bytes(damaged)
+            assert str(saved) in refusal(read, saved)
 
 
 def test_a_folder_without_an_encoder_or_a_foreign_file_is_refused_with_what_to_pass(tmp_path):

@@ -46,8 +46,7 @@ def test_margin_inverts_posterior(tilt, share, posterior):
     assert tilt.posterior(tilt.margin(posterior, share), share) == pytest.approx(posterior)
 
 
-@pytest.mark.parametrize("apart", [0.7, 1.0])
-@pytest.mark.parametrize("prior", [0.05, 0.3, 0.7])
+@pytest.mark.parametrize(("prior", "apart"), [(0.05, 1.0), (0.3, 0.7), (0.7, 1.0)])
 def test_where_the_tilt_holds_its_three_numbers_are_recovered(prior, apart):
     found = [fit_tilt(*gaussians(prior, 1500, 5000, apart, seed)) for seed in range(5)]
     for name, truth in (("alpha", 0.0), ("slope", 2 * apart), ("prior", prior)):
@@ -84,19 +83,6 @@ def test_the_gradient_of_the_likelihood_is_its_slope(at):
     _, gradient = objective(np.array(at))
     numeric = [(objective(at + step)[0] - objective(at - step)[0]) / 2e-6 for step in 1e-6 * np.eye(3)]
     np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-8)
-
-
-@pytest.mark.parametrize("prior", [None, 0.3])
-def test_weights_count_rows(prior):
-    margins, s = gaussians(0.3, 150, 400)
-    counts = np.random.default_rng(1).integers(0, 4, len(s))
-    weighted = fit_tilt(margins, s, counts, prior)
-    repeated = fit_tilt(margins.repeat(counts), s.repeat(counts), None, prior)
-    for name in ("alpha", "slope", "prior"):
-        assert getattr(weighted, name) == pytest.approx(getattr(repeated, name), rel=1e-3, abs=1e-3)
-    scaled = fit_tilt(margins, s, counts * 1e-9, prior)
-    assert scaled.posterior(0.0) == pytest.approx(weighted.posterior(0.0), rel=1e-4)
-    assert abs(fit_tilt(margins, s, None, prior).slope - weighted.slope) > 0.01
 
 
 EXTREME = {
@@ -138,7 +124,7 @@ def test_extreme_margins_give_a_finite_rising_posterior_and_a_finite_threshold(e
 # --- the profile of the prior ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("prior", "n_p"), [(0.02, 30), (0.2, 200), (0.7, 60)])
+@pytest.mark.parametrize(("prior", "n_p"), [(0.02, 30), (0.7, 60)])
 def test_the_deviance_is_twice_the_log_likelihood_that_a_fixed_prior_loses(prior, n_p):
     margins, s = gaussians(prior, n_p, 1000)
     estimate, priors, deviance = profile_prior(margins, s)

@@ -4,7 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
@@ -17,6 +17,7 @@ PRIORS = st.floats(0.01, 0.99)
 SHARES = "auc", "pauc", "recall", "precision", "f1", "accuracy", "false_positive_rate", "share_predicted_positive"
 
 
+@settings(max_examples=25)
 @given(ROWS, st.sampled_from([0.1, 0.7, 1.0]))
 def test_metrics_with_labels_equal_those_of_scikit_learn(rows, unit):
     y, margins, predicted = np.array([*rows, (0, 0, 1), (1, 1, 1)]).T
@@ -59,6 +60,7 @@ def truth_in_U(positives, negatives, threshold):
 # --- the figures ---------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(SOME, SOME, st.integers(-4, 4))
 def test_where_P_is_a_copy_of_the_positives_in_U_every_figure_is_the_truth(positives, negatives, threshold):
     prior = len(positives) / (len(positives) + len(negatives))
@@ -70,6 +72,7 @@ def test_where_P_is_a_copy_of_the_positives_in_U_every_figure_is_the_truth(posit
     assert estimate["nnpu_risk"] == pytest.approx(estimate["upu_risk"])  # no clamp: R- is a sum of losses
 
 
+@settings(max_examples=40)
 @given(ROWS, PRIORS, st.integers(-4, 4))
 def test_every_figure_lies_within_its_bounds_and_pauc_counts_pairs(rows, prior, threshold):
     margins, s = (
@@ -102,6 +105,7 @@ def test_figures_of_few_rows_are_those_computed_by_hand(P, U, prior, expected):
 # --- risks ---------------------------------------------------------------------------------------
 
 
+@settings(max_examples=25)
 @given(SOME, SOME, PRIORS)
 @pytest.mark.parametrize("name", ["upu", "nnpu"])
 def test_the_risks_are_those_that_training_reports(name, P, U, prior):

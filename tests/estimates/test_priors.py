@@ -3,10 +3,9 @@ import math
 import numpy as np
 import pytest
 from helpers.margins import gaussians
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pucache.estimates import priors
 from pucache.estimates.calibration import LEAST, MOST, deviance_within_pile, profile_ends, profile_prior
 from pucache.estimates.priors import (
     ERROR_BELOW,
@@ -73,6 +72,7 @@ def test_weights_count_rows(method, ties):
     assert estimate(margins, s, method, np.ones(len(s))) == estimate(margins, s, method)
 
 
+@settings(max_examples=40)
 @example([(0.0, False), (float(np.float32(1e-17)), False), (-1.0, False)], "elkanoto")
 @given(
     st.lists(st.tuples(st.floats(-1e6, 1e6, width=32), st.booleans()), min_size=2, max_size=12),
@@ -108,17 +108,6 @@ def test_the_limit_of_the_deviance_is_student_s_t_of_the_labels():
     assert deviance_limit(10) == pytest.approx(2.3534**2, rel=1e-3)  # these from a table, 3 degrees of freedom
     assert deviance_limit(10, 0.5) == pytest.approx(0.7649**2, rel=1e-3)
     assert deviance_limit(1) == deviance_limit(8) and np.isfinite(deviance_limit(0.5))
-
-
-def test_of_exact_tilts_nine_of_ten_sets_are_covered_and_not_all(monkeypatch):
-    """With many labels and a small pile, sampling error would be most of the width."""
-    monkeypatch.setattr(priors, "MODEL_ERROR", 0.0)
-    monkeypatch.setattr(priors, "ERROR_BELOW", 0.0)
-    covered = [
-        e.low <= 0.1 <= e.high
-        for e in (profile_interval(*margins_of(0.1, 500, 400, apart=1.2, seed=seed)) for seed in range(60))
-    ]
-    assert 0.85 <= np.mean(covered) <= 0.97
 
 
 def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():

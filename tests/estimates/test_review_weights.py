@@ -71,6 +71,7 @@ def test_of_fewer_unlabelled_rows_shares_stay_what_they_were(weights):
 # --- what figures rest on ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
     X, s, y = planted(3000, d=6, labelled=80, prior=0.15, apart=0.6)
     options = {"penalty": 1e-3, "device": "cpu"}

@@ -21,13 +21,6 @@ def checked(X, s, **options):
 # --- the verdict -------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def one_sided():
-    """Data whose labelled positives are mostly of one of two kinds, and its check."""
-    X, s, y = two_kinds(side=0.4)
-    return X, y, checked(X, s)
-
-
 def test_a_fair_sample_of_the_positives_is_not_told_from_those_found():
     X, s, _ = two_kinds()
     found = checked(X, s)
@@ -35,19 +28,18 @@ def test_a_fair_sample_of_the_positives_is_not_told_from_those_found():
     assert found.n_labelled > 100 and found.n_likely > 300
 
 
-def test_labelled_positives_mostly_of_one_kind_differ_from_those_found(one_sided):
-    X, y, found = one_sided
+def test_labelled_positives_mostly_of_one_kind_differ_from_those_found():
+    X, s, y = two_kinds(side=0.4)
+    found = checked(X, s)
     assert found.verdict == "differ" and found.auc > 0.6 and found.p_value < 0.01
     apart, kind = found.rows_by_likeness, np.sign(X[:, 1])
     assert kind[apart[:50]].mean() > 0.8 and kind[apart[-50:]].mean() < -0.8
     assert y[apart].mean() > 0.9 and len(np.unique(apart)) == len(apart)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_negatives_among_the_found_are_not_held_against_the_labels(seed):
+def test_negatives_among_the_found_are_not_held_against_the_labels():
     """A fair sample of labels, and found rows of which two in five are negatives that are easily told."""
-    draw = np.random.default_rng(seed)
-    X = draw.standard_normal((700, 8)).astype(np.float32)
+    X = np.random.default_rng(0).standard_normal((700, 8)).astype(np.float32)
     X[500:, 0] += 8
     s = (np.arange(700) < 200).astype(np.int8)
     margin = RARE.margin(0.6)
@@ -93,7 +85,7 @@ def by_hand(X, first):
     return share, mannwhitneyu(share[first], share[~first]).statistic / (first.sum() * (~first).sum())
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.5, 2.0])
+@pytest.mark.parametrize("shift", [0.0, 2.0])
 def test_the_auc_is_that_of_the_nearest_neighbours_counted_one_by_one(shift):
     X = np.random.default_rng(1).standard_normal((90, 5))
     first = np.arange(90) < 30

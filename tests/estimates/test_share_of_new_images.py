@@ -15,10 +15,9 @@ def mixture(rng, n, share):
     return rng.normal(np.where(np.arange(n) < round(share * n), APART, 0.0), 1)
 
 
-def pile(rng, labelled=200, n=5000, prior=None):
-    margins = np.concatenate([mixture(rng, labelled, 1), mixture(rng, n, PRIOR)])
-    s = (np.arange(len(margins)) < labelled).astype(np.int8)
-    return PileMargins.of(margins, s, None, prior)
+def pile(rng):
+    margins = np.concatenate([mixture(rng, 200, 1), mixture(rng, 5000, PRIOR)])
+    return PileMargins.of(margins, (np.arange(5200) < 200).astype(np.int8), None, None)
 
 
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.4, 0.7, 0.99])
@@ -34,17 +33,6 @@ def test_the_estimate_is_the_maximum_of_the_likelihood_of_saerens():
     r, shares = known.tilt(PRIOR).log_ratio(margins), np.linspace(0.001, 0.999, 999)
     best = shares[np.argmax([np.log(share * np.exp(r) + 1 - share).sum() for share in shares])]
     assert estimate_share(known, PRIOR, margins, labels=MANY).prior == pytest.approx(best, abs=0.002)
-
-
-@pytest.mark.parametrize(("labelled", "n"), [(20, 200), (20, 2000), (200, 200), (200, 2000)])
-def test_nine_in_ten_intervals_hold_the_share(labelled, n):
-    held = []
-    for seed in range(40):
-        rng = np.random.default_rng([seed, labelled, n])
-        share = (0.02, 0.1, 0.4, 0.7)[seed % 4]
-        found = estimate_share(pile(rng, labelled), PRIOR, mixture(rng, n, share), labels=MANY)
-        held.append(found.low <= share <= found.high)
-    assert np.mean(held) >= 0.85
 
 
 def test_what_is_stated_follows_the_labels_and_the_images():

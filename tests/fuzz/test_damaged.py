@@ -23,7 +23,6 @@ from fuzz.samples import KEYS
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.cache.keys import Keys, encode_keys
-from pucache.cache.layout import DTYPES
 from pucache.cache.reader import CacheFile
 from pucache.encoders import backbones
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError, SourceError
@@ -75,16 +74,6 @@ def written(name):
         path = Path(folder, "file")
         path.write_bytes(caches()[name])
         return content(path)
-
-
-def agreeing(path):
-    """Check that a cache which can be opened agrees with itself."""
-    EmbeddingCache(path).verify()
-    opened = EmbeddingCache(path)
-    keys = [key.encode() for key in opened.keys]
-    assert opened.X.shape == (len(keys), opened.encoder.dim) and opened.X.dtype in DTYPES.values()
-    assert keys == sorted(set(keys)) and sum(len(block) for _, block in opened.blocks()) == len(keys)
-    return [str(opened.encoder), opened.failures, opened.digests]
 
 
 # --- images and sources ------------------------------------------------------------------------
@@ -142,10 +131,6 @@ def manifest(path):
 # --- tables, arrays, weights -------------------------------------------------------------------
 
 
-def known():
-    return Keys([encode_keys(KEYS)])
-
-
 def table(path):
     read = read_scores(path)
     return list(zip(*(read[name].tolist() for name in COLUMNS), strict=True))
@@ -179,7 +164,7 @@ class Format:
     refusals: Any
     plain: Callable[[str, bytes], Any] = lambda name, data: None  # None: nothing is known
     agree: Callable[[Any, Any], bool] = lambda found, expected: found == expected
-    examples: int = 80
+    examples: int = 60
     text: bool = False
 
     @property
@@ -194,22 +179,23 @@ FILES = {
         CacheError,
         lambda name, data: [written(name), *(written(other) for other in caches() if caches()[other] == data)],
         lambda found, expected: found in expected,
-        examples=200,
+        examples=120,
     ),
-    "image": Format(samples.images, image, ImageError, samples.pixels, examples=180),
+    "image": Format(samples.images, image, ImageError, samples.pixels, examples=100),
     "tar": Format(samples.tars, tar, SourceError, samples.members, same_members),
     "manifest": Format(lambda: samples.MANIFESTS, manifest, (SourceError, ValueError), text=True),
     "positives": Format(
         lambda: samples.POSITIVES,
-        lambda path: {KEYS[row] for row in find_keys(known(), path)},
+        lambda path: {KEYS[row] for row in find_keys(Keys([encode_keys(KEYS)]), path)},
         LabelError,
         samples.positives,
-        examples=60,
         text=True,
     ),
     "scores": Format(samples.scores, table, LabelError, samples.score_rows, text=True),
     "array": Format(samples.arrays, array, CacheError, samples.array),
-    "weights": Format(samples.weights, weights, EncoderError, samples.tensors, lambda a, b: b.items() <= a.items()),
+    "weights": Format(
+        samples.weights, weights, EncoderError, samples.tensors, lambda a, b: b.items() <= a.items(), examples=30
+    ),
 }
 
 

@@ -109,7 +109,7 @@ def test_training_is_that_of_torch_autograd_and_adam(data, risk, prior, penalty,
 # --- many heads, weights -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["upu", "imbnnpu", "weighted_bce", "bce"])
+@pytest.mark.parametrize("name", ["upu", "imbnnpu", "bce"])
 def test_many_heads_together_are_as_each_alone(data, name):
     X, s = data
     weights = np.random.default_rng(1).uniform(0, 2, (N, 5)).astype(np.float32)

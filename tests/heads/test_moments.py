@@ -1,27 +1,7 @@
-from itertools import pairwise
-
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pucache.heads.moments import Moments, MomentSums
-from pucache.storage import rows as storage_rows
-
-X = np.random.default_rng(0).normal(3, 2, (700, 5)).astype(np.float16)
-
-
-@given(cuts=st.lists(st.integers(0, len(X)), max_size=6))
-def test_moments_do_not_depend_on_the_blocks_that_rows_come_in(cuts):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage_rows, "_BLOCK_VALUES", 256)
-        sums, edges = MomentSums(), [0, *sorted(cuts), len(X)]
-        for begin, end in pairwise(edges):
-            sums.add(X[begin:end])
-        expected = Moments.of(X)
-    moments = sums.moments()
-    np.testing.assert_array_equal(moments.centre, expected.centre)
-    assert moments.spread == expected.spread
+from pucache.heads.moments import Moments
 
 
 @pytest.mark.parametrize(

@@ -53,20 +53,29 @@ def opened(browser, path, *, init=None, **context):
     assert not wrong, "\n".join(wrong)
 
 
-def watch(page):
-    """Return a list that grows with every console error, script error and request beyond this machine."""
+def watch(page, own=LOCAL, *, lost=False):
+    """Return a list that grows with every error, and with every request to a place that does not begin as `own`.
+
+    With `lost`, requests may fail.
+    """
     wrong = []
+
+    def on_console(message):
+        expected = lost and "Failed to load resource" in message.text
+        if message.type in ("error", "warning") and not expected:
+            wrong.append(f"console: {message.text}")
+
     page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-    page.on("console", lambda said: said.type in ("error", "warning") and wrong.append(f"console: {said.text}"))
-    page.on("request", lambda asked: asked.url.startswith(LOCAL) or wrong.append(f"request: {asked.url[:200]}"))
+    page.on("console", on_console)
+    page.on("request", lambda asked: asked.url.startswith(own) or wrong.append(f"request: {asked.url[:200]}"))
     return wrong
 
 
-def violations(page):
-    """Serious and critical violations that axe-core finds, as lines."""
+def violations(page, within=None):
+    """Serious and critical violations that axe-core finds, in the whole page or within a selector, as lines."""
     from axe_playwright_python.sync_playwright import Axe
 
-    found = Axe().run(page).response["violations"]
+    found = Axe().run(page, within).response["violations"]
     return [
         f"{one['id']} ({one['impact']}): {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
         for one in found

@@ -6,13 +6,17 @@ import re
 import shlex
 
 import numpy as np
+import safetensors.torch
+import timm
+import torch
 from click.testing import CliRunner
 from PIL import Image
 
 from pucache.cli.main import main
 
 ENCODER = "test_convnext"
-SMALL = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
+ANY_RUNTIME = f" --encoder timm:{ENCODER} --weights {{w}}/weights.safetensors --device cpu "
+SMALL = f"{ANY_RUNTIME}--runtime torch "  # OpenVINO takes seconds to compile a network
 LABELLED, HIDDEN, REST = 8, 8, 44
 BROKEN = "rest/broken.jpg"
 
@@ -46,6 +50,22 @@ def refused(command, code=1, **places):
 def table(path):
     with path.open(newline="") as stream:
         return list(csv.DictReader(stream))
+
+
+def save_world(folder):
+    """Write red images hidden among blue ones, one that is broken, labels, true classes, and weights of a network."""
+    draw = np.random.default_rng(0)
+    save_images(folder / "images" / "red", LABELLED + HIDDEN, (220, 40, 40), draw)
+    save_images(folder / "images" / "rest", REST, (40, 60, 200), draw)
+    (folder / "images" / BROKEN).write_bytes(b"no image")
+    (folder / "images" / "notes.docx").write_bytes(b"")
+    torch.manual_seed(0)
+    safetensors.torch.save_file(timm.create_model(ENCODER).state_dict(), folder / "weights.safetensors")
+    keys = [f"red/{number:03}.png" for number in range(LABELLED + HIDDEN)]
+    (folder / "positives.txt").write_text("\n".join(keys[:LABELLED]) + "\n")
+    rest = [f"rest/{number:03}.png,0" for number in range(REST)]
+    (folder / "truth.csv").write_text("\n".join(["key,label", *(f"{key},1" for key in keys), *rest]) + "\n")
+    return folder
 
 
 def save_images(folder, count, colour, draw):

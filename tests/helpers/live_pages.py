@@ -4,13 +4,14 @@ import time
 from contextlib import contextmanager
 from urllib.parse import urlsplit
 
+from helpers import browser
 from helpers.hangs import HANG_SECONDS
 
 DECIDABLE = "#one:not([hidden]) #stage[data-status=shown], #one:not([hidden]) #stage[data-status=absent]"
 
 
 @contextmanager
-def visited(browser, url, *, init=None, lost=False, **context):
+def visited(chromium, url, *, init=None, lost=False, **context):
     """Open the page of a review and watch it; leaving fails if it erred or asked any other server.
 
     Parameters
@@ -22,7 +23,7 @@ def visited(browser, url, *, init=None, lost=False, **context):
     **context
         Of Playwright's ``new_context``: ``color_scheme``, ``viewport``, ...
     """
-    with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
+    with chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
         page, wrong = another(holder, url, init=init, lost=lost)
         yield page
     assert not wrong, "\n".join(wrong)
@@ -42,18 +43,7 @@ def another(holder, url, *, init=None, lost=False):
 
 def watch(page, url, *, lost=False):
     """Return a list that grows with every error and every request to another server."""
-    wrong = []
-    own = f"{urlsplit(url).scheme}://{urlsplit(url).netloc}/"
-
-    def on_console(message):
-        expected = lost and "Failed to load resource" in message.text
-        if message.type in ("error", "warning") and not expected:
-            wrong.append(f"console: {message.text}")
-
-    page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-    page.on("console", on_console)
-    page.on("request", lambda asked: asked.url.startswith(own) or wrong.append(f"request: {asked.url[:200]}"))
-    return wrong
+    return browser.watch(page, f"{urlsplit(url).scheme}://{urlsplit(url).netloc}/", lost=lost)
 
 
 def press(page, keys):

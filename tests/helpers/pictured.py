@@ -5,10 +5,23 @@ import hashlib
 import numpy as np
 from PIL import Image
 
+from helpers.cache_files import write_rows
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
+from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
+
+ODD = [
+    "photos/<script>document.title = 'ran'</script>.png",
+    'say "cheese", please.png',
+    "it's 100 %?&#/plain.png",
+    "line\nbreak\r\nand\ttab.png",
+    "emoji 🦜 👩‍👩‍👧.png",
+    "שלום/\u202egnp.exe.png",
+    "separators\u2028and\u2029.png",
+    " blanks around ",
+    "long/" + "x" * 4087 + ".png",
+]
 
 
 def shaded(width, height, level=200):
@@ -20,13 +33,9 @@ def shaded(width, height, level=200):
 def cache_of(path, source, digests):
     """Write a cache of images in `source`, from the digest of each key (None: unknown)."""
     keys = sorted(digests, key=str.encode)
-    encoded = encode_keys(keys)
     table = np.array([list(digests[key] or bytes(32)) for key in keys], np.uint8).reshape(-1, 32)
-    X = np.ones((len(keys), 2), np.float32)
-    rows = Rows(encoded, X, table, np.full((len(keys), 2), -1))
-    shape = (len(keys), encoded.itemsize, X.dtype)
-    write_file(path, EncoderSpec.imported("none", 2), str(source), [rows], shape=shape, failures={})
-    return EmbeddingCache(path)
+    rows = Rows(encode_keys(keys), np.ones((len(keys), 2), np.float32), table, np.full((len(keys), 2), -1))
+    return EmbeddingCache(write_rows(path, rows, spec=EncoderSpec.imported("none", 2), source=str(source)))
 
 
 def folder_of(tmp_path, files, name="images"):

@@ -1,4 +1,4 @@
-"""Reviews on small caches with real pictures, served in this process or in one of their own."""
+"""Reviews on small caches with real pictures, served in this process or in one of their own; and logs without any."""
 
 import contextlib
 import io
@@ -9,20 +9,24 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 from PIL import Image
 
+from helpers.cache_files import write_rows
 from helpers.hangs import HANG_SECONDS
 from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.review_client import ReviewClient
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
+from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import image_digest
 from pucache.reviewing.app import Application
+from pucache.reviewing.audit import audit_entries
+from pucache.reviewing.log import LABELS, Choice, Entry, Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.serve import Server, identifier, listening_socket, printed_url
@@ -44,39 +48,33 @@ def pictured_pile(folder, n=60, *, broken=(), positives=4, dim=6):
         digests.append(list(image_digest(data)))
     X = np.random.default_rng(0).normal(size=(n, dim)).astype(np.float32)
     X[: n // 4] += 2
-    encoded = encode_keys(keys)
-    rows = Rows(encoded, X, np.array(digests, np.uint8), np.full((n, 2), -1))
-    shape = (n, encoded.itemsize, X.dtype)
+    rows = Rows(encode_keys(keys), X, np.array(digests, np.uint8), np.full((n, 2), -1))
     spec = EncoderSpec.imported("planted", dim)
-    write_file(folder / "pile.h5", spec, str(folder / "images"), [rows], shape=shape, failures={})
+    write_rows(folder / "pile.h5", rows, spec=spec, source=str(folder / "images"))
     (folder / "found.txt").write_text("".join(f"{key}\n" for key in keys[:positives]))
     return EmbeddingCache(folder / "pile.h5")
 
 
-class Opened:
-    """A review without a trainer, and its application."""
+class BusyTrainer:
+    """One that is never done."""
 
-    def __init__(self, cache, folder, positives=None, **settings):
-        self.session = open_session(cache, positives, folder=folder)
-        self.queue = NextImages(self.session, np.random.default_rng(0))
-        vars(self.queue).update(settings)
-        self.pictures = Pictures(cache)
-        name = identifier(self.session, TOKEN)
-        self.service = ReviewService(self.session, self.queue, self.pictures, identifier=name, reviewer="tester")
-        self.application = Application([self.service], TOKEN)
+    def busy(self, session):
+        return True
 
-    def close(self):
-        self.service.close()
-        self.session.close()
+    def submit(self, serial, s, reviewed, session):
+        pass
+
+    def prefer(self, session):
+        pass
 
 
 class Served:
     """An application on a real socket, in a thread."""
 
-    def __init__(self, application, host="127.0.0.1"):
-        listener = listening_socket(host, 0)
+    def __init__(self, application, port=0):
+        listener = listening_socket("127.0.0.1", port)
         self.port = listener.getsockname()[1]
-        self.url = printed_url(host, self.port, TOKEN)
+        self.url = printed_url("127.0.0.1", self.port, TOKEN)
         self._server = Server(application)
         started = threading.Event()
         self._server.on_start = started.set
@@ -94,17 +92,21 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(cache, folder, positives=None, *, begin=True, **settings):
-    """A review in this process; yields what it consists of, and the server."""
-    opened = Opened(cache, folder, positives, **settings)
+def served(cache, folder, positives=None, *, begin=True, port=0, **settings):
+    """A review in this process, without a trainer; yields what it consists of, and the server."""
+    session, pictures = open_session(cache, positives, folder=folder), Pictures(cache)
+    queue, name = NextImages(session, np.random.default_rng(0)), identifier(session, TOKEN)
+    vars(queue).update(settings)
+    service = ReviewService(session, queue, pictures, identifier=name, reviewer="tester")
     if begin:
-        opened.service.begin(None)
-    server = Served(opened.application)
+        service.begin(None)
+    server = Served(Application([service], TOKEN), port)
     try:
-        yield opened, server
+        yield SimpleNamespace(session=session, queue=queue, pictures=pictures, service=service), server
     finally:
         server.close()
-        opened.close()
+        service.close()
+        session.close()
 
 
 class ReviewProcess:
@@ -144,8 +146,8 @@ class ReviewProcess:
             time.sleep(0.02)
         return found[1]
 
-    def client(self, tab=None):
-        return ReviewClient(self.url, tab).enter()
+    def client(self):
+        return ReviewClient(self.url).enter()
 
     def end(self, number=signal.SIGINT):
         """Exit code after a signal."""
@@ -158,3 +160,57 @@ def picture_of(content):
     picture = Image.open(io.BytesIO(content))
     picture.load()
     return picture
+
+
+class Log:
+    """Entries as a session writes them, without a session. `copies`: rows of each group."""
+
+    def __init__(self, copies):
+        self.copies = [1] * copies if isinstance(copies, int) else list(copies)
+        self.entries, self.drawn, self.in_force, self.rechecked = [], set(), {}, set()
+
+    @property
+    def pile(self):
+        return sum(self.copies)
+
+    @property
+    def out(self):
+        return self.drawn | {group for group, choice in self.in_force.items() if choice in LABELS}
+
+    @property
+    def left(self):
+        """Groups in the urn."""
+        return [group for group, copies in enumerate(self.copies) if copies and group not in self.out]
+
+    def common(self, group):
+        unknown = self.pile - sum(self.copies[one] for one in self.out)
+        positives = sum(self.copies[one] for one, choice in self.in_force.items() if choice is Choice.POSITIVE)
+        return {
+            "serial": len(self.entries) + 1,
+            "row": group,
+            "group": group,
+            "copies": self.copies[group],
+            "unknown": unknown,
+            "positives": positives,
+            "time": 0.0,
+        }
+
+    def draw(self, group, choice=None, *, stream=Stream.AUDIT):
+        self.entries.append(Entry(stream=stream, **self.common(group)))
+        if stream is Stream.AUDIT:
+            self.drawn.add(group)
+            self.in_force.pop(group, None)  # a skip from before the draw does not answer it
+        else:
+            self.rechecked.add(group)
+        return self if choice is None else self.decide(group, choice)
+
+    def decide(self, group, choice, *, stream=None):
+        stream = stream or (
+            Stream.RECHECK if group in self.rechecked else Stream.AUDIT if group in self.drawn else Stream.RANKED
+        )
+        self.entries.append(Entry(request=f"r{len(self.entries)}", choice=choice, stream=stream, **self.common(group)))
+        self.in_force[group] = choice
+        return self
+
+    def audit(self, **options):
+        return audit_entries(self.entries, [self.pile], **options)

@@ -67,7 +67,7 @@ def both(name, image):
 
 
 @pytest.mark.parametrize("name", FAST)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15)
 @given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
 @example(1, 1, 0).via("a single pixel")
 @example(700, 176, 0).via("wide")
@@ -79,7 +79,7 @@ def test_the_fast_way_is_within_two_grey_levels_of_timms(name, width, height, se
 
 
 @pytest.mark.parametrize("name", OTHER)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=8)
 @given(width=st.integers(1, 700), height=st.integers(1, 700), seed=st.integers(0, 9))
 def test_everything_else_is_timms_to_the_bit(name, width, height, seed):
     assume(max(width, height) <= 20 * min(width, height))
@@ -109,7 +109,7 @@ def test_a_crop_beyond_the_image_is_padded_as_timm_does(mode):
 
 # --- as much of a JPEG as is needed ------------------------------------------------------------
 
-SIZES = {"wide": (2000, 1504), "tall": (1504, 2000), "odd": (1201, 1999)}
+SIZES = {"wide": (2000, 1504), "odd": (1201, 1999)}
 
 
 @cache

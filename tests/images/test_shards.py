@@ -104,16 +104,11 @@ def test_an_archive_of_the_command_zip(tmp_path, level):
     assert listing.size_mtime[:, 0].tolist() == [len(IMAGES[key]) for key in listing.keys]
 
 
-@pytest.mark.parametrize("by", ["tarfile", "webdataset"])
-def test_a_shard_of_webdataset_and_its_other_members(tmp_path, by):
-    if by == "tarfile":  # its layout: the files of a sample have one name, and follow each other
-        samples = [(("cls", b"1"), ("json", b"{}"), ("ppm", picture(number))) for number in range(3)]
-        members = [(f"{number:04}.{kind}", data) for number, files in enumerate(samples) for kind, data in files]
-        compressed(tmp_path / "x.tar.gz", tar(*members))
-    else:
-        with pytest.importorskip("webdataset").TarWriter(str(tmp_path / "x.tar.gz")) as writer:
-            for number in range(3):
-                writer.write({"__key__": f"{number:04}", "ppm": picture(number), "cls": 1, "json": {}})
+def test_a_shard_of_webdataset_and_its_other_members(tmp_path):
+    # its layout: the files of a sample have one name, and follow each other
+    samples = [(("cls", b"1"), ("json", b"{}"), ("ppm", picture(number))) for number in range(3)]
+    members = [(f"{number:04}.{kind}", data) for number, files in enumerate(samples) for kind, data in files]
+    compressed(tmp_path / "x.tar.gz", tar(*members))
     assert content(tmp_path / "x.tar.gz") == {f"{number:04}.ppm": picture(number) for number in range(3)}
 
 
@@ -147,12 +142,14 @@ def test_what_is_no_plain_member_of_an_archive_is_a_failure_and_names_that_climb
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["x.zip", "y.zip"]
 
 
-def test_names_in_cp437_and_70_000_members(tmp_path):
-    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
-        for number in range(70_000):
-            archive.writestr(zipfile.ZipInfo(f"{number:05}.png"), b"%d" % number)
+@pytest.mark.slow
+def test_a_zip_of_70_000_members(tmp_path):
+    zipped(tmp_path / "x.zip", [(f"{number:05}.png", b"%d" % number) for number in range(70_000)])
     source = open_source(tmp_path / "x.zip")
     assert len(source.scan().keys) == 70_000 and source.read("69999.png") == b"69999"
+
+
+def test_names_in_cp437(tmp_path):
     zipped(tmp_path / "y.zip", [("cafX.png", b"1")])
     write(tmp_path / "y.zip", (tmp_path / "y.zip").read_bytes().replace(b"cafX", b"caf\x82"))
     assert content(tmp_path / "y.zip") == {"caf\xe9.png": b"1"}
@@ -165,7 +162,7 @@ def test_a_member_that_announces_far_too_much_is_not_unpacked(tmp_path):
     assert source.read("flat.bmp") == bytes(10**7), "small images of one colour may shrink as much"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40)
 @given(data=st.data(), kind=st.sampled_from(["zip", "tar.gz", "parquet"]))
 def test_damage_is_a_failure_or_one_line_and_never_other_bytes(tmp_path_factory, data, kind):
     folder = tmp_path_factory.mktemp("damaged")
@@ -248,20 +245,13 @@ def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
     assert content(f"{tmp_path}/hub/data/**/*.parquet") == content(tmp_path / "hub/data")
 
 
-@pytest.mark.parametrize("by", ["pyarrow", "datasets"])
-def test_a_dataset_of_hugging_face_with_its_classes(tmp_path, by):
+def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
+    kinds = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dress"], "_type": "ClassLabel"}}
     images = [Image.new("RGB", (4, 3), (shade, 0, 0)) for shade in (10, 200)]
-    if by == "pyarrow":
-        kinds = {"image": {"_type": "Image"}, "label": {"names": ["cat", "dress"], "_type": "ClassLabel"}}
-        rows = [{"bytes": encode(image, "PNG"), "path": None} for image in images]
-        made = pyarrow.table({"image": pyarrow.array(rows, HF), "label": [1, 0]})
-        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
-        parquet.write_table(made, tmp_path / "x.parquet")
-    else:
-        datasets = pytest.importorskip("datasets")
-        features = datasets.Features(image=datasets.Image(), label=datasets.ClassLabel(names=["cat", "dress"]))
-        made = datasets.Dataset.from_dict({"image": images, "label": [1, 0]}, features=features)
-        made.to_parquet(str(tmp_path / "x.parquet"))
+    rows = [{"bytes": encode(image, "PNG"), "path": None} for image in images]
+    made = pyarrow.table({"image": pyarrow.array(rows, HF), "label": [1, 0]})
+    made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": kinds}})})
+    parquet.write_table(made, tmp_path / "x.parquet")
     source = open_source(tmp_path / "x.parquet")
     assert len(source.scan().keys) == 2 and source.read("000000001").startswith(b"\x89PNG")
     assert list(source.labels("label")) == [("000000000", "dress"), ("000000001", "cat")]
@@ -316,23 +306,6 @@ def test_nulls_and_what_is_no_picture_are_recorded_and_changed_files_are_noticed
     assert work(run(open_source(where), tmp_path / "c.h5")) == (0, 0, 1)
 
 
-def test_files_of_a_folder_hold_images_in_either_form_and_rows_without_one_are_failures(tmp_path):
-    table(tmp_path / "in/a.parquet", [("a.ppm", picture(1)), ("linked.ppm", None)])
-    table(tmp_path / "in/b.parquet", [("", picture(2)), ("", None)], kind=pyarrow.binary())
-    column = pyarrow.array([None, {"bytes": picture(3), "path": "c.ppm"}], HF)
-    parquet.write_table(pyarrow.table({"image": column}), tmp_path / "in/c.parquet")
-    report = run(open_source(tmp_path / "in"), tmp_path / "c.h5")
-    assert list(EmbeddingCache(tmp_path / "c.h5").keys) == [
-        "a.parquet/a.ppm",
-        "b.parquet/000000000",
-        "c.parquet/000000001",
-    ]
-    missing = ["a.parquet/linked.ppm", "b.parquet/000000001", "c.parquet/000000000"]
-    assert report.failures == dict.fromkeys(
-        missing, "the row holds no bytes of an image (null); a path alone is not followed"
-    )
-
-
 @pytest.fixture
 def openings(monkeypatch):
     """Row groups as they are opened."""
@@ -345,10 +318,9 @@ def openings(monkeypatch):
     return opened
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["x.parquet", "x.tar.gz", "x.zip", "folder"])
+@pytest.mark.parametrize(("name", "workers"), [("x.parquet", 0), ("x.parquet", 2), ("x.tar.gz", 2), ("x.zip", 0)])
 def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, openings, name, workers):
-    count = 300
+    count = 120
     shuffled = random.Random(0).sample(range(count), count)  # paths in no order
     members = [(f"{number:04}.ppm", picture(number) if number != 7 else b"no image") for number in shuffled]
     for key, data in members:
@@ -362,18 +334,19 @@ def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, openings
     assert list(other.keys) == list(one.keys) and report.failures == {"0007.ppm": "not an image in a known format"}
     np.testing.assert_array_equal(other.X, one.X)
     np.testing.assert_array_equal(other.digests, one.digests)
-    assert workers or sorted(openings) == (list(range(8)) if name == "x.parquet" else [])
+    assert workers or sorted(openings) == (list(range(3)) if name == "x.parquet" else [])
     pictures = RowImages(other)
-    assert [pictures.read(row, 64).problem for row in random.sample(range(299), 40)] == [""] * 40
+    assert [pictures.read(row, 64).problem for row in random.sample(range(119), 40)] == [""] * 40
 
 
-def test_row_groups_are_read_once_with_shards_and_after_a_kill(tmp_path, openings):
-    members = [(f"{number * 7919 % 5000:04}.ppm", picture(number)) for number in range(5000)]
-    where = table(tmp_path / "x.parquet", members, rows=200)
+def test_row_groups_are_read_once_with_shards_and_after_a_kill(tmp_path, openings, monkeypatch):
+    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
+    members = [(f"{number * 7919 % 500:04}.ppm", picture(number)) for number in range(500)]
+    where = table(tmp_path / "x.parquet", members, rows=20)
     interrupt(open_source(where), tmp_path / "c.h5", 1)
     finished = len(openings)
     run(open_source(where), tmp_path / "c.h5")
-    assert set(openings) == set(range(25)) and min(openings[finished:]) == 10, "2,048 rows were safe"
+    assert set(openings) == set(range(25)) and min(openings[finished:]) in (3, 6), "one or two blocks were safe"
     openings.clear()
     for number in (1, 2, 3):
         run(open_source(where), tmp_path / f"{number}.h5", shard=(number, 3))

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.labels.folds import assign_folds
@@ -13,6 +13,7 @@ def spread(fold, count):
     return int(np.ptp(np.bincount(fold, minlength=count)))
 
 
+@settings(max_examples=40)
 @given(st.integers(0, 40), st.integers(0, 400), st.integers(2, 300), st.integers(0, 9))
 def test_folds_hold_labelled_and_unlabelled_rows_evenly(labelled, unlabelled, count, seed):
     s = np.random.default_rng(seed).permutation([1] * labelled + [0] * unlabelled)
@@ -33,19 +34,13 @@ def test_groups_stay_whole_and_every_fold_holds_both_kinds(rows, count, seed):
     assert count < 2 or all({0, 1} == set(s[fold == number].tolist()) for number in range(count))
 
 
+@settings(max_examples=30)
 @given(grouped, st.integers(2, 6), st.integers(0, 9))
 def test_rows_on_their_own_even_out_what_groups_left_uneven(rows, count, seed):
     group, s = np.array(rows).T
     group, s = np.concatenate([group, 100 + np.arange(700)]), np.concatenate([s, np.arange(700) % 2])
     fold = assign_folds(s, count, seed, group)
     assert max(spread(fold[s == value], count) for value in (0, 1)) <= 1
-
-
-def test_there_are_no_more_folds_than_groups_of_positives():
-    s = np.array([1, 1, 1, 1, 0, 0, 0, 0, 0], np.int8)
-    fold = assign_folds(s, 5, 0, np.array([7, 7, 7, 8, 1, 2, 3, 4, 5]))
-    assert fold.max() == 1 and len(set(fold[:3])) == 1 and fold[3] != fold[0]
-    assert (assign_folds(s, 5, 0, np.array([7, 7, 7, 7, 1, 2, 3, 4, 5])) == 0).all()
 
 
 def test_every_row_has_a_group():

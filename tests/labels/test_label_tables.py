@@ -1,10 +1,12 @@
 """Tables of labels as spreadsheets and other programs write them."""
 
+import re
 import zipfile
 
 import pyarrow
 import pytest
 from helpers.cache_files import write
+from helpers.refusals import one_line
 from pyarrow import parquet
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -97,9 +99,8 @@ def test_a_parquet_table_of_texts_classes_and_numbers(tmp_path):
 )
 def test_what_is_not_understood_is_said_with_its_row(tmp_path, cache_of, content, columns, reason):
     (tmp_path / "x.csv").write_bytes(content)
-    with pytest.raises(LabelError, match=reason) as caught:
-        Labels.read(cache_of, LabelTable(str(tmp_path / "x.csv"), **columns))
-    assert "\n" not in str(caught.value)
+    table = LabelTable(str(tmp_path / "x.csv"), **columns)
+    assert re.search(reason, one_line(LabelError, Labels.read, cache_of, table))
 
 
 @pytest.mark.parametrize("name", ["x.xlsx", "X.XLSX", "x.ods", "renamed.csv", "renamed.txt"])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from helpers.planted import write_cache
-from hypothesis import assume, given
+from helpers.refusals import one_line
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
@@ -58,6 +58,7 @@ def room(request, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
 def test_groups_are_those_of_all_pairs(room, dtype):
+    @settings(max_examples=30)
     @given(
         st.integers(0, 2**32),
         st.integers(1, 60),
@@ -143,22 +144,13 @@ def test_the_smallest_shapes(shape):
     assert groups(np.zeros(shape, np.float32)).tolist() == [0] * shape[0]
 
 
-def test_a_mapped_cache_gives_the_same_groups(tmp_path, room):
-    X = rows_with_twins(3, 300, 24, 0.999, 1e-4).astype(np.float16)
-    cache = write_cache(tmp_path / "cache.h5", X)
-    found = groups(cache.X, cache.digests)
-    assert not cache.X.flags.writeable
-    assert 1 < len(np.unique(found)) < 300 and (found == by_brute_force(X, 0.999)[0]).all()
-
-
 # --- what is refused ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cosine", [0, -0.5, float("nan")])
 def test_a_cosine_outside_its_domain_is_refused(cosine):
-    with pytest.raises(ValueError, match=r"cosine must be in \(0, 1\], or None for equal bytes only; got") as caught:
-        groups(np.ones((2, 2), np.float32), cosine=cosine)
-    assert "\n" not in str(caught.value)
+    text = one_line(ValueError, groups, np.ones((2, 2), np.float32), cosine=cosine)
+    assert "cosine must be in (0, 1], or None for equal bytes only; got" in text
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])

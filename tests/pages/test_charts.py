@@ -56,10 +56,8 @@ def test_the_counted_curve_is_counted_on_the_labelled():
         share = (held_out.unlabelled >= margin).mean()
         assert y == pytest.approx(min(1, held_out.tilt.prior * x / share))
     assert min(curve["recall"]) == pytest.approx(10 / 60)
-    s = np.repeat([1, 0], [60, 900])
-    figures = from_pu(
-        np.concatenate([held_out.positive, held_out.unlabelled]), s, held_out.tilt.prior, held_out.threshold
-    )
+    s, margins = np.repeat([1, 0], [60, 900]), np.concatenate([held_out.positive, held_out.unlabelled])
+    figures = from_pu(margins, s, held_out.tilt.prior, held_out.threshold)
     assert curve["at"] == (figures["recall"], figures["precision"])
 
 
@@ -94,45 +92,34 @@ def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
 
 # --- drawings ----------------------------------------------------------------------------------
 
-NAMES = ["priors", "margins", "curve", "reliability", "sweep"]
-
-
-def swept(prior, **true):
-    """A row of a sweep, with what is drawn of it."""
-    return {"prior": prior, "pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2} | true
-
 
 @pytest.fixture(scope="module")
 def drawings():
-    """What each chart is drawn by."""
+    """Each chart, by name."""
     held = normal_margins()
     estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("bbe", 0.3, 0.0, 1.0, 0.9, 0)]
-    return {
+    swept = {"pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2, "true_f1": 0.6}
+    drawn_by = {
         "priors": (charts.paint_priors, estimates, 0.2, 0.21, True),
         "margins": (charts.paint_margins, charts.margin_histogram(held), 1.0),
         "curve": (charts.paint_curve, charts.precision_recall(held)),
         "reliability": (charts.paint_reliability, charts.reliability(held)),
-        "sweep": (charts.paint_sweep, [swept(prior, true_f1=0.6) for prior in (0.1, 0.3)], 0.2),
+        "sweep": (charts.paint_sweep, [{"prior": prior, **swept} for prior in (0.1, 0.3)], 0.2),
     }
+    svgs = {name: charts.draw(name, 3.2, *how) for name, how in drawn_by.items()}
+    return {name: f"<svg {svg['box']}>{svg['body']}" for name, svg in svgs.items()}
 
 
-def drawn(drawings, name):
-    svg = charts.draw(name, 3.2, *drawings[name])
-    return f"<svg {svg['box']}>{svg['body']}"
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_chart_is_one_element_that_takes_the_colours_of_the_page(drawings, name):
-    svg = drawn(drawings, name)
-    assert ElementTree.fromstring(svg.replace("xlink:href", "href")).tag == "svg"
-    assert not re.search("#[0-9a-f]{6}|<style|<script|font-family|DOCTYPE", svg)
-    assert "currentColor" in svg and "var(--positive)" in svg and "date" not in svg.lower()
+def test_a_chart_is_one_element_that_takes_the_colours_of_the_page(drawings):
+    for name, svg in drawings.items():
+        assert ElementTree.fromstring(svg.replace("xlink:href", "href")).tag == "svg", name
+        assert not re.search("#[0-9a-f]{6}|<style|<script|font-family|DOCTYPE", svg), name
+        assert "currentColor" in svg and "var(--positive)" in svg and "date" not in svg.lower(), name
 
 
 def test_references_within_a_chart_are_to_its_own_ids_and_charts_share_none(drawings):
     all_ids = []
-    for name in NAMES:
-        svg = drawn(drawings, name)
+    for svg in drawings.values():
         ids = re.findall(r' id="([^"]+)"', svg)
         assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
         all_ids += ids

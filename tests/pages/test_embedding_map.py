@@ -31,10 +31,8 @@ def test_principal_components_are_those_of_the_singular_value_decomposition(n):
     assert layout.pca.min() == 0 and layout.pca.max() == 1 and np.array_equal(layout.rows, rows)
 
 
-def test_two_heaps_lie_apart_in_the_neighbour_map_and_it_repeats():
+def test_two_heaps_lie_apart_in_the_neighbour_map():
     X, _, y = planted(n=160, d=10, apart=3.0)
-    rows = np.arange(160)
-    first, again = embedding_map(X, rows), embedding_map(X, rows)
-    assert np.array_equal(first.tsne, again.tsne)
-    near, everywhere = shares_of_likely(first.tsne, y == 1, y == 1)
+    layout = embedding_map(X, np.arange(160))
+    near, everywhere = shares_of_likely(layout.tsne, y == 1, y == 1)
     assert near > 0.99 and everywhere == pytest.approx(y.mean())

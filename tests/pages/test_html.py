@@ -4,10 +4,8 @@ import json
 import re
 
 import pytest
-from helpers.browser import needs_chromium, opened
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from playwright.sync_api import expect
 
 from pucache.estimates.calibration import LEAST
 from pucache.pages import html as page
@@ -45,7 +43,7 @@ COUNTS = {"shown": 1, "without_picture": 0, "changed": 0}
 REVIEW = {"scorer": "b", "caches": ["c"], "positives": 1, "negatives": 0, "counts": COUNTS, "problems": []}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(VALUES)
 def test_data_come_through_the_page_whatever_they_hold(data):
     html = page.render("review", data, **REVIEW)
@@ -66,17 +64,6 @@ def test_the_policy_allows_this_script_and_no_address(assets):
     assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
     assert "http" not in policy and "img-src data:;" in policy
     assert "img-src data: file:;" in page.render("probe", 0, local_images=True, title="t", said="")
-
-
-@needs_chromium
-@pytest.mark.slow
-def test_the_browser_keeps_a_page_from_asking_the_network(assets, tmp_path, browser):
-    refused = 'document.getElementById("said").textContent = "refused";'
-    (assets / "probe.js").write_text(f'fetch("http://127.0.0.1:9/").catch(() => {{ {refused} }});')
-    out = tmp_path / "out.html"
-    out.write_text(page.render("probe", 0, title="t", said=""), encoding="utf-8")
-    with pytest.raises(AssertionError, match="Content Security Policy"), opened(browser, out) as tab:
-        expect(tab.locator("#said")).to_have_text("refused")
 
 
 # --- numbers and keys as text ------------------------------------------------------------------

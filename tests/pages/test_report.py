@@ -6,9 +6,10 @@ from html import unescape
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from helpers.browser import needs_chromium, opened, violations
-from helpers.pictured import shaded
+from helpers.cache_files import write_rows
+from helpers.command_line import run
+from helpers.pictured import ODD, shaded
 from helpers.pictures import encode
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
@@ -16,8 +17,7 @@ from helpers.slow import slow
 from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows, write_file
-from pucache.cli.main import main
+from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import ModelError
 from pucache.estimates.label_requirements import LabelCount
@@ -28,14 +28,6 @@ from pucache.pages.report import report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-ODD = [
-    "photos/<script>document.title = 'ran'</script>.png",
-    'say "cheese", please.png',
-    "it's 100 %?&#/plain.png",
-    "line\nbreak.png",
-    "emoji 🦜 👩‍👩‍👧.png",
-    "שלום/\u202egnp.exe.png",
-]
 FAST = {"sample": 60, "device": "cpu"}
 
 
@@ -44,7 +36,7 @@ def pictured_cache(folder, n=160, *, seed=0, **how):
     X, s, y = planted(n=n, d=6, seed=seed, **{"labelled": 30, "prior": 0.3, "apart": 0.9, **how})
     hidden, labelled = int(np.flatnonzero((s == 0) & (y == 1))[0]), int(np.flatnonzero(s)[0])
     X[hidden] = X[labelled]
-    names = [*ODD, *(f"{row:05}.png" for row in range(len(ODD), n))]
+    names = [*ODD[:6], *(f"{row:05}.png" for row in range(6, n))]
     data = [encode(shaded(24 + row % 9, 20, 60 + row % 190)) for row in range(n)]
     images = folder / "images"
     for name, picture in zip(names, data, strict=True):
@@ -54,9 +46,8 @@ def pictured_cache(folder, n=160, *, seed=0, **how):
     order = np.argsort(keys)
     digests = np.array([list(hashlib.sha256(picture).digest()) for picture in data], np.uint8)
     rows = Rows(keys[order], X[order], digests[order], np.full((n, 2), -1))
-    failures = {"broken\n<b>.png": "cannot be decoded: no image"}
-    path, encoder = folder / "cache.h5", EncoderSpec.imported("planted", 6)
-    write_file(path, encoder, str(images), [rows], shape=(n, keys.itemsize, X.dtype), failures=failures)
+    told = {"source": str(images), "failures": {"broken\n<b>.png": "cannot be decoded: no image"}}
+    path = write_rows(folder / "cache.h5", rows, spec=EncoderSpec.imported("planted", 6), **told)
     return EmbeddingCache(path), s[order], y[order]
 
 
@@ -70,18 +61,36 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def reviewed(made, tmp_path_factory):
+    """A report by files of positives and of rejected images, with new images of another kind.
+
+    Its page, its numbers, the files, and keys of the rejected images.
+    """
+    _, _, cache, s, y = made
+    folder = tmp_path_factory.mktemp("reviewed")
+    rows = [row for row in range(len(s)) if not set(cache.keys[row]) & set('\n"')]
+    listed = {"positives": [row for row in rows if s[row]], "negatives": [row for row in rows if y[row] == 0][:40]}
+    files = {name: folder / f"{name}.txt" for name in listed}
+    for name, path in files.items():
+        path.write_text("".join(f"{cache.keys[row]}\n" for row in listed[name]))
+    later = write_cache(folder / "later.h5", planted(n=60, labelled=20, seed=1)[0] + 5)
+    named = files | {"new_images": later, "command": "pucache report ..."}
+    numbers = report(cache, path=folder / "r.html", **named, **FAST)
+    return (folder / "r.html").read_text(), numbers, files, [cache.keys[row] for row in listed["negatives"]]
+
+
+@pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """A page without truth, pictures and intervals, and its numbers."""
+    """Page and lines of the command, on a pile without pictures, with truth and with new images of its kind."""
     folder = tmp_path_factory.mktemp("plain")
-    cache, s = bare(folder, 90, 20)
-    numbers = report(cache, s, folder / "r.html", **FAST)
-    return (folder / "r.html").read_text(), numbers
-
-
-def bare(folder, n, labelled, **how):
-    """A cache without pictures, and s."""
-    X, s, _ = planted(n=n, labelled=labelled, **how)
-    return write_cache(folder / "bare.h5", X), s
+    X, s, y = planted(n=90, labelled=20)
+    keys = write_cache(folder / "cache.h5", X).keys
+    write_cache(folder / "new.h5", planted(n=60, labelled=20, seed=1)[0])
+    for name, rows in (("positives.txt", s), ("truth.txt", y)):
+        (folder / name).write_text("".join(f"{keys[int(row)]}\n" for row in np.flatnonzero(rows)))
+    command = "report {f}/cache.h5 --positives {f}/positives.txt --truth {f}/truth.txt --new-images {f}/new.h5"
+    ended = run(command + " --sample 60 --device cpu --out {f}/r.html", f=folder)
+    return (folder / "r.html").read_text(), ended.stdout
 
 
 def sections(html):
@@ -116,38 +125,29 @@ def test_a_model_of_other_labels_is_said_and_ranks_all_the_same(made, tmp_path):
     _, _, cache, s, y = made
     fewer = s.copy()
     fewer[np.flatnonzero(s)[::2]] = 0
-    other = train_pu(cache, fewer, device="cpu", penalty=0.05)
+    other = train_pu(cache, fewer, device="cpu", method="linear", penalty=0.05)
     result = report(cache, s, tmp_path / "r.html", model=other, truth=y, **FAST)
     assert result["model"]["trained_on_other_labels"] and any("other labels" in one for one in result["warnings"])
     margins = np.where(s == 0, other.margins(cache.X), -np.inf)
     html = (tmp_path / "r.html").read_text()
-    top = html[html.index("The highest-ranked unlabelled images") :]
-    first = [cache.keys[int(row)] for row in np.argsort(-margins)[:8]]
-    shown = re.findall(r'class="key" title="([^"]+)"', unescape(top))
+    first = [visible(cache.keys[int(row)]) for row in np.argsort(-margins)[:8]]
     found_already = shown_in(html, "Copies of labelled positives")
-    assert shown[:5] == [key for key in first if key not in found_already][:5]
+    expected = [key for key in first if key not in found_already]
+    assert shown_in(html, "The highest-ranked unlabelled images")[:5] == expected[:5]
     assert result["true_by_model"]["n"] == 130 and "true, of the model given" in html
 
 
 def shown_in(html, heading):
     part = html[html.index(heading) :]
-    return re.findall(r'class="key" title="([^"]+)"', part[: part.index("</section>")])
+    return list(map(unescape, re.findall(r'class="key" title="([^"]+)"', part[: part.index("</section>")])))
 
 
-def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(made, tmp_path):
-    _, _, cache, s, y = made
-    plain = [row for row in range(len(s)) if not set(cache.keys[row]) & set('\n"')]
-    rejected = [row for row in plain if y[row] == 0][:40]
-    positives = "".join(f"{cache.keys[row]}\n" for row in plain if s[row])
-    (tmp_path / "positives.txt").write_text(positives)
-    (tmp_path / "negatives.txt").write_text("".join(f"{cache.keys[row]}\n" for row in rejected))
-    names = {"positives": tmp_path / "positives.txt", "negatives": tmp_path / "negatives.txt"}
-    numbers = report(cache, path=tmp_path / "r.html", **names, **FAST)
+def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(reviewed):
+    html, numbers, _, rejected = reviewed
     assert numbers["reviewed"] == {"confirmed": 0, "negative": 40}
     assert "negatives: sha256" in numbers["provenance"]["labels"]
-    html = (tmp_path / "r.html").read_text()
-    shown = {unescape(key) for key in shown_in(html, "The highest-ranked") + shown_in(html, "The most doubtful")}
-    assert shown and not shown & {visible(cache.keys[row]) for row in rejected}
+    shown = {*shown_in(html, "The highest-ranked"), *shown_in(html, "The most doubtful")}
+    assert shown and not shown & set(map(visible, rejected))
     assert "rejected\n  40 images" in html
 
 
@@ -172,17 +172,13 @@ def test_equal_input_gives_equal_bytes(made, tmp_path, fixed_time):
     assert "2023-11-14T22:13:20Z" in (tmp_path / "a.html").read_text()
 
 
-def test_provenance_names_files_hashes_parameters_and_versions(made, tmp_path):
-    _, _, cache, s, _ = made
-    positives = tmp_path / "positives.csv"
-    positives.write_text("key\n" + "".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(s) if row > 20))
-    numbers = report(cache, positives, tmp_path / "r.html", command="pucache report ...", **FAST)
-    result = numbers["provenance"]
-    assert result["labels"]["positives: sha256"] == hashlib.sha256(positives.read_bytes()).hexdigest()
-    assert result["cache"][0]["checksum"] == cache.files[0].checksum and result["cache"][0]["source"]
+def test_provenance_names_files_hashes_parameters_and_versions(made, reviewed):
+    html, numbers, files, _ = reviewed
+    (file,), result = made[2].files, numbers["provenance"]
+    assert result["labels"]["positives: sha256"] == hashlib.sha256(files["positives"].read_bytes()).hexdigest()
+    assert result["cache"][0]["checksum"] == file.checksum and result["cache"][0]["source"]
     assert result["versions"]["numpy"] == np.__version__ and result["report"]["command"] == "pucache report ..."
-    html = (tmp_path / "r.html").read_text()
-    for text in (result["labels"]["positives: sha256"], cache.files[0].checksum, result["versions"]["torch"]):
+    for text in (result["labels"]["positives: sha256"], file.checksum, result["versions"]["torch"]):
         assert text in html
 
 
@@ -195,11 +191,18 @@ def test_a_tiny_cache_makes_a_page(tmp_path, n):
     assert numbers["map"]["shown"] == n
 
 
-def test_a_cache_without_a_source_is_shown_without_pictures_and_says_so(plain):
-    html, numbers = plain
-    assert numbers["pictures"]["missing"] == numbers["pictures"]["asked"] > 0
-    assert any("--images SOURCE" in warning for warning in numbers["warnings"])
+def test_the_command_writes_the_page_and_says_that_there_are_no_pictures(plain):
+    html, printed = plain
+    assert html.startswith("<!doctype html>") and "truth" in sections(html)
+    assert "20 labelled positives, 70 unlabelled" in printed and "wrote " in printed
+    assert "note: " in printed and "--images SOURCE" in printed
     assert "no picture: the cache does not say where its images are" in html
+
+
+def test_new_images_have_a_section_that_says_whether_they_differ(made, plain, reviewed):
+    assert made[1]["new_images"] is None and reviewed[1]["new_images"]["images"] == 60
+    for html, said in ((plain[0], "No difference"), (reviewed[0], "the new images differ from those")):
+        assert sections(html)[-2] == "new" and said in html
 
 
 # --- in a browser ------------------------------------------------------------------------------
@@ -240,116 +243,61 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
 def test_a_model_of_another_encoder_is_refused(made, tmp_path):
     _, _, cache, s, _ = made
     X, labels, _ = planted(n=60, d=5, labelled=20)
-    other = train_pu(write_cache(tmp_path / "other.h5", X), labels, device="cpu")
+    other = train_pu(write_cache(tmp_path / "other.h5", X), labels, device="cpu", method="linear", penalty=0.05)
     with pytest.raises(ModelError, match=r"embeddings of imported:planted \(6-d\); the model expects"):
         report(cache, s, tmp_path / "r.html", model=other)
-
-
-def test_new_images_have_a_section_that_says_whether_they_differ(plain, tmp_path):
-    _, without = plain
-    cache, s = bare(tmp_path, 90, 20)
-    later, _, _ = planted(n=60, labelled=20, seed=1)
-    assert without["new_images"] is None
-    for name, X, said in (("same", later, "No difference"), ("moved", later + 5, "the new images differ from those")):
-        new = write_cache(tmp_path / f"{name}.h5", X)
-        numbers = report(cache, s, tmp_path / "r.html", new_images=new, **FAST)
-        page = (tmp_path / "r.html").read_text()
-        assert numbers["new_images"]["images"] == 60 and sections(page)[-2] == "new" and said in page
-
-
-# --- the command -------------------------------------------------------------------------------
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, ["report", *map(str, arguments)], prog_name="pucache")
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """A cache file, positives and truth to name on a command line."""
-    folder = tmp_path_factory.mktemp("files")
-    X, s, y = planted(n=120, d=4, labelled=30, apart=1.2)
-    cache = write_cache(folder / "cache.h5", X)
-    for name, rows in (("positives.txt", s), ("truth.txt", y)):
-        (folder / name).write_text("".join(f"{cache.keys[int(row)]}\n" for row in np.flatnonzero(rows)))
-    return folder
-
-
-def test_the_command_writes_the_page_and_prints_its_numbers(files, tmp_path):
-    options = ["--positives", files / "positives.txt", "--truth", files / "truth.txt", "--device", "cpu"]
-    ended = run(files / "cache.h5", *options, "--out", tmp_path / "r.html", "--json")
-    assert ended.exit_code == 0, ended.output
-    result = json.loads(ended.stdout)
-    assert result["out"] == str(tmp_path / "r.html") and result["labelled"] == 30 and result["true"]["n"] == 90
-    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
-    plain = run(files / "cache.h5", *options[:2], *options[4:], "--out", tmp_path / "r.html")
-    assert "30 labelled positives, 90 unlabelled" in plain.stdout and f"wrote {tmp_path / 'r.html'}" in plain.stdout
-    assert "note: " in plain.stdout  # there are no pictures
 
 
 # --- words -------------------------------------------------------------------------------------
 
 
-def good_numbers(**changed):
-    """Numbers of a good training, with some changed."""
-    good = {
-        "images": 1000,
-        "labelled": 100,
-        "unlabelled": 900,
-        "unlabelled_sample": None,
-        "held_out": True,
-        "audit_draws": 0,
-        "labels": 100,
-        "note": "",
-        "prior": 0.1,
-        "prior_told": False,
-        "hidden_positives": {"expected": 90.0, "low": 72.0, "high": 110.0},
-        "estimates": {"precision": 0.9, "recall": 0.8, "share_predicted_positive": 0.1, "collapsed": ""},
-        "intervals": {"precision": [0.7, 1.0], "recall": [0.7, 0.9]},
-        "model": {"trained_on_other_labels": False},
-        "failures": {"count": 0, "reasons": {}},
-        "duplicates": {"groups": 0, "copies": 0},
-        "reviewed": {"confirmed": 0, "negative": 0},
-        "twins_found": 0,
-        "scar": {"verdict": "alike", "auc": 0.5},
-        "pictures": {"asked": 10, "missing": 0, "problems": {}},
-    }
-    return good | changed
-
-
-def warnings(methods_used, **changed):
-    numbers = good_numbers(prior_estimates={one.method: asdict(one) for one in methods_used}, **changed)
-    return module.warnings(numbers)
-
-
 def methods(*priors, low=0.08, high=0.12):
-    return [PriorEstimate(f"method {at}", prior, low, high, 0.9, 20) for at, prior in enumerate(priors)]
+    made = [PriorEstimate(f"method {at}", prior, low, high, 0.9, 20) for at, prior in enumerate(priors)]
+    return {one.method: asdict(one) for one in made}
 
 
-@pytest.mark.parametrize(
-    "changed, estimates, expected",
-    [
-        ({"labels": 12, "note": LabelCount(12).sentence}, methods(0.1, 0.1), "With 12 labelled positives"),
-        ({"held_out": False}, methods(0.1, 0.1), "nothing could be held out"),
-        ({"reviewed": {"confirmed": 5, "negative": 1}}, methods(0.1, 0.1), "5 positives and rejected 1 image. These"),
-        ({"scar": {"verdict": "none found", "auc": None}}, methods(0.1, 0.1), "Hardly any unlabelled image"),
-        ({"scar": {"verdict": "differ", "auc": 0.7}}, methods(0.1, 0.1), "AUC 0.70): they are no fair sample"),
-        ({"twins_found": 3}, methods(0.1, 0.1), "3 unlabelled images show the same picture"),
-        ({}, methods(0.1, 0.1, low=0.02, high=0.4), "uncertain: 2.00 % to 40.0 %"),
-        ({}, methods(0.1, 0.4, 0.5, 0.01), "disagree widely"),
-        ({"prior": 0.3, "prior_told": True}, methods(0.1, 0.1), "was trained with a prior of 30.0 %"),
-        ({"failures": {"count": 1, "reasons": {}}}, methods(0.1, 0.1), "1 image could not be read"),
-        ({"duplicates": {"groups": 9, "copies": 200}}, methods(0.1, 0.1), "20.0 % of the images are copies"),
-        ({"pictures": {"asked": 9, "missing": 4, "problems": {"gone": 4}}}, methods(0.1, 0.1), "4 pictures of 9"),
-        ({"model": {"trained_on_other_labels": True}}, methods(0.1, 0.1), "trained on other labels"),
-        (
-            {"estimates": {"precision": 0.9, "recall": 0.8, "collapsed": "all-negative"}},
-            methods(0.1, 0.1),
-            "all-negative",
-        ),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_each_reason_for_doubt_has_its_warning(changed, estimates, expected):
-    (warning,) = warnings(estimates, **changed)
+GOOD = {  # numbers of a good training
+    "images": 1000,
+    "labelled": 100,
+    "unlabelled": 900,
+    "unlabelled_sample": None,
+    "held_out": True,
+    "audit_draws": 0,
+    "labels": 100,
+    "note": "",
+    "prior": 0.1,
+    "prior_told": False,
+    "prior_estimates": methods(0.1, 0.1),
+    "hidden_positives": {"expected": 90.0, "low": 72.0, "high": 110.0},
+    "estimates": {"precision": 0.9, "recall": 0.8, "share_predicted_positive": 0.1, "collapsed": ""},
+    "intervals": {"precision": [0.7, 1.0], "recall": [0.7, 0.9]},
+    "model": {"trained_on_other_labels": False},
+    "failures": {"count": 0, "reasons": {}},
+    "duplicates": {"groups": 0, "copies": 0},
+    "reviewed": {"confirmed": 0, "negative": 0},
+    "twins_found": 0,
+    "scar": {"verdict": "alike", "auc": 0.5},
+    "pictures": {"asked": 10, "missing": 0, "problems": {}},
+}
+DOUBTS = {  # what the warning says: numbers that are other ones
+    "With 12 labelled positives": {"labels": 12, "note": LabelCount(12).sentence},
+    "nothing could be held out": {"held_out": False},
+    "5 positives and rejected 1 image. These": {"reviewed": {"confirmed": 5, "negative": 1}},
+    "Hardly any unlabelled image": {"scar": {"verdict": "none found", "auc": None}},
+    "AUC 0.70): they are no fair sample": {"scar": {"verdict": "differ", "auc": 0.7}},
+    "3 unlabelled images show the same picture": {"twins_found": 3},
+    "uncertain: 2.00 % to 40.0 %": {"prior_estimates": methods(0.1, 0.1, low=0.02, high=0.4)},
+    "disagree widely": {"prior_estimates": methods(0.1, 0.4, 0.5, 0.01)},
+    "was trained with a prior of 30.0 %": {"prior": 0.3, "prior_told": True},
+    "1 image could not be read": {"failures": {"count": 1, "reasons": {}}},
+    "20.0 % of the images are copies": {"duplicates": {"groups": 9, "copies": 200}},
+    "4 pictures of 9": {"pictures": {"asked": 9, "missing": 4, "problems": {"gone": 4}}},
+    "trained on other labels": {"model": {"trained_on_other_labels": True}},
+    "all-negative": {"estimates": {"precision": 0.9, "recall": 0.8, "collapsed": "all-negative"}},
+}
+
+
+@pytest.mark.parametrize("expected", DOUBTS)
+def test_each_reason_for_doubt_has_its_warning(expected):
+    (warning,) = module.warnings(GOOD | DOUBTS[expected])
     assert expected in warning

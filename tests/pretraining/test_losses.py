@@ -1,3 +1,4 @@
+import itertools
 import math
 
 import numpy as np
@@ -42,7 +43,7 @@ def projections(B, M, d, seed, spread=None):
 # --- the formulas ------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=40)
 @given(
     B=st.integers(2, 6),
     M=st.integers(2, 4),
@@ -115,16 +116,10 @@ HARD = {
 }
 
 
-def loss_and_gradient(z, **parameters):
-    z = z.detach().clone().requires_grad_()
-    loss = contrastive_loss(z, **parameters)
-    loss.backward()
-    return loss.detach(), z.grad
-
-
-@pytest.mark.parametrize("tau_plus", [0, 0.1, 0.9, 1 - 1e-9])
-@pytest.mark.parametrize("temperature", [1e-20, 0.005, 0.5, 1e30])
 @pytest.mark.parametrize("name", HARD)
-def test_loss_and_gradient_are_finite(name, temperature, tau_plus):
-    loss, gradient = loss_and_gradient(HARD[name], temperature=temperature, tau_plus=tau_plus)
-    assert loss.isfinite() and loss >= 0 and gradient.isfinite().all()
+def test_loss_and_gradient_are_finite(name):
+    for temperature, tau_plus in itertools.product([1e-20, 0.005, 0.5, 1e30], [0, 0.1, 0.9, 1 - 1e-9]):
+        z = HARD[name].clone().requires_grad_()
+        loss = contrastive_loss(z, temperature=temperature, tau_plus=tau_plus)
+        loss.backward()
+        assert loss.isfinite() and loss >= 0 and z.grad.isfinite().all(), (temperature, tau_plus)

@@ -3,6 +3,7 @@ import safetensors.torch
 import timm
 import torch
 from helpers.learned import description, network, write_run
+from helpers.refusals import one_line
 
 from pucache.encoders import pretrained_file
 from pucache.errors import EncoderError
@@ -15,12 +16,8 @@ def make(architecture="test_resnet", *, norm=True, seed=0, **changed):
     return build_network(NetworkConfig(architecture, **{"stem": "small", **changed}), norm=norm, seed=seed)
 
 
-def refusal(error, *arguments, **changed):
-    with pytest.raises(error) as caught:
-        make(*arguments, **changed)
-    text = str(caught.value)
-    assert text and "\n" not in text and len(text) < 400
-    return text
+def refusal(*arguments, **changed):
+    return one_line(EncoderError, make, *arguments, **changed)
 
 
 def equal(a, b):
@@ -31,7 +28,7 @@ def equal(a, b):
 # --- shapes --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [16, 24, 32])
+@pytest.mark.parametrize("size", [16, 32])
 def test_features_are_the_backbone_of_normalised_views_and_projections_follow_them(size):
     made = make(size=size).eval()
     views = torch.rand(3, 3, size, size)
@@ -75,11 +72,11 @@ def test_an_earlier_run_is_where_training_begins_and_images_are_brought_as_to_it
 def test_a_run_of_another_network_is_refused_with_what_to_pass(tmp_path):
     write_run(tmp_path)
     for changed in ({"stem": "standard"}, {"architecture": "test_convnext"}, {"architecture": "bundled"}):
-        told = refusal(EncoderError, **{"weights": str(tmp_path), **changed})
+        told = refusal(**{"weights": str(tmp_path), **changed})
         assert told.endswith("holds test_resnet with a small stem; pass --backbone test_resnet --stem small")
 
 
 def test_weights_of_another_network_are_refused(tmp_path):
     safetensors.torch.save_file(network("test_convnext").state_dict(), tmp_path / "w.safetensors")
-    assert "does not fit test_resnet: it lacks" in refusal(EncoderError, weights=str(tmp_path / "w.safetensors"))
-    assert "leave out --weights" in refusal(EncoderError, "bundled", weights=str(tmp_path / "w.safetensors"))
+    assert "does not fit test_resnet: it lacks" in refusal(weights=str(tmp_path / "w.safetensors"))
+    assert "leave out --weights" in refusal("bundled", weights=str(tmp_path / "w.safetensors"))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from helpers import plain
 from helpers.planted import planted, write_cache
-from helpers.slow import slow
 
 from pucache.labels.label_files import find_keys
 from pucache.labels.labels import Labels
@@ -29,31 +28,29 @@ def model():
 # --- the order ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k", [1, 50, 10**6, None])
 @pytest.mark.parametrize("kind", SIMILARITIES)
-def test_the_best_unlabelled_rows_come_in_order(opened, kind, k):
-    scores = plain.similarity(kind, X, S == 1)
-    result = rank_unlabelled(opened(X), S, k=k, scorer=Similarity(kind, "cpu"))
-    expected = plain.ranked(scores, S == 0, k)
-    np.testing.assert_allclose(result.scores, scores[expected], atol=2e-4)
-    np.testing.assert_allclose(result.scores, scores[result.rows], atol=2e-4)
-    assert len(set(result.rows)) == len(result.rows) == len(expected) and (S[result.rows] == 0).all()
-    assert (np.diff(result.scores) <= 0).all() and result.posterior is None
-    assert result.keys == [f"{row:04}.png" for row in result.rows]
+def test_the_best_unlabelled_rows_come_in_order(opened, kind):
+    cache, scores = opened(X), plain.similarity(kind, X, S == 1)
+    for k in (1, 50, 10**6, None):
+        result = rank_unlabelled(cache, S, k=k, scorer=Similarity(kind, "cpu"))
+        expected = plain.ranked(scores, S == 0, k)
+        np.testing.assert_allclose(result.scores, scores[expected], atol=2e-4)
+        np.testing.assert_allclose(result.scores, scores[result.rows], atol=2e-4)
+        assert len(set(result.rows)) == len(result.rows) == len(expected) and (S[result.rows] == 0).all()
+        assert (np.diff(result.scores) <= 0).all() and result.posterior is None
+        assert result.keys == [f"{row:04}.png" for row in result.rows]
 
 
-@pytest.mark.parametrize("labelled", [1, 3, 40])
-@pytest.mark.parametrize("k", [slow(1), 5, slow(130), 250])
 @pytest.mark.parametrize("kind", SIMILARITIES)
-def test_of_equal_scores_the_earlier_row_comes_first(opened, kind, k, labelled):
-    kinds = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32)
-    of_kind = np.arange(N) % 3
-    positive = (np.arange(N) % 3 == 0) & (np.arange(N) >= N - 3 * labelled)
-    scores = plain.similarity(kind, kinds[of_kind], positive).round(6)
-    result = rank_unlabelled(
-        opened(kinds[of_kind]), positive.astype(np.int8), k=k, scorer=Similarity(kind, "cpu"), twins=None
-    )
-    assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist()
+def test_of_equal_scores_the_earlier_row_comes_first(opened, kind):
+    kinds, of_kind = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32), np.arange(N) % 3
+    cache = opened(kinds[of_kind])
+    for labelled in (1, 3, 40):
+        positive = (of_kind == 0) & (np.arange(N) >= N - 3 * labelled)
+        s, scores = positive.astype(np.int8), plain.similarity(kind, kinds[of_kind], positive).round(6)
+        for k in (1, 5, 130, 250):
+            result = rank_unlabelled(cache, s, k=k, scorer=Similarity(kind, "cpu"), twins=None)
+            assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist(), (labelled, k)
 
 
 # --- what is left out --------------------------------------------------------------------------
@@ -88,41 +85,38 @@ def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
         everything = set(np.flatnonzero(labels.unlabelled))
         assert set(rank_unlabelled(cache, labels, k=None, scorer=scorer).rows) == everything - {a, b, c, d, e, f}
         for limit in (None, 1.5):
-            assert set(rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=limit).rows) == everything - {
-                d,
-                e,
-                f,
-            }
+            found = set(rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=limit).rows)
+            assert found == everything - {d, e, f}
 
 
-@pytest.mark.parametrize("spare", [0, 3, 1 << 12])
-def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeypatch, spare):
-    monkeypatch.setattr("pucache.retrieval.retrieve._SPARE", spare)
+def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeypatch):
     rows = X.copy()
     copies = np.flatnonzero(S == 0)[:60]
     rows[copies] = rows[np.flatnonzero(S)[0]] * np.linspace(1, 2, 60, dtype=np.float32)[:, None]
     s = (np.arange(N) == np.flatnonzero(S)[0]).astype(np.int8)
-    for k in (1, 20, 250):
-        result = rank_unlabelled(opened(rows), s, k=k, scorer=Similarity("max", "cpu"))
-        new = (s == 0) & ~np.isin(np.arange(N), copies)
-        scores = plain.similarity("max", rows, s == 1)
-        assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
-        np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
+    new = (s == 0) & ~np.isin(np.arange(N), copies)
+    cache, scores = opened(rows), plain.similarity("max", rows, s == 1)
+    for spare in (0, 3, 1 << 12):
+        monkeypatch.setattr("pucache.retrieval.retrieve._SPARE", spare)
+        for k in (1, 20, 250):
+            result = rank_unlabelled(cache, s, k=k, scorer=Similarity("max", "cpu"))
+            assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
+            np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
 
 
 # --- spread out --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("k, weight", [(5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)])
-def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened, k, weight):
+def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened):
     cache, by = opened(X), Similarity("centroid", "cpu")
-    pool = rank_unlabelled(cache, S, k=10 * min(k, N), scorer=by)
-    expected = pool.rows[select_diverse(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
-    result = rank_unlabelled(cache, S, k=k, scorer=by, diverse=weight)
-    assert result.rows.tolist() == expected.tolist()
-    of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
-    assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
-    assert result.keys == [cache.keys[int(row)] for row in result.rows]
+    for k, weight in ((5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)):
+        pool = rank_unlabelled(cache, S, k=10 * min(k, N), scorer=by)
+        expected = pool.rows[select_diverse(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]
+        result = rank_unlabelled(cache, S, k=k, scorer=by, diverse=weight)
+        assert result.rows.tolist() == expected.tolist()
+        of = dict(zip(pool.rows.tolist(), pool.scores, strict=True))
+        assert [of[row] for row in result.rows.tolist()] == result.scores.tolist()
+        assert result.keys == [cache.keys[int(row)] for row in result.rows]
 
 
 # --- the file ----------------------------------------------------------------------------------

@@ -1,16 +1,12 @@
 import csv
-from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.browser import needs_chromium, opened
 from helpers.sessions import decide, labels_of, pile_of
 
 from pucache.errors import LabelError, OutputError
 from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
-from pucache.pages.review_page import write_review_page
-from pucache.retrieval.ranking import Ranking
 from pucache.reviewing.export import import_reviewed, write_reviewed
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
@@ -94,9 +90,7 @@ def test_a_table_is_taken_in_as_decisions_of_an_importer(session, tmp_path):
     ("text", "message"),
     [
         ("key\n012.png\n", "has no decisions"),
-        ("", "has columns"),
         ("key,label\nnowhere.png,1\n", "1 of 1 keys in .* are not in the cache"),
-        ("key,label\n012.png,maybe\n", "has the label 'maybe'"),
         ("key,label\n012.png,1\n012.png,0\n", "have both labels"),
         ("key,label,digest\n013.png,1,\n012.png,0,sha256:0123456789abcdef\n", "are other images in"),
         ("key,label,digest\n013.png,1,sha256:0123456789abcdef\n012.png,0,\n", "are other images in"),
@@ -106,28 +100,3 @@ def test_other_tables_and_other_images_are_refused_and_nothing_is_taken(session,
     with pytest.raises(LabelError, match=message) as caught:
         import_reviewed(session, written(tmp_path, text), "import")
     assert "\n" not in str(caught.value) and not session.entries()
-
-
-def review_page(session, path):
-    rows = np.flatnonzero(session.unknown)
-    scores = np.linspace(1, 0, len(rows), dtype=np.float32)
-    ranking = Ranking(rows=rows, keys=session.cache.keys[rows], scores=scores, posterior=None, scorer="similarity")
-    write_review_page(session.cache, ranking, Labels(*session.labels()), path)
-    return rows
-
-
-@needs_chromium
-def test_what_the_review_page_exports_is_taken_in_and_written_in_the_same_bytes(session, tmp_path, browser):
-    rows = review_page(session, tmp_path / "review.html")
-    with opened(browser, tmp_path / "review.html") as page:
-        for number, key in enumerate(session.cache.keys[rows]):
-            page.keyboard.press({"010.png": "a", "011.png": "r"}.get(key, "ars"[number % 3]))
-        with page.expect_download() as download:
-            page.click("#export")
-        exported = Path(download.value.path()).read_bytes()
-    (tmp_path / "reviewed.csv").write_bytes(exported)
-    counts = import_reviewed(session, tmp_path / "reviewed.csv", "import")
-    assert counts["contradicting_keys"] == ["011.png"], "010 and 011 show the same picture; 010 was accepted"
-    written_again = write_reviewed(session, tmp_path / "again.csv").read_bytes()
-    lines = set(exported.splitlines(keepends=True)) - set(written_again.splitlines(keepends=True))
-    assert all(line.startswith(b"011.png") for line in lines)

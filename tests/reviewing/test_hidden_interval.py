@@ -6,40 +6,15 @@ from itertools import permutations
 
 import numpy as np
 import pytest
+from helpers.reviews import Log
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.reviewing.audit import audit_entries
-from pucache.reviewing.audit_log import looks_of, replay
+from pucache.reviewing.audit_log import looks_of
 from pucache.reviewing.hidden_interval import FACTORS, RUNS, Looks
-from pucache.reviewing.log import Choice, Entry, Stream
+from pucache.reviewing.log import Choice, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
-
-
-def entries_of(steps):
-    """Log of (row, stream, choice or None); each row is a picture of its own."""
-    return [
-        Entry(
-            serial=serial,
-            row=row,
-            group=row,
-            copies=1,
-            stream=stream,
-            choice=choice,
-            unknown=0,
-            positives=0,
-            time=0.0,
-            request=None if choice is None else str(serial),
-        )
-        for serial, (row, stream, choice) in enumerate(steps, 1)
-    ]
-
-
-def looks(steps, rows, since=0):
-    entries = entries_of(steps)
-    last = {entry.group: entry.choice for entry in entries if entry.choice is not None}
-    return looks_of(entries, rows, last, since)
 
 
 @st.composite
@@ -85,58 +60,36 @@ def test_no_order_of_chance_raises_the_mean_of_the_evidence(rows, positives):
     truths = set(permutations([True] * positives + [False] * (rows - positives)))
     mean = Fraction(0)
     for truth in truths:
-        steps = [(row, Stream.RANKED, POSITIVE if y else NEGATIVE) for row, y in enumerate(truth[:-1])]
-        mean += Fraction(float(np.exp(looks(steps, rows).evidence(positives)[-1])))
+        log = Log(rows)
+        for row, positive in enumerate(truth[:-1]):
+            log.decide(row, POSITIVE if positive else NEGATIVE)
+        mean += Fraction(float(np.exp(looks_of(log.entries, rows, log.in_force).evidence(positives)[-1])))
     assert float(mean / len(truths)) <= 1.0 + 1e-9  # below it where all rows that are left are positive
 
 
 def test_looks_are_first_decisions_and_random_images_when_they_are_drawn():
-    ranked, audit, recheck = Stream.RANKED, Stream.AUDIT, Stream.RECHECK
-    steps = [
-        (0, ranked, POSITIVE),
-        (1, audit, None),
-        (2, ranked, NEGATIVE),
-        (1, audit, NEGATIVE),
-        (3, ranked, SKIP),
-        (0, recheck, None),
-        (0, recheck, POSITIVE),
-        (4, ranked, POSITIVE),
-        (4, ranked, UNDONE),
-        (4, ranked, NEGATIVE),
-        (5, audit, None),
-    ]
-    of = looks(steps, 20)
+    log = Log(20).decide(0, POSITIVE).draw(1).decide(2, NEGATIVE).decide(1, NEGATIVE).decide(3, SKIP)
+    log.draw(0, POSITIVE, stream=Stream.RECHECK)
+    log.decide(4, POSITIVE).decide(4, UNDONE).decide(4, NEGATIVE).draw(5)
+    of = looks_of(log.entries, 20, log.in_force)
     assert of.positive.tolist() == [True, False, False, True, False]
     assert of.unknown.tolist() == [20, 19, 18, 17, 16] and of.positives_before.tolist() == [0, 1, 1, 1, 2]
     assert of.run.tolist() == [0, np.inf, 0, 2, 2] and (of.left, of.found) == (15, 2)
-    later = looks(steps, 20, since=3)
+    later = looks_of(log.entries, 20, log.in_force, since=3)
     assert later.unknown.tolist() == [17, 16] and later.found == 2
 
 
-@pytest.mark.parametrize("ranking", ["chance", "negatives first"])
-def test_the_limit_holds_by_chance_and_breaks_where_negatives_come_first(ranking):
-    wrong, rows, positives = 0, 300, 60
-    for seed in range(60):
-        rng = np.random.default_rng(seed)
-        order = rng.permutation(rows)
-        if ranking != "chance":
-            order = np.argsort((np.arange(rows) < positives) + 0.3 * rng.random(rows))
-        steps = [(row, Stream.RANKED, POSITIVE if row < positives else NEGATIVE) for row in order[:150].tolist()]
-        wrong += looks(steps, rows).greatest_total(0.05) < positives
-    assert wrong <= 7 if ranking == "chance" else wrong == 60
-
-
 def test_the_words_say_what_is_assumed():
-    steps = [(row, Stream.RANKED, POSITIVE if row < 30 else NEGATIVE) for row in range(400)]
-    audited = audit_entries(entries_of(steps), [5000])
+    log = Log([1] * 400 + [4600])
+    for row in range(400):
+        log.decide(row, POSITIVE if row < 30 else NEGATIVE)
+    audited = log.audit()
     assert audited.hidden_high == 4600 and 0 < audited.chance_high < 200
     (said,) = (one for one in audited.statements() if "chance" in one)
     assert said.startswith("If the ranking shows positives at least as often as chance would: at most ")
     assert "90 % would take about" in said or "90 % would take more" in said
-    assert audited._chance_outlook(0)[0] - audited.found == audited.chance_high
-    assert audited._chance_outlook(1000)[0] < audited.found + audited.chance_high
-    nothing = audit_entries([], [10])
-    assert nothing.statements() == [nothing.sentence()] and nothing.chance_high == 10
-    every = audit_entries(entries_of([(row, Stream.RANKED, NEGATIVE) for row in range(10)]), [10])
-    assert every.chance_high == 0 and every.statements()[0].endswith("every image is decided.")
-    assert replay(entries_of(steps), [5000]).labels[3] is POSITIVE
+    nothing = Log(10)
+    assert nothing.audit().statements() == [nothing.audit().sentence()] and nothing.audit().chance_high == 10
+    for row in range(10):
+        nothing.decide(row, NEGATIVE)
+    assert nothing.audit().chance_high == 0 and nothing.audit().statements()[0].endswith("every image is decided.")

@@ -7,12 +7,13 @@ import pytest
 from helpers.browser import needs_chromium, violations
 from helpers.command_line import run_json
 from helpers.live_pages import DECIDABLE, another, current_row, press, visited, wait_until, wait_until_saved
-from helpers.reviews import ReviewProcess, pictured_pile, served
+from helpers.reviews import BusyTrainer, ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
+from pucache.pages.html import read_asset
 from pucache.reviewing.app import ASSETS, live_page
-from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session import read_session
 from pucache.reviewing.trainer import RankingResult
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
@@ -20,9 +21,9 @@ PATTERN = "arasrarr"
 
 
 @contextlib.contextmanager
-def reviewing(browser, folder, n=120, *, broken=(), positives=4, context=None, **settings):
+def reviewing(browser, folder, n=120, *, broken=(), context=None, **settings):
     """A page of a review on `n` pictures; yields the page and what the server consists of."""
-    cache = pictured_pile(folder, n, broken=broken, positives=positives)
+    cache = pictured_pile(folder, n, broken=broken)
     context = {"reduced_motion": "reduce"} | (context or {})
     with (
         served(cache, folder / "session", folder / "found.txt", **settings) as (opened, server),
@@ -64,11 +65,6 @@ def wait_for_grid(page):
     wait_until(page, "isPage && pageItems().length && pageItems().every(isReady)")
 
 
-def wait_for_images(page, count=8):
-    """Until so many images can be decided without the server."""
-    wait_until(page, f"items.filter((item) => !decisionOf(item) && isReady(item)).length >= {count}")
-
-
 def badges(page):
     return [text.split(" ")[-1] for text in page.locator("#grid .badge").all_text_contents()]
 
@@ -90,54 +86,32 @@ def press_on_random(page, session, keys):
     return shown
 
 
-class BusyTrainer:
-    """One that is never done."""
-
-    def busy(self, session):
-        return True
-
-    def submit(self, serial, s, reviewed, session):
-        self.submitted = serial
-
-    def prefer(self, session):
-        self.preferred = session
-
-
 # --- what is served ----------------------------------------------------------------------------
 
 
-def test_nothing_of_the_page_is_inline_and_titles_are_escaped():
+def test_nothing_of_the_page_is_inline_or_from_elsewhere_and_text_is_escaped():
     html = live_page("<i>", session='"><script>', warnings=["<b>"])
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
     named = re.findall(r'(?:href|src)="/assets/([^"]+)"', html)
     assert sorted([*named, "concepts.css"]) == sorted(ASSETS), "the overview of concepts has one of its own"
     assert all(path.startswith(("/assets/", "#")) for path in re.findall(r'(?:href|src)="([^"]*)"', html))
     assert "<i>" not in html and "<b>" not in html and '"><script>' not in html and "&lt;b&gt;" in html
-
-
-def test_files_have_a_media_type_and_name_no_address_and_no_other_file_is_served(tmp_path):
-    with served(pictured_pile(tmp_path), tmp_path / "session") as (_, server):
-        client = server.client()
-        for name in ASSETS:
-            status, headers, content = client.ask("GET", f"/assets/{name}")
-            assert status == 200
-            assert headers["content-type"].split(";")[0] in ("text/css", "text/javascript", "image/svg+xml")
-            text = content.decode().replace("http://www.w3.org/2000/svg", "")
-            assert not re.search(
-                r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text
-            )
-        for name in ("review.js", "base.html", "../html.py", "", "live.css/", "LIVE.CSS"):
-            assert client.ask("GET", f"/assets/{name}")[0] == 404
-        client.close()
+    text = "".join(map(read_asset, ASSETS)).replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
 
 
 # --- deciding ----------------------------------------------------------------------------------
 
 
 @needs_chromium
-def test_a_review_by_keyboard_alone(tmp_path, browser):
+def test_a_review_by_keyboard_in_which_keys_held_down_or_behind_a_dialog_do_nothing(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, _):
         session = opened.session
+        pictures = page.locator("#examples img")
+        expect(pictures).to_have_count(4)
+        keys = session.cache.keys[session.examples]
+        assert [picture.get_attribute("alt") for picture in pictures.all()] == list(keys)
+        wait_until(page, "[...document.querySelectorAll('#examples img')].every((image) => image.naturalWidth)")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the images"
         page.keyboard.press("Enter")
@@ -165,11 +139,8 @@ def test_a_review_by_keyboard_alone(tmp_path, browser):
         assert {row for row, _ in again} == {row for row, _ in first}
         wait_until_saved(page)
         assert choices_of(session, [row for row, _ in again]) == ["negative"] * 4
-
-
-@needs_chromium
-def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, opened, _):
+        before = len(logged(session))
+        page.wait_for_selector(DECIDABLE)
         for _ in range(5):
             page.keyboard.down("a")
         page.keyboard.up("a")
@@ -181,11 +152,11 @@ def test_keys_held_down_with_modifiers_or_behind_a_dialog_do_nothing(tmp_path, b
         press(page, "aru")
         page.click("[data-decide=rejected]")
         wait_until_saved(page)
-        assert [choice for _, choice in logged(opened.session)] == ["positive", "negative"]
+        assert [choice for _, choice in logged(session)[before:]] == ["positive", "negative"]
 
 
 @needs_chromium
-def test_a_page_of_twelve_by_keys_and_by_mouse(tmp_path, browser):
+def test_a_page_of_twelve_by_keys_and_by_mouse_with_images_that_come_late(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, _):
         session = opened.session
         page.keyboard.press("g")
@@ -218,10 +189,19 @@ def test_a_page_of_twelve_by_keys_and_by_mouse(tmp_path, browser):
         assert choices_of(session, rows[2:]) == ["negative"] * 10
         page.click("[data-turn='-1']")
         assert grid_rows(page) == rows and page.locator("#grid [tabindex='0']").count() == 3, "a card and its buttons"
+        held = []
+        page.route("**/api/next", lambda route: held.append(route))
+        while page.locator("#end").is_hidden():
+            page.keyboard.press("Shift+R")
+        wait_until(page, "document.activeElement === document.body")
+        for route in held:
+            route.continue_()
+        page.unroute("**/api/next")
+        wait_until(page, "Number(document.activeElement.dataset.number) === current")
 
 
 @needs_chromium
-def test_buttons_and_the_enlarged_image_decide_as_keys_do(tmp_path, browser):
+def test_buttons_and_the_enlarged_image_decide_as_keys_do_and_the_focus_stays(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, _):
         row = current_row(page)
         page.click("[data-decide=accepted]")
@@ -245,16 +225,38 @@ def test_buttons_and_the_enlarged_image_decide_as_keys_do(tmp_path, browser):
         assert not page.is_visible("#zoom")
         wait_until_saved(page)
         assert choices_of(opened.session, [row, second]) == ["positive", "negative"]
+        page.focus("[data-decide=accepted]")
+        page.keyboard.press("Space")
+        page.keyboard.press("r")
+        assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
+        page.keyboard.press("g")
+        wait_for_grid(page)
+        for key in ("Home", "z", "ArrowRight", "Escape"):
+            page.keyboard.press(key)
+        expect(page.locator(".cell:focus")).to_have_count(1)  # the dialog tells that it is closed a little later
+        assert focused(page) == 1
+
+
+REFUSED = """for (const name of ["localStorage", "sessionStorage"])
+Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
+
+
+def ask_soon(route):
+    """Let a page ask for images that other tabs hold more often than every five seconds."""
+    answer = route.fetch()
+    route.fulfill(response=answer, body=answer.text().replace("FREE_SECONDS = 5;", "FREE_SECONDS = 0.3;"))
 
 
 @needs_chromium
-def test_the_pile_ends_and_skipped_images_come_again_where_that_is_asked_for(tmp_path, browser):
-    cache = pictured_pile(tmp_path, 13, positives=1)
+def test_the_pile_ends_and_skipped_images_come_again_in_a_browser_that_stores_nothing(tmp_path, browser):
+    """The review begins without positives."""
+    cache = pictured_pile(tmp_path, 12, positives=0)
     with (
-        served(cache, tmp_path / "session", tmp_path / "found.txt") as (opened, server),
+        served(cache, tmp_path / "session") as (opened, server),
         visited(browser, server.url) as first,
     ):
-        page, wrong = another(first.context, server.url)
+        first.context.route("**/assets/views.js", ask_soon)
+        page, wrong = another(first.context, server.url, init=REFUSED)
         expect(page.locator("#end-title")).to_have_text("No image is free")
         first.goto("about:blank")  # its images are shown here now
         shown = press(page, "srs" + "r" * 9)
@@ -298,29 +300,7 @@ def test_images_that_cannot_be_shown_say_why_and_are_skipped(tmp_path, browser):
         assert page.is_visible("#zoom-absent") and not page.is_visible("#zoom-picture")
 
 
-@needs_chromium
-def test_an_image_is_not_decided_before_it_is_seen(tmp_path, browser):
-    cache = pictured_pile(tmp_path, 40)
-    with (
-        served(cache, tmp_path / "session", tmp_path / "found.txt") as (opened, server),
-        browser.new_context() as holder,
-    ):
-        held, closed = [], [True]
-        holder.route("**/api/image/**", lambda route: held.append(route) if closed else route.continue_())
-        page = holder.new_page()
-        page.goto(server.url)
-        expect(page.locator("#stage")).to_have_attribute("data-status", "loading")
-        page.keyboard.press("a")
-        assert page.text_content("#announcement") == "the image is still loading"
-        closed.clear()
-        for route in held:
-            route.continue_()
-        shown = press(page, "a")
-        wait_until_saved(page)
-        assert logged(opened.session) == wanted(shown)
-
-
-# --- two tabs, killed servers ------------------------------------------------------------------
+# --- two tabs, a server that ends ---------------------------------------------------------------
 
 
 @needs_chromium
@@ -328,12 +308,12 @@ def test_two_tabs_show_different_images_and_neither_loses_or_overwrites_a_decisi
     with reviewing(browser, tmp_path) as (page, opened, server):
         other, wrong = another(page.context, server.url)
         shown = []
-        for number in range(25):
-            shown += press((page, other)[number % 2], PATTERN[number % len(PATTERN)])
+        for number, key in enumerate(PATTERN):
+            shown += press((page, other)[number % 2], key)
         for tab in (page, other):
             wait_until_saved(tab)
-            expect(tab.locator("#decided")).to_have_text("22")
-        assert len({row for row, _ in shown}) == 25 and len(logged(opened.session)) == 25
+            expect(tab.locator("#decided")).to_have_text("7")
+        assert len({row for row, _ in shown}) == len(logged(opened.session)) == 8
         assert dict(logged(opened.session)) == dict(wanted(shown))
         page.wait_for_selector(DECIDABLE)
         row = current_row(page)
@@ -342,7 +322,7 @@ def test_two_tabs_show_different_images_and_neither_loses_or_overwrites_a_decisi
         press(page, "a")
         stands = "was decided elsewhere before: rejected. That decision stands"
         expect(page.locator("#overruled")).to_contain_text(stands)
-        assert choice_of(opened.session, row) == "negative" and violations(page) == []
+        assert choice_of(opened.session, row) == "negative"
         page.keyboard.press("ArrowLeft")
         expect(page.locator("#stage-badge")).to_have_text("✗ rejected")
         page.keyboard.press("a")
@@ -351,11 +331,19 @@ def test_two_tabs_show_different_images_and_neither_loses_or_overwrites_a_decisi
 
 
 @needs_chromium
-def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path, browser):
+def test_a_reload_keeps_what_can_be_undone_and_waits_for_images_and_closing_frees_them(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, server):
         shown = press(page, "ars")
         wait_until_saved(page)
-        page.reload()
+        held, closed = [], [True]
+        page.route("**/api/image/**", lambda route: held.append(route) if closed else route.continue_())
+        page.reload(wait_until="domcontentloaded")
+        expect(page.locator("#stage")).to_have_attribute("data-status", "loading")
+        page.keyboard.press("a")
+        assert page.text_content("#announcement") == "the image is still loading"
+        closed.clear()
+        for route in held:
+            route.continue_()
         wait_until(page, "items[current] && isReady(items[current])")
         assert current_row(page) not in [row for row, _ in shown]
         for row, _ in reversed(shown):
@@ -363,6 +351,7 @@ def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path
             assert current_row(page) == row
         wait_until_saved(page)
         assert choices_of(opened.session, [row for row, _ in shown]) == [None] * 3
+        assert len(logged(opened.session)) == 6, "nothing is decided before it is seen"
         ahead = held_rows(page)
         other, wrong = another(page.context, server.url)
         assert not ahead & held_rows(other)
@@ -374,29 +363,26 @@ def test_a_reload_keeps_what_can_be_undone_and_closing_frees_the_images(tmp_path
 
 
 @needs_chromium
-def test_the_page_goes_on_by_itself_after_the_server_was_killed_and_started_again(tmp_path, browser):
-    pictured_pile(tmp_path, 120)
+def test_the_page_goes_on_by_itself_after_the_server_has_ended_and_started_again(tmp_path, browser):
+    place = pictured_pile(tmp_path, 120), tmp_path / "session", tmp_path / "found.txt"
     with contextlib.ExitStack() as stack:
-        first = stack.enter_context(ReviewProcess(tmp_path, "--positives", "found.txt", "--port", "0"))
-        page = stack.enter_context(visited(browser, first.url, lost=True))
-        shown = press(page, PATTERN * 3)
-        wait_for_images(page)
-        first.__exit__()
+        with served(*place) as (_, first):
+            page = stack.enter_context(visited(browser, first.url, lost=True))
+            shown = press(page, PATTERN)
+            wait_until(page, "!asking && items.length > 14 && items.every(isReady)")
+            wait_until_saved(page)
         shown += press(page, "arasra")
         expect(page.locator("#trouble")).to_have_text(re.compile("Not saved yet: [1-9]|the server does not answer"))
-        assert page.evaluate("waiting.length") >= 6 and page.evaluate("Object.keys(localStorage).length") >= 6
-        second = stack.enter_context(ReviewProcess(tmp_path, "--port", page.url.split(":")[2].strip("/")))
-        assert second.url
-        wait_until_saved(page)
-        other, wrong = another(page.context, second.url)
-        assert not held_rows(page) & held_rows(other), "the new server knows what this tab shows"
-        other.close()
-        shown += press(page, "ra")
-        wait_until_saved(page)
-        assert page.evaluate("Object.keys(localStorage).length") == 0 and not wrong
-        second.__exit__()
-    with open_session(tmp_path / "pile.h5", None) as session:
-        assert logged(session) == wanted(shown)
+        assert page.evaluate("waiting.length") == page.evaluate("Object.keys(localStorage).length") == 6
+        with served(*place, port=first.port) as (opened, second):
+            wait_until_saved(page)
+            other, wrong = another(page.context, second.url)
+            assert not held_rows(page) & held_rows(other), "the new server knows what this tab shows"
+            other.close()
+            shown += press(page, "ra")
+            wait_until_saved(page)
+            assert page.evaluate("Object.keys(localStorage).length") == 0 and not wrong
+            assert logged(opened.session) == wanted(shown)
 
 
 @needs_chromium
@@ -434,7 +420,6 @@ def test_what_is_not_saved_is_said_and_sent_again_until_it_is_decided_once(tmp_p
         expect(trouble).to_have_text("Not saved yet: 1 decision; the disk is full: trying again.")
         shown += press(page, "rs")
         expect(trouble).to_contain_text("Not saved yet: 3 decisions")
-        assert violations(page) == []
         page.unroute("**/api/decide")
         wait_until_saved(page)
         expect(trouble).to_contain_text("every decision is saved")
@@ -477,23 +462,6 @@ def test_what_is_not_saved_is_said_and_sent_again_until_it_is_decided_once(tmp_p
         assert page.evaluate("Object.keys(localStorage).length") == 1 and not wrong
 
 
-REFUSED = """for (const name of ["localStorage", "sessionStorage"])
-Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });"""
-
-
-@needs_chromium
-def test_a_browser_that_stores_nothing_decides_all_the_same_and_a_pile_may_begin_without_positives(tmp_path, browser):
-    cache = pictured_pile(tmp_path, 40)
-    with (
-        served(cache, tmp_path / "session") as (opened, server),
-        visited(browser, server.url, init=REFUSED) as page,
-    ):
-        shown = press(page, "rrsa")
-        page.keyboard.press("u")
-        wait_until_saved(page)
-        assert logged(opened.session) == [*wanted(shown), (shown[-1][0], "undone")]
-
-
 # --- closing audit, files ----------------------------------------------------------------------
 
 
@@ -518,14 +486,13 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
         while current_row(page) not in skipped:  # what is on the screen stays there
             press(page, "r")
             page.wait_for_selector(DECIDABLE)
-        assert violations(page) == []
         assert [row for row, _ in press(page, "rs")] == skipped
         expect(page.locator("#end-title")).to_have_text("1 random image has no decision")
         page.keyboard.press("u")
         press(page, "r")
         wait_until_saved(page)
         expect(page.locator("#end-title")).to_have_text("Every random image is decided")
-        assert session.random_undecided() == [] and violations(page) == []
+        assert session.random_undecided() == []
         page.click("#back")
         page.wait_for_selector(DECIDABLE)
         assert current_row(page) not in skipped
@@ -533,30 +500,24 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
 
 
 def hold_against_the_truth(page, cache, folder, hidden, decided):
-    """Hold each number on the page against the truth, and against `pucache audit`; returns the zone, and what is told.
+    """Hold the numbers on the page against the truth, and against `pucache audit`; returns the zone, and what is told.
 
     `hidden` are the positives of the pile before the review, `decided` says which key was pressed on a row.
     """
     told = run_json("audit {session}", session=folder)
-    lines = page.locator("#sentence, #statements li")
-    expect(lines).to_have_text(told["statements"])
+    expect(page.locator("#sentence, #statements li")).to_have_text(told["statements"])
     with read_session(cache, folder) as session:
         zone = set(np.flatnonzero(session.zone).tolist())
-    found = {row for row, key in decided.items() if key == "a"}
-    left = hidden - found
+    left = hidden - {row for row, key in decided.items() if key == "a"}
     shown = [page.text_content(f"#{name}") for name in ("found", "decided")]
-    assert shown == [str(len(found)), str(len(decided))] and told["found"] == len(found)
+    assert shown == [str(len(hidden) - len(left)), str(len(decided))] and told["found"] == len(hidden) - len(left)
     if told["draws"]:
         limits = [page.text_content(f"#{name}") for name in ("hidden-low", "hidden-high")]
         assert limits == [str(told["hidden_low"]), str(told["hidden_high"])]
     assert told["hidden_low"] <= len(left) <= min(told["hidden_high"], told["chance_high"])
     if zone:
-        assert (told["zone"]["rows"], told["zone"]["found"]) == (len(zone), len(found & zone))
         assert len(left & zone) <= told["zone"]["hidden_high"] and len(left - zone) <= told["rest_high"]
-    shares = {"all positives": len(found) / len(hidden), "positives elsewhere": len(found) / len(found | left & zone)}
-    for share, of in re.findall(r"at least ([\d.]+) % of ([a-z ]+) are found", " ".join(told["statements"])):
-        assert float(share) <= 100 * shares[of]
-    return zone, told, shares["positives elsewhere"]
+    return zone, told
 
 
 @pytest.mark.slow
@@ -584,24 +545,29 @@ def test_a_review_to_the_sentence_that_one_may_stop_says_what_is_true(tmp_path, 
         while not advice.startswith("You may stop"):
             assert len(decided) < 396, advice
             decide(page, 5)
-            zone, told, share = hold_against_the_truth(page, cache, folder, hidden, decided)
+            zone, told = hold_against_the_truth(page, cache, folder, hidden, decided)
             advice = page.text_content("#advice")
-        others, stated = re.fullmatch(
-            r"You may stop if (\d+) images that are less likely may be left aside: of the other positives at least "
-            r"([\d.]+) % are found, with 95 % confidence\.",
-            advice,
-        ).groups()
-        assert int(others) == 396 - len(zone) and 95 <= float(stated) <= 100 * share
+        others, stated = re.search(r"if (\d+) images .* at least ([\d.]+) % are found, with 95 %", advice).groups()
+        found, missed = told["found"], len(zone & hidden - {row for row, key in decided.items() if key == "a"})
+        assert int(others) == 396 - len(zone) and 95 <= float(stated) <= 100 * found / (found + missed)
         sentence = page.text_content("#sentence")
         assert f"among the {len(zone)} likeliest images at most {told['zone']['hidden_high']} more" in sentence
         page.click("#others summary")
-        assert page.is_visible("#statements") and violations(page) == []
+        assert page.is_visible("#statements")
 
 
 @needs_chromium
-def test_labels_are_exported_and_taken_in_again_and_other_files_refused(tmp_path, browser):
+def test_past_decisions_are_corrected_and_labels_exported_and_taken_in_again(tmp_path, browser):
     with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
-        shown = press(page, "aar")
+        shown = press(page, "aarr")
+        wait_until_saved(page)
+        page.click("#past")
+        expect(page.locator("#past-list .badge")).to_have_text(["rejected", "rejected", "accepted", "accepted"])
+        assert violations(page, "#past-dialog") == []
+        page.locator("#past-list button").first.click()
+        page.wait_for_selector(DECIDABLE)
+        assert current_row(page) == shown[3][0]
+        shown[3:] = press(page, "a")
         wait_until_saved(page)
         page.click("#export")
         expect(page.locator("#notice")).to_contain_text("reviewed.csv")
@@ -612,41 +578,14 @@ def test_labels_are_exported_and_taken_in_again_and_other_files_refused(tmp_path
             page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
             expect(page.locator("#notice")).to_have_text(re.compile("Not done: .+|in.csv was refused: it is not UTF-8"))
         undecided = next(row for row in range(4, 120) if row not in dict(shown))
-        (accepted, _), _, (rejected, _) = shown
+        (accepted, _), _, (rejected, _), _ = shown
         data = f"key,label\n{undecided:03}.png,1\n{accepted:03}.png,1\n{rejected:03}.png,1\n".encode()
         page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
         expect(page.locator("#notice")).to_have_text(
             "in.csv: took 1 decision; 1 were labelled so before. "
             f"1 have the other label here, which stays: {rejected:03}.png."
         )
-        assert choice_of(opened.session, undecided) == "positive" and len(logged(opened.session)) == 4
-
-
-@needs_chromium
-def test_labelled_positives_are_shown_beside_the_image(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, opened, _):
-        pictures = page.locator("#examples img")
-        expect(pictures).to_have_count(4)
-        keys = opened.session.cache.keys[opened.session.examples]
-        assert [picture.get_attribute("alt") for picture in pictures.all()] == list(keys)
-        page.wait_for_function("[...document.querySelectorAll('#examples img')].every((image) => image.naturalWidth)")
-        assert violations(page) == []
-
-
-@needs_chromium
-def test_past_decisions_are_listed_newest_first_and_can_be_corrected(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, opened, _):
-        rows = [row for row, _ in press(page, "ar")]
-        wait_until_saved(page)
-        page.click("#past")
-        expect(page.locator("#past-list .badge")).to_have_text(["rejected", "accepted"])
-        assert violations(page) == []
-        page.locator("#past-list button").first.click()
-        page.wait_for_selector(DECIDABLE)
-        assert current_row(page) == rows[1]
-        press(page, "a")
-        wait_until_saved(page)
-        assert choices_of(opened.session, rows) == ["positive", "positive"]
+        assert choice_of(opened.session, undecided) == "positive" and len(logged(opened.session)) == 6
 
 
 # --- for everybody -----------------------------------------------------------------------------
@@ -663,10 +602,10 @@ def test_no_serious_barrier_in_any_state(tmp_path, browser, scheme):
         assert violations(page) == [], "an image that is decided"
         for key in "zf":
             page.keyboard.press(key)
-            assert violations(page) == []
+        assert violations(page, "#zoom") == []
         page.keyboard.press("Escape")
         page.keyboard.press("?")
-        assert page.is_visible("#help") and violations(page) == []
+        assert page.is_visible("#help") and violations(page, "#help") == []
         page.keyboard.press("Escape")
         page.keyboard.press("g")
         wait_for_grid(page)
@@ -679,13 +618,9 @@ def test_no_serious_barrier_in_any_state(tmp_path, browser, scheme):
         assert violations(page) == []
 
 
-SCREENS = {"phone": (320, 640), "200 %": (640, 400), "tablet": (768, 1024)}
-
-
 @needs_chromium
-@pytest.mark.parametrize("screen", [screen if screen == "phone" else slow(screen) for screen in SCREENS])
-def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_path, browser, screen):
-    width, height = SCREENS[screen]
+@pytest.mark.parametrize(("width", "height"), [(320, 640), slow(640, 400), slow(768, 1024)])
+def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_path, browser, width, height):
     touch = {"viewport": {"width": width, "height": height}, "has_touch": True}
     with reviewing(browser, tmp_path, context=touch) as (page, opened, _):
         overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -706,35 +641,3 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
         assert page.evaluate(overflow) == 0
         page.locator("#grid [data-decision=accepted]").nth(4).tap()
         assert badges(page)[4] == "accepted"
-
-
-@needs_chromium
-def test_the_focus_comes_back_with_images_that_came_late(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, _, _):
-        page.keyboard.press("g")
-        wait_for_grid(page)
-        page.keyboard.press("a")
-        held = []
-        page.route("**/api/next", lambda route: held.append(route))
-        while page.locator("#end").is_hidden():
-            page.keyboard.press("Shift+R")
-        wait_until(page, "document.activeElement === document.body")
-        for route in held:
-            route.continue_()
-        page.unroute("**/api/next")
-        wait_until(page, "Number(document.activeElement.dataset.number) === current")
-
-
-@needs_chromium
-def test_the_focus_stays_where_it_is(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, _, _):
-        page.focus("[data-decide=accepted]")
-        page.keyboard.press("Space")
-        page.keyboard.press("r")
-        assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
-        page.keyboard.press("g")
-        wait_for_grid(page)
-        for key in ("Home", "z", "ArrowRight", "Escape"):
-            page.keyboard.press(key)
-        expect(page.locator(".cell:focus")).to_have_count(1)  # the dialog tells that it is closed a little later
-        assert focused(page) == 1

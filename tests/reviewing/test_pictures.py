@@ -1,4 +1,5 @@
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,12 +19,11 @@ def pictures_of(tmp_path):
     """Makes `Pictures` of encoded images by key; the cache of it is `.cache`."""
     made = []
 
-    def make(files, **settings):
+    def make(files):
         cache = folder_of(tmp_path, files, f"images{len(made)}")
-        pictures = Pictures(cache, **settings)
-        pictures.cache = cache
-        made.append(pictures)
-        return pictures
+        made.append(Pictures(cache))
+        made[-1].cache = cache
+        return made[-1]
 
     yield make
     for pictures in made:
@@ -101,16 +101,12 @@ def test_a_picture_is_made_once_for_all_that_ask_at_the_same_time(pictures_of, m
         return genuine(row, side)
 
     monkeypatch.setattr(pictures._images, "read", slowly)
-    got = []
-    threads = [threading.Thread(target=lambda: got.append(pictures.get(0))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    assert began.wait(HANG_SECONDS)
-    assert pictures.get(0, timeout=0.01) is None
-    go_on.set()
-    for thread in threads:
-        thread.join()
-    assert read == [0] and len({id(picture) for picture in got}) == 1
+    with ThreadPoolExecutor(8) as threads:
+        got = [threads.submit(pictures.get, 0) for _ in range(8)]
+        assert began.wait(HANG_SECONDS)
+        assert pictures.get(0, timeout=0.01) is None
+        go_on.set()
+    assert read == [0] and len({id(one.result()) for one in got}) == 1
 
 
 def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of, monkeypatch):

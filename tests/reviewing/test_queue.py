@@ -38,14 +38,6 @@ def drawn(session, stream=Stream.AUDIT):
     return [entry.row for entry in session.entries() if entry.is_draw and entry.stream is stream]
 
 
-class Clock:
-    def __init__(self):
-        self.seconds = 0.0
-
-    def __call__(self):
-        return self.seconds
-
-
 def scores_of(n):
     return np.arange(n, 0, -1, dtype=np.float32)
 
@@ -74,27 +66,17 @@ def test_rows_come_in_the_order_of_the_ranking(session_of):
 
 
 def test_two_tabs_get_different_rows_and_those_of_a_silent_one_are_free_after_ten_minutes(session_of, monkeypatch):
-    clock = Clock()
-    monkeypatch.setattr("pucache.reviewing.queue.monotonic", clock)
+    clock = [0.0]
+    monkeypatch.setattr("pucache.reviewing.queue.monotonic", lambda: clock[-1])
     images = ranked(session_of())
     assert images.next("a", 2) == [0, 1]
-    clock.seconds = 500
+    clock.append(500)
     images.keep_alive("a")
-    clock.seconds = 1050
+    clock.append(1050)
     assert images.next("b", 1) == [2]
-    clock.seconds = 1101
+    clock.append(1101)
     assert images.next("b", 2, keep=[2]) == [0, 1]
     assert images.next("a", 2, keep=[0, 1]) == [3, 4]  # b holds what a still shows
-
-
-def test_one_image_of_a_group_is_shown_and_the_pile_ends(session_of):
-    session = session_of(6, twins=[(0, 1), (0, 3), (2, 4)])
-    images = ranked(session, audit_share=0.5)
-    shown = images.next("a", 6)
-    assert sorted(session.groups[shown]) == [0, 2, 5]
-    for row in shown:
-        decide(session, row, NEGATIVE)
-    assert images.next("a", 6) == []
 
 
 def test_an_image_may_be_shown_again_before_those_of_the_ranking(session_of):
@@ -129,12 +111,6 @@ def reviewing(session, images, looks, *, answer=lambda row: NEGATIVE, batch=5):
     return shown
 
 
-def test_one_slot_in_twenty_is_an_audit(session_of):
-    session = session_of(900)
-    reviewing(session, ranked(session, audit_share=0.05), 800)
-    assert 20 < len(drawn(session)) < 65
-
-
 @pytest.mark.parametrize(("choice", "least", "most"), [(POSITIVE, -1, 9), (NEGATIVE, 55, 110)])
 def test_fewer_slots_are_audits_while_the_ranking_yields(session_of, choice, least, most):
     session = session_of(900)
@@ -155,32 +131,13 @@ def test_a_draw_that_a_tab_holds_is_answered_there(session_of):
     assert sorted(images.next("b", 4, keep=[3])) == held
 
 
-def test_draws_of_a_closed_tab_are_shown_first(session_of):
-    session = session_of()
-    images = ranked(session)
-    images.closing_audit = True
-    waiting = images.next("a", 3)
-    images.closing_audit = False
-    others = [row for row in range(9) if row not in waiting]
-    assert images.next("b", 2) == others[:2]  # withheld while a tab shows them
-    images.release("a")
-    rows = images.next("b", 5, keep=others[:2])
-    assert {*waiting} < {*rows}
-    assert [row for row in rows if row not in waiting] == others[2:4]
-
-
-def test_a_row_pending_in_an_audit_is_not_shown_by_rank(session_of):
-    session = session_of(6)
-    session.draw(np.random.default_rng(0), Stream.AUDIT, 5)
-    assert sorted(ranked(session).next("a", 5)) == sorted(drawn(session))
-
-
 def test_a_closing_audit_shows_random_rows_alone(session_of):
     session = session_of(50)
     images = ranked(session)
     images.closing_audit = True
     shown = reviewing(session, images, 100)
     assert sorted(shown) == sorted(drawn(session)) == list(range(50)) and shown != sorted(shown)
+    assert not len(images.likeliest()), "every image is decided"
 
 
 def test_an_audit_of_a_zone_of_fewer_rows_than_draws_goes_on_in_the_pile_and_may_be_left(session_of):
@@ -197,24 +154,17 @@ def test_an_audit_of_a_zone_of_fewer_rows_than_draws_goes_on_in_the_pile_and_may
     assert audit(session).zone.draws == 0 and "before the first random image" in audit(session).statements()[0]
 
 
-def test_positives_are_shown_again_once_there_are_some(session_of):
-    session = session_of(900)
-    images = ranked(session, recheck_share=0.2)
-    reviewing(session, images, 100)
-    assert not drawn(session, Stream.RECHECK)
-    positive = np.random.default_rng(0).permutation(900)[:150]
-    shown = reviewing(session, images, 600, answer=lambda row: POSITIVE if row in positive else NEGATIVE)
-    first = {row: shown.index(row) for row in drawn(session, Stream.RECHECK)}
-    assert first and all(shown[place + 1 : place + 30].count(row) == 0 for row, place in first.items())
-    begin = min(shown.index(row, place + 1) for row, place in first.items() if row in shown[place + 1 :])
-    assert sum(row in positive for row in shown[:begin]) >= MIN_POSITIVES
-
-
-def test_examples_beside_an_image_are_not_shown_again(session_of):
+def test_positives_are_shown_again_once_there_are_some_but_no_examples_beside_the_image(session_of):
     session = session_of(900, labelled=10)
     images = ranked(session, recheck_share=0.5)
-    reviewing(session, images, 600, answer=lambda row: POSITIVE if row % 6 == 0 else NEGATIVE)
+    reviewing(session, images, 100)
+    assert not drawn(session, Stream.RECHECK)
+    shown = reviewing(session, images, 400, answer=lambda row: POSITIVE if row % 6 == 0 else NEGATIVE)
     again, examples = drawn(session, Stream.RECHECK), session.examples.tolist()
+    first = {row: shown.index(row) for row in again}
+    assert all(shown[place + 1 : place + 30].count(row) == 0 for row, place in first.items())
+    begin = min(shown.index(row, place + 1) for row, place in first.items() if row in shown[place + 1 :])
+    assert sum(row % 6 == 0 for row in shown[:begin]) >= MIN_POSITIVES
     assert examples == [890, 893, 896, 899]
     assert {row for row in again if row >= 890} and not set(again) & set(examples)
 

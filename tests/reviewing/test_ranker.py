@@ -5,9 +5,6 @@ import pytest
 from helpers.neighbourhoods import clusters, cut_across
 from scipy.stats import spearmanr
 
-from pucache.estimates.review_weights import TrainingLabels
-from pucache.heads.risks import PURisk
-from pucache.heads.solve import fit_heads
 from pucache.neighbours.graph import neighbour_graph
 from pucache.neighbours.row_source import row_source
 from pucache.reviewing import ranker as ranker_module
@@ -27,6 +24,11 @@ def pile():
     return X.astype(np.float16), y
 
 
+@pytest.fixture(scope="module")
+def graph(pile):
+    return neighbour_graph(pile[0])
+
+
 def labels(y, positives=5, negatives=0):
     s, reviewed = np.zeros(N, np.int8), np.zeros(N, np.int8)
     s[np.flatnonzero(y)[:positives]] = 1
@@ -40,12 +42,12 @@ def found_on_top(scores, y, s, reviewed):
     return y[top].mean()
 
 
-@pytest.mark.parametrize("positives", [1, 2, 5, 20])
-@pytest.mark.parametrize("negatives", [0, 1, 50])
-def test_positives_rank_high(pile, positives, negatives):
+@pytest.mark.parametrize("positives", [1, 2, 20])
+@pytest.mark.parametrize("negatives", [0, 50])
+def test_positives_rank_high(pile, graph, positives, negatives):
     X, y = pile
     s, reviewed = labels(y, positives, negatives)
-    ranker = Ranker(X, neighbour_graph(X))
+    ranker = Ranker(X, graph)
     for result in (ranker.similarity(s, reviewed), ranker.fit(s, reviewed)):
         assert result.scores.shape == (N,) and result.scores.dtype == np.float32 and np.isfinite(result.scores).all()
         assert found_on_top(result.scores, y, s, reviewed) > (0.3 if positives > 1 else 0.2)
@@ -58,15 +60,15 @@ def test_posterior_is_a_probability_from_ten_positives_on(pile):
     assert many.posterior is not None and (many.posterior >= 0).all() and (many.posterior <= 1).all()
 
 
-def test_warm_start_ranks_as_cold_start(pile):
-    """A long review, in which decisions are also changed, ends where a new ranker begins."""
+def test_warm_start_ranks_as_cold_start(pile, graph):
+    """A review, in which decisions are also changed, ends where a new ranker begins."""
     X, y = pile
-    warm = Ranker(X, neighbour_graph(X))
-    for count in range(1, 41):
+    warm = Ranker(X, graph)
+    for count in (1, 7, 19, 30, 39, 40):
         s, reviewed = labels(y, 5, 2 * count)
         reviewed[np.flatnonzero(y)[5 : 5 + count]] = 1 if count % 3 else -1
         last = warm.fit(s, reviewed)
-    cold = Ranker(X, neighbour_graph(X)).fit(s, reviewed)
+    cold = Ranker(X, graph).fit(s, reviewed)
     assert spearmanr(last.scores, cold.scores).statistic > 0.99
     tops = [set(np.argsort(-result.scores)[:60]) for result in (last, cold)]
     assert len(tops[0] & tops[1]) >= 57
@@ -88,9 +90,9 @@ def test_neighbours_count_where_they_help(draw, helps):
     assert (ranker.neighbour_weight > 0) == helps
 
 
-def test_neighbours_are_weighed_when_positives_have_doubled(pile):
+def test_neighbours_are_weighed_when_positives_have_doubled(pile, graph):
     X, y = pile
-    ranker = Ranker(X, neighbour_graph(X))
+    ranker = Ranker(X, graph)
     due = []
     for positives in (3, 4, 7, 8, 15, 16):
         due.append(ranker.choice_is_due(*labels(y, positives)))
@@ -99,35 +101,15 @@ def test_neighbours_are_weighed_when_positives_have_doubled(pile):
     assert not Ranker(X).choice_is_due(*labels(y, 16))
 
 
-def test_neighbours_are_weighed_by_the_labels_from_before_the_review(pile):
+def test_neighbours_are_weighed_by_the_labels_from_before_the_review(pile, graph):
     X, y = pile
     s, reviewed = labels(y, 20)
-    begun, resumed = (Ranker(X, neighbour_graph(X)) for _ in range(2))
+    begun, resumed = (Ranker(X, graph) for _ in range(2))
     begun.fit(s, reviewed)
     reviewed[np.flatnonzero(y & (s == 0))[:60]] = 1
     assert not begun.choice_is_due(s, reviewed) and resumed.choice_is_due(s, reviewed)
     resumed.fit(s, reviewed)
     assert resumed.neighbour_weight == begun.neighbour_weight
-
-
-def test_the_head_minimises_the_risk_that_neighbours_are_weighed_by(pile, monkeypatch):
-    """Cross-entropy, half of the weight on positives, and on known negatives what a review gives them."""
-    monkeypatch.setattr(ranker_module, "_TOLERANCE", 1e-5)
-    X, y = pile
-    s, reviewed = labels(y, 20, 40)
-    ranker = Ranker(X)
-    ranker.fit(s, reviewed)
-    training = TrainingLabels.of(s, reviewed)
-    head = fit_heads(
-        X,
-        training.training_s,
-        weights=training.training_weights[:, None],
-        risk=PURisk("weighted_bce"),
-        penalty=3e-4,
-        tolerance=1e-5,
-    )
-    features, own = ranker.features, ranker._heads.take([0])
-    np.testing.assert_allclose(features.margins(own.coef, own.intercept), head.margins(X), atol=0.02)
 
 
 def test_groups_stay_in_one_fold_and_positives_are_spread():
@@ -144,15 +126,13 @@ def test_groups_stay_in_one_fold_and_positives_are_spread():
     np.testing.assert_array_equal(folds.of_all, before)
 
 
-def test_the_same_calls_give_the_same_results(pile):
+def test_the_same_calls_give_the_same_results(pile, graph):
     X, y = pile
-    graph = neighbour_graph(X)
     rankings = []
     for _ in range(2):
         ranker = Ranker(X, graph, seed=3)
         rankings.append([ranker.fit(*labels(y, count, count)).scores for count in (5, 6, 12)])
-    for one, other in zip(*rankings, strict=True):
-        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(*rankings)
 
 
 # --- features ----------------------------------------------------------------------------------

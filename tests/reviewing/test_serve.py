@@ -1,4 +1,7 @@
+import csv
+import json
 import os
+import shlex
 import signal
 import stat
 import time
@@ -7,55 +10,31 @@ import pytest
 from click.testing import CliRunner
 from helpers.hangs import HANG_SECONDS
 from helpers.review_client import ReviewClient
-from helpers.reviews import ReviewProcess, pictured_pile
+from helpers.reviews import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import OutputError
+from pucache.reviewing import serve
 from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
+from pucache.reviewing.session import open_session
 
 FOUND = ("--positives", "found.txt", "--port", "0")
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path, monkeypatch):
     pictured_pile(tmp_path)
+    monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
+def run(*arguments):
+    return CliRunner().invoke(main, list(map(str, arguments)))
+
+
 # --- the command -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), slow(signal.SIGTERM, 143)])
-def test_a_review_is_served_until_a_signal_and_goes_on_where_it_was(folder, number, code):
-    with ReviewProcess(folder, *FOUND, "--reviewer", "Ann") as first:
-        client = first.client()
-        assert f"http://127.0.0.1:{client.port}/?token={client.token}\n" in first.printed
-        assert "4 labelled positive" in first.printed and "56 to search" in first.printed
-        (card,) = client.next(1)
-        client.decide(card, "positive")
-        assert client.get("/api/state")["reviewer"] == "Ann"
-        assert first.end(number) == code
-        assert first.printed.endswith("interrupted; nothing is lost: run the same command again to go on\n")
-        assert "Traceback" not in first.printed
-    with ReviewProcess(folder, "--positives", "found.txt") as second:
-        again = second.client()
-        assert (again.port, again.token, again.session) == (client.port, client.token, client.session)
-        client.close()
-        assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
-        assert "goes on with 1 decided, 1 of them positive" in second.printed
-        client.close()
-        again.close()
-
-
-@pytest.mark.slow
-def test_a_port_in_use_is_said_and_the_next_free_one_taken(folder):
-    with listening_socket("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
-        with ReviewProcess(folder, "--positives", "found.txt", "--port", port) as review:
-            client = review.client()
-            assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
-            client.close()
 
 
 def wait_for(condition):
@@ -65,8 +44,49 @@ def wait_for(condition):
         time.sleep(0.05)
 
 
+NO_DISPLAY = {"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "no_browser"),
+    [(signal.SIGINT, 130, {"BROWSER": "/no/such/browser %s"}), slow(signal.SIGTERM, 143, NO_DISPLAY)],
+)
+def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(folder, number, code, no_browser):
+    script, told = folder / "browser", folder / "told"
+    script.write_text('#!/bin/sh\necho "$1" > "$(dirname "$0")/told"\n')
+    script.chmod(0o755)
+    with ReviewProcess(folder, *FOUND, "--reviewer", "Ann", browser=True, BROWSER=f"{script} %s") as first:
+        client = first.client()
+        assert f"http://127.0.0.1:{client.port}/?token={client.token}\n" in first.printed
+        assert "4 labelled positive" in first.printed and "56 to search" in first.printed
+        wait_for(lambda: told.exists() and told.read_text())
+        opened = told.read_text().strip()
+        assert opened.startswith(first.url.partition("=")[0]) and opened != first.url
+        ReviewClient(opened).enter().close()
+        again = ReviewClient(opened)
+        assert again.ask("GET", f"/?token={again.token}")[0] == 403, "it works once"
+        again.close()
+        client.decide({"row": 12, "serial": 0}, "positive")
+        assert client.get("/api/state")["reviewer"] == "Ann"
+        assert first.end(number) == code
+        said = first.printed.splitlines()
+        assert said[-4].startswith("found 1; how many more is not known before the first random image. After 55 random")
+        assert said[-3] == "train on it: pucache train-pu pile.h5 --session pile.h5.review"
+        assert said[-1] == "interrupted; nothing is lost: run the same command again to go on"
+        assert "Traceback" not in first.printed
+    with ReviewProcess(folder, "--positives", "found.txt", browser=True, **no_browser) as second:
+        again = second.client()
+        assert (again.port, again.token, again.session) == (client.port, client.token, client.session)
+        client.close()
+        assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
+        assert "goes on with 1 decided, 1 of them positive" in second.printed
+        wait_for(lambda: "no browser could be started here" in second.printed)
+        client.close()
+        again.close()
+
+
 @pytest.mark.slow
-def test_images_that_have_moved_are_said_at_the_start_and_can_be_named(folder):
+def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
     (folder / "images").rename(folder / "moved")
     with ReviewProcess(folder, *FOUND) as review:
         client = review.client()
@@ -75,10 +95,13 @@ def test_images_that_have_moved_are_said_at_the_start_and_can_be_named(folder):
         assert "no such source" in client.next(1)[0]["problem"]
         client.close()
         assert review.end() == 130
-    with ReviewProcess(folder, *FOUND, "--images", "moved") as review:
-        client = review.client()
-        assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
-        client.close()
+    with listening_socket("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with ReviewProcess(folder, "--positives", "found.txt", "--port", port, "--images", "moved") as review:
+            client = review.client()
+            assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
+            assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
+            client.close()
 
 
 BAD = {
@@ -89,47 +112,78 @@ BAD = {
     "pile.h5 --positives found.txt --host 203.0.113.7": (2, "--host 203.0.113.7 is no address of this machine"),
     "pile.h5 --positives found.txt --host no/host": (2, "--host no/host"),
     "pile.h5 --positives found.txt --images nowhere": (1, "no such source: nowhere"),
-    "pile.h5 --positives found.txt --session found.txt": (2, "--session takes the folder of a review"),
     "pile.h5 --positives found.txt --json": (2, "--json is for --export"),
+    "pile.h5 --export --device cpu": (2, "--device is for the page"),
+    "pile.h5 --export --positives found.txt": (2, "--positives is for the page"),
+    "pile.h5 --export --no-browser": (2, "--no-browser is for the page"),
+    "pile.h5 --export --port 0": (2, "--port is for the page"),
 }
 
 
 @pytest.mark.parametrize("command", BAD)
-def test_what_cannot_be_is_one_line_with_its_exit_code(folder, monkeypatch, command):
-    monkeypatch.chdir(folder)
-    ended = CliRunner().invoke(main, ["review", *command.split(), "--no-browser"])
+def test_what_cannot_be_is_one_line_with_its_exit_code(folder, command):
+    ended = run("review", *command.split())
     code, text = BAD[command]
     assert ended.exit_code == code and text in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
 
 
-# --- the browser -------------------------------------------------------------------------------
+# --- export ------------------------------------------------------------------------------------
 
 
-def test_the_browser_gets_an_address_that_works_once(folder):
-    script = folder / "browser"
-    script.write_text('#!/bin/sh\necho "$1" > "$(dirname "$0")/opened"\n')
-    script.chmod(0o755)
-    with ReviewProcess(folder, *FOUND, browser=True, BROWSER=f"{script} %s") as review:
-        printed = review.url
-        wait_for(lambda: (folder / "opened").exists() and (folder / "opened").read_text())
-        opened = (folder / "opened").read_text().strip()
-        assert opened.startswith(printed.partition("=")[0]) and opened != printed
-        ReviewClient(opened).enter().close()
-        again = ReviewClient(opened)
-        assert again.ask("GET", f"/?token={again.token}")[0] == 403
-        again.close()
-        ReviewClient(printed).enter().close()
-
-
-@pytest.mark.parametrize(
-    "environ", [{"BROWSER": "/no/such/browser %s"}, slow({"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""})]
-)
-def test_without_a_browser_the_address_is_there_all_the_same(folder, environ):
-    with ReviewProcess(folder, *FOUND, browser=True, **environ) as review:
-        client = review.client()
-        wait_for(lambda: "no browser could be started here" in review.printed)
-        assert client.get("/api/state")["decided"] == 0
+def test_export_writes_what_the_page_writes_and_names_the_commands_that_take_it(folder):
+    with served(EmbeddingCache("pile.h5"), None, "found.txt") as (_, server):
+        client = server.client()
+        client.decide({"row": 12, "serial": 0}, "positive"), client.decide({"row": 20, "serial": 0}, "negative")
+        ended = run("review", "pile.h5", "--export")
+        assert ended.exit_code == 0, ended.output
+        path = folder / "pile.h5.review/reviewed.csv"
+        assert f"wrote pile.h5.review/{path.name}: 5 positive, 1 negative\npucache train-pu" in ended.stdout
+        written = path.read_bytes()
+        path.unlink()
+        answer = client.post("/api/export")
+        assert path.read_bytes() == written
+        printed = json.loads(run("review", "pile.h5", "--export", "--json").stdout)
+        assert {name: answer[name] for name in printed} == printed
         client.close()
+    with path.open(newline="") as stream:
+        labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
+    assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["020.png"] == ("0", "1")
+
+
+def test_export_without_a_session_is_one_line_and_without_a_label_an_empty_table(folder):
+    ended = run("review", "pile.h5", "--export")
+    assert ended.exit_code == 1 and ended.stderr.count("\n") == 1 and "no review session" in ended.stderr
+    open_session("pile.h5").close()
+    assert run("review", "pile.h5", "--export").exit_code == 0
+    assert (folder / "pile.h5.review/reviewed.csv").read_text() == "key,label,reviewed,digest\n"
+
+
+# --- demo --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def demo_done(monkeypatch):
+    monkeypatch.setattr("pucache.demonstration.demo", lambda folder, **_: {})
+    monkeypatch.setattr("pucache.cli.demo._lines", lambda result, folder: ["done"])
+
+
+def test_the_demo_ends_with_the_command_that_opens_its_pile(folder, demo_done):
+    ended = run("demo", "my demo")
+    assert ended.exit_code == 0
+    command = shlex.split(ended.stdout.splitlines()[-1])
+    assert command == ["pucache", "review", "my demo/pile.h5", "--positives", "my demo/positives.txt"]
+    context = main.commands["review"].make_context("review", command[2:])
+    assert context.params["positives"] == "my demo/positives.txt"
+    assert run("demo", "x", "--json").stdout == "{}\n"
+
+
+def test_the_demo_opens_its_pile_where_asked_to(folder, demo_done, monkeypatch):
+    served = []
+    monkeypatch.setattr(serve, "review", lambda *arguments, **settings: served.append(arguments))
+    assert run("demo", "d", "--review").exit_code == 0
+    assert served == [("d/pile.h5", "d/positives.txt")]
+    ended = run("demo", "d", "--review", "--json")
+    assert ended.exit_code == 2 and "leave out one of --review and --json" in ended.stderr
 
 
 # --- port and token ----------------------------------------------------------------------------

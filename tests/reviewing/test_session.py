@@ -4,7 +4,7 @@ import signal
 import sqlite3
 import threading
 import traceback
-from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -21,7 +21,6 @@ from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.queue import NextImages
 from pucache.reviewing.session import open_session, read_labels, read_session
 from pucache.reviewing.session_state import Proposal
 from pucache.training.train_on_cache import is_audited
@@ -44,12 +43,6 @@ def cache(tmp_path):
 def session(cache):
     with open_session(cache, labels_of(60)) as session:
         yield session
-
-
-def forget_pile(session):
-    """As a session of 0.2, which kept no pile to go on with."""
-    for path in session.folder.glob("pile-*"):
-        path.unlink()
 
 
 # --- labels ---------------------------------------------------------------------------------------
@@ -104,10 +97,8 @@ def test_training_takes_a_session_with_its_audit(cache, rng):
         for draw in session.draw(rng, Stream.AUDIT, 20):
             decide(session, draw.row, Choice.POSITIVE if draw.row % 4 == 0 else Choice.NEGATIVE)
         folder = session.folder
-    options = {"method": "linear", "device": "cpu", "twins": None}
-    model, again = train_pu(cache, session=folder, **options), train_pu(cache, read_labels(cache, folder), **options)
+    model = train_pu(cache, session=folder, method="linear", device="cpu", twins=None)
     assert is_audited(model) and model.prior_estimate_.draws == 20 and model.estimates_["recall"] is not None
-    assert again.prior_estimate_ == model.prior_estimate_ and again.estimates_ == model.estimates_
     estimate, *_ = estimate_prior(cache, read_labels(cache, folder), device="cpu", twins=None)
     assert (estimate.low, estimate.high) == (model.prior_estimate_.low, model.prior_estimate_.high)
     for bad in ({}, {"positives": labels_of(60), "session": folder}, {"session": folder, "negatives": "n.txt"}):
@@ -123,12 +114,6 @@ def test_progress_is_the_share_of_positives_among_the_last_hundred_decisions(tmp
         assert (session.counts().rate, session.counts().rate_of) == (20 / 60, 60)
         session.decide([proposal(row) for row in range(60, 150)])
         assert (session.counts().rate, session.counts().rate_of) == (1, 100)
-        for row in range(140, 150):
-            decide(session, row, UNDONE)
-        assert (session.counts().rate, session.counts().rate_of) == (1, 100)
-        for row in range(140):
-            decide(session, row, SKIP)
-        assert session.counts().rate_of == 0 and session.counts().skipped == 140
 
 
 # --- who may write what ---------------------------------------------------------------------------
@@ -178,26 +163,24 @@ def test_a_second_server_is_refused(session, cache):
     open_session(cache).close()
 
 
-def test_two_threads_that_decide_at_once_lose_nothing(session):
-    outcomes = Counter()
+def test_threads_that_decide_at_once_lose_nothing(session):
     start = threading.Barrier(4)
 
-    def work(number):
+    def accepted(number):
         start.wait()
+        count = 0
         for row in range(4, 60):
             try:
                 session.decide([proposal(row, (POSITIVE, NEGATIVE)[number % 2], request=f"{number}-{row}")])
-                outcomes[number] += 1
+                count += 1
             except StaleDecisionError as error:
                 assert error.in_force is not None
+        return count
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(4) as threads:
+        total = sum(threads.map(accepted, range(4)))
     entries = session.entries()
-    assert sum(outcomes.values()) == len(entries) == 55, "56 rows of the pile, two of them twins"
+    assert total == len(entries) == 55, "56 rows of the pile, two of them twins"
     assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.unknown.any()
     assert replay(entries, session.urns).unknown == 0
 
@@ -208,29 +191,28 @@ def test_two_threads_that_decide_at_once_lose_nothing(session):
 def test_audit_draws_leave_the_urn_with_their_twins(session, rng):
     draws = session.draw(rng, Stream.AUDIT, 60, 7)
     assert len(draws) == 55 and not session.unknown.any() and session.draw(rng, Stream.AUDIT, 1) == []
-    copies = np.array([draw.copies for draw in draws])
-    assert [draw.unknown for draw in draws] == (56 - np.cumsum(copies) + copies).tolist()
     assert {draw.group for draw in draws} == set(range(4, 60)) - {11}
     assert all((draw.model_version, draw.positives) == (7, 0) for draw in draws)
-    assert session.pending_draws() == draws == session.entries()
-    assert replay(session.entries(), session.urns).unknown == 56, "none of them was shown"
     decide(session, draws[-1].row, NEGATIVE)
-    assert replay(session.entries(), session.urns).pending == 54
     assert session.random_undecided() == [draw.row for draw in draws[:-1]]
     decide(session, draws[2].row, SKIP), decide(session, draws[0].row, NEGATIVE)
     assert session.random_undecided() == [draw.row for draw in draws[1:-1]]
 
 
-def test_an_audit_is_uniform_over_the_unknown_rows(tmp_path):
-    cache = pile_of(tmp_path, 8, twins=[(5, 6)])
+class First:
+    """Chooses the first of some rows, and keeps them."""
+
+    def choice(self, rows):
+        self.rows = rows
+        return rows[0]
+
+
+def test_an_audit_chooses_among_the_unknown_rows_alike(tmp_path):
+    cache, rng = pile_of(tmp_path, 8, twins=[(5, 6)]), First()
     with open_session(cache, labels_of(8, [0])) as session:
         decide(session, 3)
-        counts, rng = Counter(), np.random.default_rng(1)
-        drawable = np.flatnonzero(session.unknown)
-        for _ in range(3000):
-            counts[int(rng.choice(session._drawable(Stream.AUDIT, np.array([]))))] += 1
-    assert drawable.tolist() == [1, 2, 4, 5, 6, 7] and set(counts) == set(drawable.tolist())
-    assert max(abs(count - 500) for count in counts.values()) < 5 * np.sqrt(500)
+        session.draw(rng, Stream.AUDIT, 1)
+    assert rng.rows.tolist() == [1, 2, 4, 5, 6, 7]
 
 
 def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
@@ -305,7 +287,7 @@ def expected_state(entries, groups, outside):
 @example([("decide", 8, POSITIVE), ("draw", Stream.RECHECK, 1), ("decide", 8, SKIP), ("draw", Stream.AUDIT, 3)], False)
 @example([("decide", 8, POSITIVE), ("decide", 8, SKIP), ("draw", Stream.AUDIT, 3), ("undo", 8), ("undo", 8)], False)
 @example([("draw", Stream.AUDIT, 3), *[("decide", r, POSITIVE) for r in range(12)], ("draw", Stream.RECHECK, 3)], False)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(STEPS, st.booleans())
 def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, labelled):
     with TemporaryDirectory() as folder:
@@ -387,6 +369,9 @@ def test_a_session_is_read_while_it_runs(session, cache):
     reader.close()
     with pytest.raises(SessionError, match="no review session at"):
         read_session(cache, cache.files[0].path.parent / "none")
+    session.urns = (0,)
+    with pytest.raises(SessionError, match=r"is damaged: .*restore it from a copy"):
+        audit(session)
 
 
 def test_other_labels_or_twins_than_it_began_with_are_refused(cache):
@@ -428,7 +413,7 @@ def test_a_session_of_another_cache_is_refused_by_name(cache, tmp_path):
             opener(other, folder=session.folder)
 
 
-def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng):
+def test_decisions_stay_where_the_cache_grows_shrinks_and_changes_and_a_reader_writes_nothing(tmp_path, rng):
     cache = pile_of(tmp_path, 30, twins=[(10, 11)])
     with open_session(cache, labels_of(30)) as session:
         decide(session, 10), decide(session, 20, NEGATIVE), decide(session, 21), decide(session, 22, SKIP)
@@ -437,6 +422,10 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng)
     keys = ["aaa.png", *(key for key in cache.keys if key not in ("020.png", "002.png"))]
     changed = pile_of(tmp_path, keys, contents={"021.png": "another picture", "011.png": "010.png"})
     rows = {key: row for row, key in enumerate(changed.keys)}
+    content = {path: path.read_bytes() for path in session.folder.iterdir()}
+    with read_session(changed) as reader:
+        assert reader.labels()[1][rows["010.png"]] == 1 and reader.entries() == [] and "changed" in reader.epoch_note
+    assert {path: path.read_bytes() for path in session.folder.iterdir() if path in content} == content
     for _ in range(2):
         with open_session(changed) as session:
             s, reviewed = session.labels()
@@ -448,34 +437,16 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes(tmp_path, rng)
             assert "'002.png', '020.png', '021.png'" in session.epoch_note
             assert session.skipped[rows["022.png"]] and session.unknown[rows["022.png"]]
             assert session.counts().positives == 1 and session.counts().skipped == 1
-
-
-def test_a_new_epoch_takes_decisions_and_changes_of_earlier_ones(tmp_path, rng):
-    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
-        decide(session, 5), decide(session, 6, SKIP)
-    forget_pile(session)
-    with open_session(pile_of(tmp_path, 25)) as session:
-        assert sum(session.urns) == 25 - 4
-        assert decide(session, 5, NEGATIVE).copies == 0 and session.labels()[1][5] == -1
-        assert decide(session, 6).copies == 1
-        assert [draw.unknown for draw in session.draw(rng, Stream.AUDIT, 2)] == [20, 19]
-        assert replay(session.entries(), session.urns).unknown == 18 + never_shown(session)
-        counts, labels = session.counts(), session.labels()
-    with open_session(EmbeddingCache(tmp_path / "pile.h5")) as session:
-        assert session.counts() == counts and (session.labels()[1] == labels[1]).all()
-        decide(session, 5, UNDONE)
-        assert session.labels()[1][5] == 1, "the decision of the earlier epoch"
-
-
-def test_a_reader_of_a_changed_cache_writes_nothing(tmp_path):
-    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
-        decide(session, 5)
-    forget_pile(session)
-    changed = pile_of(tmp_path, 25)
-    content = {path: path.read_bytes() for path in session.folder.iterdir()}
-    with read_session(changed) as reader:
-        assert reader.labels()[1][5] == 1 and reader.entries() == [] and "changed" in reader.epoch_note
-    assert {path: path.read_bytes() for path in session.folder.iterdir() if path in content} == content
+    with open_session(changed) as session:
+        assert decide(session, rows["010.png"], NEGATIVE).copies == 0 and session.labels()[1][rows["011.png"]] == -1
+        assert decide(session, rows["022.png"]).copies == 1
+        assert len(session.draw(rng, Stream.AUDIT, 2)) == 2
+        assert replay(session.entries(), session.urns).unknown == session.unknown.sum() + never_shown(session)
+        counts = session.counts()
+    with open_session(changed) as session:
+        assert session.counts() == counts
+        decide(session, rows["010.png"], UNDONE)
+        assert session.labels()[1][rows["010.png"]] == 1, "the decision of the earlier epoch"
 
 
 def test_several_files_may_come_in_another_order(tmp_path, rng):
@@ -515,7 +486,7 @@ def review_until_killed(cache, pipe, seed):
 
 def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
     cache, draw, acknowledged = pile_of(tmp_path, 300), random.Random(0), 0
-    for number in range(15):
+    for number in range(6):
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
@@ -536,7 +507,7 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
             entries = session.entries()
             assert len(entries) >= acknowledged
             assert replay(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
-    assert acknowledged > 30
+    assert acknowledged > 20
 
 
 def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their_own(tmp_path, rng):
@@ -588,21 +559,6 @@ def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
         assert audit(session).zone.hidden_high == 0 and audit(session).as_dict() == audit(session.folder).as_dict()
         assert "among the 6 likeliest images at most 0 more" in audit(session).statements()[0]
         assert session.past(0, 3)[0][2] is Choice.NEGATIVE and len(session.past(0, 99)) > 3
-
-
-def test_where_every_image_is_decided_nothing_is_hidden_and_there_is_no_zone_to_choose(tmp_path, rng):
-    with open_session(pile_of(tmp_path, 20), labels_of(20)) as session:
-        images = NextImages(session, rng)
-        images.set_ranking(np.arange(20.0, dtype=np.float32), None, 0)
-        session.fix_zone(images.likeliest())
-        session.draw(rng, Stream.ZONE, 2)
-        for row in range(3, 20):
-            decide(session, row, POSITIVE if row == 9 else NEGATIVE)
-        audited = audit(session)
-        assert (audited.found, audited.hidden_high, audited.chance_high, audited.recall_low) == (1, 0, 0, 1.0)
-        assert (audited.zone.hidden_high, audited.rest_high, audited.zone.rows) == (0, 0, 4)
-        assert not len(images.likeliest())
-        assert "found 1; every image is decided." in audited.statements()
 
 
 def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, rng):

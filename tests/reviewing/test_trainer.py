@@ -1,6 +1,5 @@
 """The trainer: real child processes, and what happens when either end is killed."""
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,7 +14,6 @@ import pytest
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 from helpers.reviews import pictured_pile, served
-from helpers.slow import slow
 
 from pucache.reviewing.trainer import RANKING, RankingResult, Trainer, keep_ranking, kept_ranking
 
@@ -24,24 +22,19 @@ class Listener:
     """Keeps what a trainer says, and waits for it."""
 
     def __init__(self):
-        self.rankings, self.errors, self._changed = [], [], threading.Condition()
+        self.rankings, self._changed = [], threading.Condition()
 
     def on_ranking(self, result, serial):
         with self._changed:
             self.rankings.append((serial, result))
             self._changed.notify_all()
 
-    def on_error(self, message):
-        with self._changed:
-            self.errors.append(message)
-            self._changed.notify_all()
-
-    def wait(self, happened):
-        with self._changed:
-            assert self._changed.wait_for(happened, HANG_SECONDS), (self.serials, self.errors)
-
     def wait_for(self, serial):
-        self.wait(lambda: any(result.posterior is not None for at, result in self.rankings if at == serial))
+        """Until there is a ranking by a head."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: any(result.posterior is not None for at, result in self.rankings if at == serial), HANG_SECONDS
+            ), self.serials
 
     @property
     def serials(self):
@@ -71,52 +64,25 @@ def pile(tmp_path_factory):
     return cache, s, y
 
 
-@pytest.fixture
-def trainer(pile):
-    listener = Listener()
-    with Trainer([file.path for file in pile[0].files], [listener.on_ranking], listener.on_error) as trainer:
-        yield trainer, listener
-
-
-class SharedTrainer:
-    """One child process for several tests; each counts its serial numbers from 0 and hears of those alone."""
-
-    def __init__(self, paths):
-        self._first, self._last = 0, -1
-        self._trainer = Trainer(paths, [self._on_ranking], lambda message: self.listener.on_error(message))
-
-    def begin(self):
-        self._first, self.listener = self._last + 1, Listener()
-        return self, self.listener
-
-    def submit(self, serial, s, reviewed):
-        self._last = max(self._last, self._first + serial)
-        self._trainer.submit(self._first + serial, s, reviewed)
-
-    def _on_ranking(self, result, serial):
-        if serial >= self._first:
-            self.listener.on_ranking(result, serial - self._first)
-
-    def busy(self):
-        return self._trainer.busy()
-
-    @property
-    def process_id(self):
-        return self._trainer.process_id
-
-    def close(self):
-        self._trainer.close()
+SESSIONS = ("begin", "newest", "changed", "one class", "the other class", "killed")
 
 
 @pytest.fixture(scope="module")
 def one_child(pile):
-    with contextlib.closing(SharedTrainer([file.path for file in pile[0].files])) as shared:
-        yield shared
+    """One child process for several tests, each of which has sessions of its own."""
+    cache, _, _ = pile
+    listeners = {name: Listener() for name in SESSIONS}
+    takers, errors = [listener.on_ranking for listener in listeners.values()], []
+    groups = np.arange(len(cache)) // 2
+    with Trainer([file.path for file in cache.files], takers, errors.append, groups=groups) as trainer:
+        yield trainer, listeners, errors
 
 
 @pytest.fixture
-def shared(one_child):
-    return one_child.begin()
+def session(one_child):
+    """The trainer, and the number and the listener of a session."""
+    trainer, listeners, _ = one_child
+    return lambda name: (trainer, SESSIONS.index(name), listeners[name])
 
 
 def reviewed_rows(s, y, count):
@@ -126,70 +92,89 @@ def reviewed_rows(s, y, count):
     return reviewed
 
 
-def test_rankings_begin_with_similarity(pile, shared):
-    trainer, listener = shared
+def test_rankings_begin_with_similarity(pile, session):
+    trainer, number, listener = session("begin")
     _, s, y = pile
-    assert not trainer.busy()
-    trainer.submit(7, s, np.zeros_like(s))
-    assert trainer.busy()
+    assert not trainer.busy(number)
+    trainer.submit(7, s, np.zeros_like(s), number)
+    assert trainer.busy(number)
     listener.wait_for(7)
-    eventually(lambda: not trainer.busy())
-    assert set(listener.serials) == {7} and listener.rankings[0][1].posterior is None and not listener.errors
+    eventually(lambda: not trainer.busy(number))
+    assert set(listener.serials) == {7} and listener.rankings[0][1].posterior is None
     scores = listener.rankings[-1][1].scores
     assert scores[(y == 1) & (s == 0)].mean() > scores[y == 0].mean()
 
 
-def test_the_newest_labels_win(pile, shared):
-    trainer, listener = shared
+def test_the_newest_labels_win(pile, session):
+    trainer, number, listener = session("newest")
     _, s, y = pile
     for serial in range(1, 200):
-        trainer.submit(serial, s, reviewed_rows(s, y, serial % 50))
+        trainer.submit(serial, s, reviewed_rows(s, y, serial % 50), number)
     listener.wait_for(199)
     assert listener.serials == sorted(listener.serials) and len(set(listener.serials)) < 50
 
 
-def test_a_changed_decision_retrains(pile, shared):
+def test_a_changed_decision_retrains(pile, session):
     """The number of labels stays the same."""
-    trainer, listener = shared
+    trainer, number, listener = session("changed")
     _, s, y = pile
     reviewed = reviewed_rows(s, y, 40)
-    trainer.submit(1, s, reviewed)
+    trainer.submit(1, s, reviewed, number)
     listener.wait_for(1)
-    trainer.submit(2, s, -reviewed)
+    trainer.submit(2, s, -reviewed, number)
     listener.wait_for(2)
     first, second = (next(r for at, r in listener.rankings[::-1] if at == serial) for serial in (1, 2))
     assert not np.array_equal(first.scores, second.scores)
 
 
-@pytest.mark.parametrize("kills", [1, slow(2)])
-def test_a_killed_child_is_started_again_with_the_newest_labels(pile, shared, kills):
-    trainer, listener = shared
+def test_one_child_trains_for_sessions_that_label_opposite_classes(pile, session):
     _, s, y = pile
-    trainer.submit(1, s, np.zeros_like(s))
+    (trainer, first, _), (_, second, _) = both = [session("one class"), session("the other class")]
+    trainer.submit(3, s, np.zeros_like(s), first)
+    trainer.submit(3, (y == 0).astype(np.int8), np.zeros_like(s), second)
+    differences = []
+    for _, _, listener in both:
+        listener.wait_for(3)
+        scores = listener.rankings[-1][1].scores
+        differences.append(scores[(y == 1) & (s == 0)].mean() - scores[y == 0].mean())
+    assert differences[0] > 0 > differences[1]
+
+
+def test_a_killed_child_is_started_again_with_the_newest_labels(pile, session, one_child):
+    trainer, number, listener = session("killed")
+    (_, s, y), errors = pile, one_child[2]
+    trainer.submit(1, s, np.zeros_like(s), number)
     listener.wait_for(1)
-    for serial in range(2, 2 + kills):
-        before = trainer.process_id
-        os.kill(before, signal.SIGKILL)
-        trainer.submit(serial, s, reviewed_rows(s, y, serial))
-        listener.wait_for(serial)
-        assert is_gone(before) and trainer.process_id != before
-    assert listener.serials == sorted(listener.serials)
-    assert len(listener.errors) == kills and all("signal 9" in error and "\n" not in error for error in listener.errors)
+    before = trainer.process_id
+    assert not errors
+    trainer.prefer(number)
+    os.kill(before, signal.SIGKILL)
+    trainer.submit(2, s, reviewed_rows(s, y, 2), number)
+    listener.wait_for(2)
+    assert is_gone(before) and trainer.process_id != before and listener.serials == sorted(listener.serials)
+    (error,) = errors
+    assert "signal 9" in error and "\n" not in error
 
 
-def test_close_ends_the_child_within_a_fit(pile):
-    listener = Listener()
-    _, s, _ = pile
-    trainer = Trainer([file.path for file in pile[0].files], [listener.on_ranking])
-    trainer.submit(1, s, np.zeros_like(s))
-    eventually(lambda: trainer.process_id)
-    process_id = trainer.process_id
-    trainer.close()
-    trainer.close()
-    trainer.submit(2, s, np.zeros_like(s))
-    assert is_gone(process_id)
+def test_the_open_session_is_trained_first_and_close_ends_the_child(pile):
+    """The child was not ready when the session was opened."""
+    cache, s, _ = pile
+    came = []
+    takers = [lambda result, serial, number=number: came.append(number) for number in range(3)]
+    with Trainer([file.path for file in cache.files], takers) as trainer:
+        trainer.prefer(2)
+        for session in range(3):
+            trainer.submit(0, s, np.zeros_like(s), session=session)
+        eventually(lambda: not any(map(trainer.busy, range(3))))
+        assert came.index(2) < came.index(1)
+        child = trainer.process_id
+        trainer.submit(1, s, np.zeros_like(s))
+        trainer.close()
+        assert is_gone(child)
+        trainer.submit(2, s, np.zeros_like(s))
 
 
+@pytest.mark.slow
 def test_the_child_ends_when_the_parent_is_killed(pile, tmp_path):
     cache, s, _ = pile
     np.save(tmp_path / "s.npy", s)
@@ -215,33 +200,6 @@ def _is_zombie(process_id):
     """Ended, and not yet fetched by the process that took it over."""
     status = Path(f"/proc/{process_id}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def test_one_child_trains_for_several_sessions(pile):
-    """The sessions label opposite classes."""
-    cache, s, y = pile
-    listeners = [Listener(), Listener()]
-    groups = np.arange(len(cache)) // 2
-    with Trainer([file.path for file in cache.files], [of.on_ranking for of in listeners], groups=groups) as trainer:
-        trainer.submit(3, s, np.zeros_like(s))
-        trainer.submit(3, np.where(y == 0, 1, 0).astype(np.int8), np.zeros_like(s), session=1)
-        for listener in listeners:
-            listener.wait_for(3)
-        eventually(lambda: not trainer.busy() and not trainer.busy(1))
-    first, second = (listener.rankings[-1][1].scores for listener in listeners)
-    assert first[(y == 1) & (s == 0)].mean() > first[y == 0].mean() and second[y == 0].mean() > second[y == 1].mean()
-
-
-def test_the_open_session_is_trained_first_though_the_child_was_not_ready_when_it_was_opened(pile):
-    cache, s, _ = pile
-    came = []
-    takers = [lambda result, serial, number=number: came.append(number) for number in range(3)]
-    with Trainer([file.path for file in cache.files], takers) as trainer:
-        trainer.prefer(2)
-        for session in range(3):
-            trainer.submit(0, s, np.zeros_like(s), session=session)
-        eventually(lambda: not any(map(trainer.busy, range(3))))
-    assert came.index(2) < came.index(1)
 
 
 # --- the last ranking, kept in the folder of a session ---------------------------------------------

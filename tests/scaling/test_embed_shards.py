@@ -5,12 +5,13 @@ import signal
 from dataclasses import replace
 
 import pytest
+from helpers.command_line import run_json
 from helpers.learned import write_run
 from helpers.ray_cluster import Command, eventually
 from helpers.ray_sources import Deadly, DeadlyOnce, Pile, Unmounted
+from helpers.shard_tasks import InProcess
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cli.main import main
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import EngineError, SourceError
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
 COUNT, BROKEN = 60, [3, 30, 59]
 PLAIN = EncoderOptions(device="cpu", precision="fp32", runtime="torch")
-BY_RAY = "--engine ray --workers 1 --device cpu --precision fp32 --runtime torch --json".split()
+BY_RAY = "--engine ray --workers 1 --device cpu --precision fp32 --runtime torch"
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +52,13 @@ def files(folder):
 # --- the result ------------------------------------------------------------------------------------
 
 
-def test_the_command_starts_ray_and_writes_the_shards_of_this_machine(image_folder, tmp_path, run):
+def test_the_command_writes_the_shards_of_this_machine(image_folder, tmp_path, run, monkeypatch):
+    """In one process; the slow tests below start Ray."""
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
     images, folder = image_folder(12), tmp_path / "shards"
     (images / "empty.png").touch()
-    with Command("embed", images, folder, "--shards", "2", "--encoder", run.name, *BY_RAY) as command:
-        assert command.wait() == 0, command.stderr
-        told = json.loads(command.stdout)
-        assert eventually(lambda: not command.left())
+    told = run_json(f"embed {images} {folder} --shards 2 --encoder {run.name} {BY_RAY}")
     embed_here(str(images), tmp_path / "here", 2, run)
     assert files(folder) == files(tmp_path / "here")
     assert told["shards"] == sorted(files(folder))
@@ -106,7 +107,7 @@ def test_an_image_that_kills_every_worker_is_named_and_other_shards_are_written(
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_command_that_is_ended_leaves_nothing_running_and_the_next_one_goes_on(image_folder, tmp_path, run, number):
     images, folder = image_folder(40), tmp_path / "shards"
-    command = ["embed", images, folder, "--shards", "10", "--encoder", run.name, *BY_RAY]
+    command = ["embed", images, folder, "--shards", "10", "--encoder", run.name, *BY_RAY.split(), "--json"]
     with Command(*command) as first:
         assert eventually(lambda: files(folder)), first.stderr
         first.send(number)
@@ -141,33 +142,7 @@ def test_a_node_that_sees_no_images_or_no_weights_is_refused_by_name(cluster, pi
     assert not files(tmp_path / "ray")
 
 
-# --- what does not fit together ------------------------------------------------------------------------
-
-
-USAGE = {
-    "--engine ray": "--engine ray writes a folder of shards; say how many with --shards N, and name a folder",
-    "--engine ray --shards 2 --shard 1/2": "--shard is for one file that this machine embeds; leave it out with",
-    "--engine ray --shards 2 --workers 0": "the engine ray needs at least 1 worker, got 0",
-    "--engine ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda, got",
-    "--shards 2": "--shards is for a Ray cluster; add --engine ray, or leave it out",
-}
-
-
-@pytest.mark.parametrize("options", USAGE)
-def test_options_that_do_not_fit_are_wrong_usage(image_folder, tmp_path, capsys, options):
-    with pytest.raises(SystemExit) as end:
-        main(["embed", str(image_folder(9)), str(tmp_path / "out"), *options.split()], prog_name="pucache")
-    error = capsys.readouterr().err
-    assert end.value.code == 2 and error.startswith(f"Error: {USAGE[options]}") and error.count("\n") == 1
-
-
 def test_a_file_in_place_of_a_folder_is_refused(image_folder, tmp_path):
     told = r"^Ray writes a folder of shards, got the file \S+/cache\.h5; write \S+/cache -"
     with pytest.raises(ValueError, match=told):
         embed_shards(image_folder(3), tmp_path / "cache.h5", 2)
-
-
-def test_a_share_of_no_image_says_how_many_images_there_are(image_folder, tmp_path):
-    images = image_folder(3)
-    with pytest.raises(SourceError, match=rf"^share \d of 9 holds none of the 3 images in {images}; use fewer shares$"):
-        embed_shards(images, tmp_path / "shards", 9)

@@ -5,11 +5,11 @@ import sys
 import numpy as np
 import pytest
 from helpers import shard_tasks
+from helpers.command_line import refused
 from helpers.planted import planted, write_cache
 from helpers.shard_tasks import Deadly
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cli.main import main
 from pucache.errors import EngineError
 from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.rank_shards import rank_shards
@@ -22,16 +22,8 @@ X, S, _ = planted(3000, d=8, labelled=60)
 
 
 @pytest.fixture(scope="module")
-def tasks(cluster):
-    with cluster_tasks() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A cache in three shards, labels and a model."""
-    from pucache.training.sklearn_classifier import PULinearClassifier
-
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "shards").mkdir()
     for number, rows in enumerate(np.array_split(np.arange(len(X)), 3)):
@@ -46,14 +38,14 @@ def folder(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(tasks, tmp_path):
+def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(cluster, tmp_path):
     def with_lives(name, count):
         (tmp_path / name).mkdir()
         for number in range(count):
             (tmp_path / name / str(number)).touch()
-        return {
-            number: rest for number, *rest in tasks.outcomes(shard_tasks.die_at_two, str(tmp_path / name), range(4))
-        }
+        with cluster_tasks() as tasks:
+            outcomes = tasks.outcomes(shard_tasks.die_at_two, str(tmp_path / name), range(4))
+            return {number: rest for number, *rest in outcomes}
 
     assert with_lives("three", 3) == {number: [number, None] for number in range(4)}
     outcomes = with_lives("four", 4)
@@ -117,9 +109,15 @@ def test_a_cache_that_a_node_does_not_see_is_refused(cluster, folder, tmp_path):
 
 SCORE = "score {f}/model.safetensors {f}/shards"
 RETRIEVE = "retrieve-positives {f}/shards --positives {f}/found.txt"
+EMBED = "embed {f}/shards out"
 USAGE = {
     f"{SCORE} --address auto": "--address is for a Ray cluster; add --engine ray",
     f"{RETRIEVE} --workers 2": "--workers is for a Ray cluster; add --engine ray",
+    f"{EMBED} --shards 2": "--shards is for a Ray cluster; add --engine ray, or leave it out",
+    f"{EMBED} --engine ray": "--engine ray writes a folder of shards; say how many with --shards N, and name a folder",
+    f"{EMBED} --engine ray --shards 2 --shard 1/2": "--shard is for one file that this machine embeds; leave it out",
+    f"{EMBED} --engine ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
+    f"{SCORE} --engine ray --workers 0": "the engine ray needs at least 1 worker, got 0",
     "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
     f"{SCORE} --engine ray --neighbours {{f}}/shards": "neighbours are searched on this machine, into one table; leave",
     f"{RETRIEVE} --engine ray --index ivf --similarity topk": "an index is searched on one machine, not by the engine",
@@ -127,25 +125,17 @@ USAGE = {
 }
 
 
-def refusal(command, capsys):
-    """Exit code and message of a command that is refused."""
-    with pytest.raises(SystemExit) as end:
-        main(command.split(), prog_name="pucache")
-    return end.value.code, capsys.readouterr().err
-
-
 @pytest.mark.parametrize("command", USAGE)
-def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, capsys, command):
+def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    code, error = refusal(command.format(f=folder), capsys)
-    assert code == 2 and error.startswith(f"Error: {USAGE[command]}") and error.count("\n") == 1
+    assert refused(command, 2, f=folder).startswith(f"Error: {USAGE[command]}")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("command", [SCORE, RETRIEVE, "embed {f} {f}/out --shards 2"])
-def test_without_ray_the_extra_is_named(folder, monkeypatch, capsys, command):
+def test_without_ray_the_extra_is_named(folder, monkeypatch, command):
     for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     told = "Error: the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local\n"
-    assert refusal(command.format(f=folder) + " --engine ray", capsys) == (1, told)
+    assert refused(f"{command} --engine ray", f=folder) == told

@@ -63,10 +63,14 @@ def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
     assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
 
 
-def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache):
-    new = check_new_images(relabelled(model, 20), cache)
+def test_below_thirty_labels_no_share_is_stated_or_decided_at_but_a_difference_is(model, cache, tmp_path):
+    few = relabelled(model, 20)
+    new = check_new_images(few, cache)
     assert new.share is None and new.share_text == "" and new.shift is not None
     assert "20 labelled positives are too few to state a share" in new.note
+    with pytest.raises(ModelError):
+        score(few, cache, tmp_path / "scores.csv", deploy_prior="auto")
+    assert not (tmp_path / "scores.csv").exists()
 
 
 @pytest.mark.parametrize("share", [0, 1])
@@ -87,15 +91,6 @@ def relabelled(model, labels):
     few = copy(model)
     few.estimates_ = few.estimates_ | {"labels": labels}
     return few
-
-
-@pytest.mark.parametrize(
-    "change", [without_sample, lambda model: relabelled(model, 29)], ids=["of before", "29 labels"]
-)
-def test_auto_is_refused_where_no_share_is_estimated(model, cache, tmp_path, change):
-    with pytest.raises(ModelError):
-        score(change(model), cache, tmp_path / "scores.csv", deploy_prior="auto")
-    assert not (tmp_path / "scores.csv").exists()
 
 
 def test_a_higher_share_raises_posteriors_and_lowers_the_threshold(model, cache, tmp_path):

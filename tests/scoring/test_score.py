@@ -125,9 +125,8 @@ def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, 
     expected = log_ratio(fused, X) + 2 * logit(np.clip(shares, 1e-3, 1 - 1e-3))
     np.testing.assert_allclose(itself, expected, atol=0.03)
     score(fused, write_cache(tmp_path / "copy.h5", X[:50]), tmp_path / "copy.csv", neighbours=pile)
-    np.testing.assert_allclose(
-        read_scores(tmp_path / "copy.csv")["margin"], expected_scores(fused, X[:50], 2.0), atol=0.03
-    )
+    copies = read_scores(tmp_path / "copy.csv")["margin"]
+    np.testing.assert_allclose(copies, expected_scores(fused, X[:50], 2.0), atol=0.03)
 
 
 # --- images through a model --------------------------------------------------------------------
@@ -154,21 +153,15 @@ def of_tiny():
     return trained
 
 
-def test_images_are_embedded_with_the_model_s_encoder_and_scored(image_folder, asked, of_tiny, tmp_path):
-    source = open_source(str(image_folder(3)))
-    cache = embed_for(of_tiny, source, tmp_path / "new.h5", EncoderOptions(batch_size=2, device="cpu"))
-    assert score(of_tiny, cache, tmp_path / "scores.csv").rows == 3
-    assert read_scores(tmp_path / "scores.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
-    ((name, options),) = asked
-    assert name == "tiny" and (options["batch_size"], str(options["device"])) == (2, "cpu")
-
-
-def test_a_source_is_embedded_beside_the_scores_and_scored(image_folder, asked, of_tiny, tmp_path):
+def test_images_are_embedded_beside_the_scores_with_the_model_s_encoder(image_folder, asked, of_tiny, tmp_path):
     folder = image_folder(3)
     for source, name in ((str(folder), "a"), (open_source(str(folder)), "b")):
-        report = score(of_tiny, source, tmp_path / f"{name}.csv", device="cpu")
+        report = score(of_tiny, source, tmp_path / f"{name}.csv", device="cpu", batch_size=2)
         assert report.rows == 3 and report.cache.name == str(tmp_path / f"{name}.h5")
     assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
+    assert read_scores(tmp_path / "a.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
+    settings = [(name, options["batch_size"], str(options["device"])) for name, options in asked]
+    assert settings == [("tiny", 2, "cpu")] * 2
 
 
 def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):

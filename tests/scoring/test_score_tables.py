@@ -8,13 +8,8 @@ from pucache.scoring.score_tables import read_scores, write_scores
 
 def test_a_spreadsheet_s_byte_order_mark_and_further_columns_do_no_harm(tmp_path):
     (tmp_path / "scores.csv").write_text("\ufeffkey,note,label,posterior,margin\r\na,x,1,0.5,2\r\n", "utf-8")
-    table = read_scores(tmp_path / "scores.csv")
-    assert {name: column.tolist() for name, column in table.items()} == {
-        "key": ["a"],
-        "margin": [2],
-        "posterior": [0.5],
-        "label": [1],
-    }
+    table = {name: column.tolist() for name, column in read_scores(tmp_path / "scores.csv").items()}
+    assert table == {"key": ["a"], "margin": [2], "posterior": [0.5], "label": [1]}
 
 
 def columns(key, numbers):

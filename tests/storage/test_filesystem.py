@@ -104,9 +104,9 @@ def test_readers_never_see_a_part_of_an_upload(memory, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("multipart", [False, True])
 def test_an_upload_that_is_cut_is_made_again_or_leaves_the_old_object(store, tmp_path, monkeypatch, multipart):
-    if multipart:
-        monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda size, chunksize=None: 5 * MB)
-    (tmp_path / "c.h5").write_bytes(bytes(11 * MB))
+    monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda size, chunksize=None: 5 * MB)
+    content = bytes((11 if multipart else 1) * MB)
+    (tmp_path / "c.h5").write_bytes(content)
     fs, path = open_filesystem("s3://bucket/c.h5", retry_each_request=True)
     store.put("c.h5", b"old")
     monkeypatch.setattr(retries, "RETRY_PAUSES", [])
@@ -117,4 +117,4 @@ def test_an_upload_that_is_cut_is_made_again_or_leaves_the_old_object(store, tmp
     monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0])
     store.relay.fail("PUT", "c.h5", times=2)
     put_file(fs, tmp_path / "c.h5", path)
-    assert store.get("c.h5") == bytes(11 * MB)
+    assert store.get("c.h5") == content

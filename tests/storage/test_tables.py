@@ -10,10 +10,6 @@ from pucache.errors import LabelError
 from pucache.storage.tables import read_table, six_digits, table_writer
 
 
-def read_keys(path):
-    return [row["key"] for row in read_table(path)]
-
-
 @pytest.mark.parametrize("bom", ["", "\ufeff"], ids=["plain", "BOM"])
 @pytest.mark.parametrize(
     "name, content, expected",
@@ -28,7 +24,7 @@ def read_keys(path):
     ],
 )
 def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom):
-    assert read_keys(write(name, bom + content)) == expected
+    assert [row["key"] for row in read_table(write(name, bom + content))] == expected
 
 
 @given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)))

@@ -9,11 +9,11 @@ from pucache.heads.moments import Moments
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import cross_fitting
-from pucache.training.cross_fitting import CrossFitter, HeadSettings, fit_held_out
+from pucache.training.cross_fitting import CrossFitter, HeadSettings
 from pucache.training.penalty import PENALTIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-X, S, Y = planted(150, labelled=30, apart=0.5)
+X, S, _ = planted(150, labelled=30, apart=0.5)
 FOLD = assign_folds(S, 3, 0, None)
 
 
@@ -58,13 +58,6 @@ def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
     assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.fold).all()
 
 
-def test_the_choice_is_that_of_the_whole_grid(monkeypatch):
-    one = fitter()
-    chosen = one.choose()
-    monkeypatch.setattr(cross_fitting, "_TOGETHER", len(PENALTIES))
-    assert chosen.penalty == one.choose().penalty
-
-
 def test_with_a_single_fold_the_middle_penalty_is_taken():
     one = fitter(fold=np.zeros(len(S), np.int64))
     assert one.choose((1e-4, 1e-3, 1e-2)).penalty == one.cross_fit((1e-4, 1e-3, 1e-2))[0].penalty == 1e-3
@@ -88,22 +81,3 @@ def test_of_many_unlabelled_rows_a_sample_chooses(monkeypatch):
     chosen, _, _ = sampled.cross_fit((1e-4, 1e-2))
     assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
     np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0].margins, atol=0.2)
-
-
-def test_the_folds_of_several_seeds_are_trained_as_each_alone():
-    folds = np.stack([assign_folds(S, count, seed, None) for count, seed in ((3, 0), (2, 1))], axis=1)
-    design, labels = DesignMatrix(X, S, None, torch.device("cpu")), TrainingLabels.of(S)
-    penalty, prior, tight = (1e-3, 1e-2), (0.2, 0.4), {"settings": HeadSettings(), "tolerance": 1e-4}
-    heads, margins = fit_held_out(design, labels, folds, prior=prior, penalty=penalty, seeds=(0, 1), **tight)
-    assert heads.coef.shape == (10, 6) and margins.shape == (150, 4)
-    for run, (number, seed) in enumerate(((0, 0), (0, 1), (1, 0), (1, 1))):
-        _, alone = fit_held_out(
-            design,
-            labels,
-            folds[:, [seed]],
-            prior=prior[number : number + 1],
-            penalty=penalty[number : number + 1],
-            seeds=(seed,),
-            **tight,
-        )
-        np.testing.assert_allclose(margins[:, run], alone[:, 0], atol=0.02 * margins.std())

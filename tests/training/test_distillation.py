@@ -50,15 +50,11 @@ def start(one_thread):
     return Start()
 
 
-@pytest.fixture(scope="module")
-def distilled(start):
-    return start.distil()
-
-
 # --- what is distilled ---------------------------------------------------------------------------
 
 
-def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(start, distilled):
+def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(start):
+    distilled = start.distil()
     margins, scores = (
         distilled.margins,
         [start.distil(agreement=tuple(9.0 * np.eye(3)[k] + OF_ONE)).scores for k in (0, 1, 2)],
@@ -91,14 +87,13 @@ class OneByOne:
         return FittedHeads(coef, intercept, risk=nothing, clamped=nothing, residual=nothing, passes=1)
 
 
-@pytest.mark.parametrize("held", range(FOLDS))
-def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch, held):
+def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch):
     """Given the classifier's heads, which leave the fold out, and the tilt that all chains share."""
     monkeypatch.setattr(distillation, "SoftTargetTrainer", OneByOne)
     reviewed = np.zeros(N, np.int8)
     rows = np.flatnonzero(S == 0)[::9]
     reviewed[rows] = np.where(Y[rows], 1, -1)
-    s, hidden_review, of_fold = S.copy(), reviewed.copy(), held == FOLD
+    s, hidden_review, of_fold = S.copy(), reviewed.copy(), FOLD == 1
     s[of_fold] = hidden_review[of_fold] = 0
     seen = TrainingLabels.of(S, reviewed)
     unseen = replace(TrainingLabels.of(s, hidden_review), training_weights=seen.training_weights)
@@ -112,23 +107,14 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
 # --- which rows ----------------------------------------------------------------------------------
 
 
-def of(labels, requested=None):
-    design = DesignMatrix(X, labels.training_s, None, CPU)
-
-    def source(rows):
-        if requested is not None:
-            requested.append(rows)
-        return random_graph(N if rows is None else len(rows))
-
-    return DistillationRows.of(design, labels, FOLD, source)
-
-
 @pytest.mark.parametrize("limit", ["rows", "bytes"])
 def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(monkeypatch, limit):
     monkeypatch.setattr(distillation, f"SAMPLE_{limit.upper()}", 50 if limit == "rows" else 50 * X[0].nbytes)
     requested, reviewed = [], np.zeros(N, np.int8)
     reviewed[np.flatnonzero(S == 0)[:4]] = 1, 1, -1, -1
-    on = of(TrainingLabels.of(S, reviewed), requested)
+    labels = TrainingLabels.of(S, reviewed)
+    design = DesignMatrix(X, labels.training_s, None, CPU)
+    on = DistillationRows.of(design, labels, FOLD, lambda rows: requested.append(rows) or random_graph(len(rows)))
     rows = on.rows
     assert requested[0] is rows and (np.diff(rows) > 0).all() and len(rows) == 50 + 24 + 2 == len(on.graph)
     assert on.labels.training_s.sum() == 26 and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()

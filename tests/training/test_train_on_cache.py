@@ -2,7 +2,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.planted import QUICK, planted, two_kinds, write_cache
+from helpers.planted import QUICK, planted, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
 from pucache import train_pu
@@ -16,11 +16,12 @@ from pucache.neighbours import graph
 from pucache.neighbours.graph_file import graph_path
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import scar_of, summary, train_on_cache
+from pucache.training.train_on_cache import summary, train_on_cache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(120, labelled=30)
 OPTIONS = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
+LINEAR = OPTIONS | {"method": "linear"}
 KEYS = [f"{'found' if label else 'rest'}/{row:03}.png" for row, label in enumerate(S)]
 
 
@@ -35,18 +36,17 @@ def cache(tmp_path):
 def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_gives(cache, tmp_path):
     (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(KEYS, S, strict=True) if label))
     s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
-    expected = PULinearClassifier(**OPTIONS).fit(cache.X, s)
+    expected = PULinearClassifier(**LINEAR).fit(cache.X, s)
     for positives in ("found/**", tmp_path / "found.txt", s):
         data = LabelledCache.of(cache, positives)
         assert data.cache is cache and (data.s == s).all() and (data.group == np.arange(120)).all()
-        for model in (train_pu(cache, positives, **OPTIONS), train_on_cache(PULinearClassifier(**OPTIONS), data)):
+        for model in (train_pu(cache, positives, **LINEAR), train_on_cache(PULinearClassifier(**LINEAR), data)):
             assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
             assert model.encoder_ == cache.encoder
             model.check_fits(cache)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32])
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
+@pytest.mark.parametrize(("value", "dtype"), [(np.nan, np.float16), (-np.inf, np.float32)])
 def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
     bad = X.astype(dtype)
@@ -61,8 +61,6 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
 @pytest.mark.parametrize(
     "positives, parameters, error, message",
     [
-        ("absent/**", {}, LabelError, "no key matches"),
-        ("**", {}, LabelError, "all 120 rows"),
         (0 * S, {}, LabelError, "one class only|no labelled positives"),
         (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
         ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
@@ -101,30 +99,24 @@ def test_the_method_linear_makes_no_graph(cache, parameters):
 # --- a review ----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def review(tmp_path):
-    """What a review sheet exports: all labelled, five confirmed, ten rejected, one undecided."""
+def test_a_review_serves_as_positives_and_as_negatives(cache, tmp_path):
     rest = [key for key, label in zip(KEYS, S, strict=True) if not label]
     rows = [f"{key},1," for key, label in zip(KEYS, S, strict=True) if label]
     rows += [f"{key},1,1" for key in rest[:5]] + [f"{key},0,1" for key in rest[5:15]] + [f"{rest[15]},,"]
-    (tmp_path / "review.csv").write_text("\n".join(["key,label,reviewed", *rows]))
-    return tmp_path / "review.csv", rest
-
-
-def test_a_review_serves_as_positives_and_as_negatives(cache, review):
-    path, rest = review
+    path = tmp_path / "review.csv"
+    path.write_text("\n".join(["key,label,reviewed", *rows]))
     data = LabelledCache.of(cache, path, negatives=path)
     keys = np.array(list(cache.keys))
     assert data.s.sum() == 30 and set(keys[data.labels.reviewed == 1]) == set(rest[:5])
     assert set(keys[data.labels.negative]) == set(rest[5:15]) and data.labels.unlabelled.sum() == 75
-    expected = PULinearClassifier(**OPTIONS).fit(cache.X, data.s, reviewed=data.labels.reviewed)
-    for model in (train_pu(cache, path, negatives=path, **OPTIONS), train_pu(cache, data.labels, **OPTIONS)):
+    expected = PULinearClassifier(**LINEAR).fit(cache.X, data.s, reviewed=data.labels.reviewed)
+    for model in (train_pu(cache, path, negatives=path, **LINEAR), train_pu(cache, data.labels, **LINEAR)):
         assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
         told = summary(model)
         assert (told["labelled_positives"], told["unlabelled"]) == (30, 90)
         assert (told["confirmed_positives"], told["known_negatives"]) == (5, 10)
-    assert (train_pu(cache, path, **OPTIONS).coef_ != expected.coef_).any(), "negatives have a part in it"
-    assert summary(train_pu(cache, path, **OPTIONS))["known_negatives"] == 0
+    without = train_pu(cache, path, **LINEAR)
+    assert (without.coef_ != expected.coef_).any() and summary(without)["known_negatives"] == 0
 
 
 def test_negatives_beside_labels_that_hold_them_already_are_not_passed_over(cache):
@@ -188,7 +180,7 @@ def test_training_keeps_twins_together(twinned, monkeypatch):
 # --- the summary -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+@pytest.mark.parametrize("number", [float, np.float32])
 def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
     given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
     told = summary(train_pu(cache, "found/**", **OPTIONS | given))
@@ -213,22 +205,3 @@ def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
         "note": "",
     }
     assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
-
-
-def test_the_summary_holds_the_interval_of_an_estimated_prior(cache, tmp_path):
-    model = train_pu(cache, "found/**", device="cpu")
-    told = summary(model)
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["prior_estimate"]["draws"] == 0 and told["deploy_prior"] is None and told["threshold_rule"] == "f1"
-    assert told["prior_estimate"]["low"] <= told["prior"] <= told["prior_estimate"]["high"]
-    model.save(tmp_path / "model.safetensors")
-    assert summary(PULinearClassifier.load(tmp_path / "model.safetensors")) == told
-
-
-# --- labelled against found ------------------------------------------------------------------------
-
-
-def test_labels_of_one_kind_are_seen_by_the_margins_of_the_training(tmp_path):
-    rows, s, _ = two_kinds(side=0.4)
-    data = LabelledCache.of(write_cache(tmp_path / "kinds.h5", rows), s)
-    assert scar_of(data, train_on_cache(PULinearClassifier(device="cpu"), data)).verdict == "differ"
