@@ -358,7 +358,7 @@ def decide(files: Files) -> float:
     from pucache.reviewing.trainer import Trainer
 
     X, s = authors_task(files)
-    path = files.folder / "review.h5"
+    path = files.folder / f"review-{len(s)}.h5"
     if not path.exists():
         from benchmarks.common.row_cache import write_row_cache
 

@@ -11,7 +11,9 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 - **The prior.** Each draw has a prior from its interval, normal in log odds to either side of the estimate.
 
 A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
-can be. The quantiles of the figures over the draws are the ends of their intervals. No head is refitted.
+can be. The quantiles of the figures over the draws are the ends of their intervals. No head is refitted. The figure
+that is stated is a count where it does not depend on the prior (PAUC and recall), and the mean of the draws where it
+does: at the likeliest prior a figure that is bounded, as precision is by 1, leans towards its bound.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ def intervals_from_pu(
     threshold: float,
     *,
     seed: int = 0,
-) -> dict[str, tuple[float, float]]:
-    """Intervals of figures among the unlabelled rows.
+) -> dict[str, tuple[float, float, float]]:
+    """Estimates and intervals of figures among the unlabelled rows.
 
     Parameters
     ----------
@@ -65,8 +67,8 @@ def intervals_from_pu(
 
     Returns
     -------
-    dict of str to (float, float)
-        Ends of the interval of coverage `LEVEL` for each name in `WITH_INTERVAL`.
+    dict of str to (float, float, float)
+        For each name in `WITH_INTERVAL`, the mean and the ends of the interval of coverage `LEVEL`.
     """
     margins = np.asarray(margins, np.float64)
     generator = np.random.default_rng(seed)
@@ -75,8 +77,8 @@ def intervals_from_pu(
     drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator)
     priors = _draw_priors(prior, *prior_range, generator)
     figures = _figures(*drawn, priors, called_share, len(unlabelled), generator)
-    ends = {name: np.quantile(values, ((1 - LEVEL) / 2, (1 + LEVEL) / 2)) for name, values in figures.items()}
-    return {name: (float(low), float(high)) for name, (low, high) in ends.items()}
+    levels = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    return {name: (float(drawn.mean()), *np.quantile(drawn, levels).tolist()) for name, drawn in figures.items()}
 
 
 def _draw_priors(prior: float, low: float, high: float, generator: np.random.Generator) -> np.ndarray:
@@ -164,15 +166,18 @@ def stated_estimates(
     Returns
     -------
     dict
-        Figures of `from_pu`; ``NAME_low`` and ``NAME_high`` for each NAME in `WITH_INTERVAL`; ``labels``, the number
-        of labels. None stands for what the labels are too few for: see `pucache.estimates.label_requirements`.
+        Figures of `from_pu`; those that depend on an uncertain prior are means of `intervals_from_pu`. ``NAME_low`` and
+        ``NAME_high`` for each NAME in `WITH_INTERVAL`; ``labels``, the number of labels. None stands for what the
+        labels are too few for: see `pucache.estimates.label_requirements`.
     """
     figures: dict[str, float | int | str | None] = dict(from_pu(margins, s, prior, threshold))
     ends: dict[str, float | None] = dict.fromkeys(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
     if labels.has_estimates:
         intervals = intervals_from_pu(margins, s, prior, prior_range or (prior, prior), threshold, seed=seed)
         for name in WITH_INTERVAL if prior_range else _WITHOUT_PRIOR:
-            low, high = intervals[name]
+            mean, low, high = intervals[name]
+            if name not in _WITHOUT_PRIOR:
+                figures[name] = mean
             point = float(figures[name] or 0.0)
             ends |= {f"{name}_low": min(low, point), f"{name}_high": max(high, point)}
     else:

@@ -94,8 +94,9 @@ def train_head(
     threshold = choose_threshold(tilt, unlabelled, rule, share)
     if not count.has_estimates and parse_rule(rule)[0] == "f1":
         threshold = near_share(threshold, unlabelled, prior)
+    on_scale = on_one_scale(margins, rows.design.margins(head)[:, 0], labels.s)
     stated = stated_estimates(
-        margins,
+        on_scale,  # so that as many rows are above the threshold as the head calls positive
         labels.s,
         labels=count,
         prior=prior,
@@ -106,7 +107,6 @@ def train_head(
     if audited is not None:
         stated |= audited_figures(unlabelled, labels.decided, audited, prior=prior, threshold=threshold, tilt=tilt)
     estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
-    on_scale = on_one_scale(margins, rows.design.margins(head)[:, 0], labels.s)
     stated_prior = None if classifier.prior is None else prior
     if prior_estimate is not None:
         prior_estimate = stated_estimate(prior_estimate, estimates, n_labelled)

@@ -17,11 +17,3 @@ def test_cells_are_measured_once_in_any_number_of_processes(tmp_path, jobs, monk
     rows = cells.measured(tmp_path, "cells", wanted, double, jobs=jobs)
     assert rows == [cell | double(**cell) for cell in wanted]
     assert cells.measured(tmp_path, "cells", wanted, None, jobs=jobs) == rows
-
-
-@pytest.mark.parametrize("jobs", [1, 2])
-def test_no_cell_is_begun_after_the_time(tmp_path, jobs):
-    rows = cells.measured(
-        tmp_path, "cells", [{"n": 1, "seed": seed} for seed in range(5)], double, minutes=0, jobs=jobs
-    )
-    assert rows == []

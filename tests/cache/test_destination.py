@@ -3,7 +3,6 @@
 import re
 
 import pytest
-from helpers.planted import planted
 from helpers.refusals import one_line
 from helpers.tiny import save_image, tiny_encoder
 
@@ -15,9 +14,7 @@ from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
 from pucache.images.source import open_source
 from pucache.progress import Silent
-from pucache.scoring.score import score
 from pucache.storage import retries
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time", "store")
@@ -179,17 +176,6 @@ def test_missing_credentials_are_said_to_be_missing(without_credentials):
 
 
 # --- tables ------------------------------------------------------------------------------------
-
-
-def test_scores_in_a_store_are_those_on_a_disk(images, store, tmp_path):
-    embedded(images, CACHE)
-    rows, s, _ = planted(60, d=8, labelled=20)
-    model = PULinearClassifier(prior=0.3, penalty=1e-3, method="linear", device="cpu").fit(rows, s)
-    model.encoder_ = tiny_encoder().spec
-    score(model, EmbeddingCache(CACHE), SCORES)
-    score(model, EmbeddingCache(CACHE), tmp_path / "scores.csv")
-    assert store.get("made/scores.csv") == (tmp_path / "scores.csv").read_bytes()
-    assert not open_destination(SCORES).local.exists()
 
 
 def test_a_table_is_written_whole_or_not_at_all(store):

@@ -70,17 +70,6 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     assert twins and f"{len(twins)} unlabelled, the same picture as a labelled one: {twins[0]!r}" in shown.stderr
 
 
-def test_estimate_prior_tells_every_method_and_the_interval_of_tilt(world, embedded):
-    asked = "estimate-prior {w}/cache.h5 --positives rest/00[0-9].png --twins 2 "
-    told = run_json(asked, w=world)["estimates"]
-    assert list(told) == ["tilt", "bbe", "dedpul", "elkanoto"]
-    assert 0 < told["tilt"]["low"] < told["tilt"]["high"] < 1
-    assert all((one["low"], one["high"]) == (0, 1) for name, one in told.items() if name != "tilt")
-    assert all(one["prior"] is None for one in told.values())
-    one = run(asked + "--method bbe", w=world).stdout
-    assert "no interval" in one and "only tilt has an interval" in one and "bbe" in one
-
-
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
     shutil.copy(world / "truth.csv", "truth.csv")
     command = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1,0.2 --seeds 2"

@@ -31,10 +31,10 @@ def review(tmp_path, monkeypatch):
     """Make cache.h5 and its session in an empty working directory, with decisions by rank and at random."""
     monkeypatch.chdir(tmp_path)
 
-    def make(*, labelled=40, ranked=80, drawn=0, positives=None):
-        X, s, y = planted(n=1200, d=8, labelled=max(labelled, 1), prior=0.12, seed=5, apart=0.7)
+    def make(*, labelled=40, ranked=80, drawn=0):
+        X, s, y = planted(n=1200, d=8, labelled=labelled, prior=0.12, seed=5, apart=0.7)
         cache = write_cache(Path("cache.h5"), X)
-        with open_session(cache, s if labelled else None) as session:
+        with open_session(cache, s) as session:
             by_rank = np.argsort(-(X @ (X[y == 1].mean(0) - X.mean(0))))
             for row in [row for row in by_rank if session.unknown[row]][:ranked]:
                 decide(session, int(row), Choice.POSITIVE if y[row] else Choice.NEGATIVE)
@@ -116,8 +116,3 @@ def test_labels_come_from_one_place(review):
             assert "--session has the labels" in run(f"{verb} cache.h5 --session {SESSION} {other}", code=2)
         assert "no review session at nowhere" in run(f"{verb} cache.h5 --session nowhere", code=1)
         assert "holds none of its images" in run(f"{verb} other.h5 --session {SESSION}", code=1)
-
-
-def test_a_session_without_a_positive_is_refused(review):
-    review(labelled=0, ranked=0)
-    assert "no labelled positives" in run(f"train-pu cache.h5 --session {SESSION}", code=1)

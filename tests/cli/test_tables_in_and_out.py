@@ -102,15 +102,6 @@ def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
     assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
 
 
-@pytest.mark.parametrize(
-    ("command", "name"),
-    [("score {w}/model.safetensors {w}/cache.h5 --out", "out.csv"), ("export {w}/cache.h5", "out.parquet")],
-)
-def test_outputs_make_the_folders_that_are_missing(world, trained, here, command, name):
-    run(f"{command} new/folder/{name}", w=world)
-    assert [path.name for path in (here / "new/folder").iterdir()] == [name]
-
-
 @pytest.mark.slow
 def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     onnxruntime = pytest.importorskip("onnxruntime")

@@ -86,11 +86,6 @@ def test_everything_else_is_timms_to_the_bit(name, width, height, seed):
     assert torch.equal(*both(name, smooth(width, height, seed)))
 
 
-def test_only_bicubic_and_bilinear_models_are_fast():
-    assert all(made(name)[0].fast for name in FAST) and not any(made(name)[0].fast for name in OTHER)
-    assert not Preprocess({**config(), "crop_border_pixels": 4}, None).fast
-
-
 @pytest.mark.parametrize("name", ["center bicubic", "border"])
 @pytest.mark.parametrize(("width", "height"), [(1, MAX_ASPECT + 1), (2 * MAX_ASPECT + 1, 2)])
 def test_too_narrow_an_image_is_refused(name, width, height):

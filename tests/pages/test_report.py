@@ -203,6 +203,7 @@ def test_new_images_have_a_section_that_says_whether_they_differ(made, plain, re
     assert made[1]["new_images"] is None and reviewed[1]["new_images"]["images"] == 60
     for html, said in ((plain[0], "No difference"), (reviewed[0], "the new images differ from those")):
         assert sections(html)[-2] == "new" and said in html
+        assert re.findall(r'<li><a href="#(\w+)"', html) == sections(html)
 
 
 # --- in a browser ------------------------------------------------------------------------------

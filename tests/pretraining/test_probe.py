@@ -94,11 +94,6 @@ def test_features_are_those_of_eval_mode_and_leave_the_network_as_it_was(network
 REDDISH = "".join(f"{number:02}.png\n" for number in range(0, 40, 4))
 
 
-def test_without_positives_or_labels_there_is_the_rank_alone(network, folder):
-    figures = look(Probe(images(folder)), network)
-    assert math.isnan(figures[0]) and 1 < figures[1] <= 40
-
-
 def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_are_not(network, folder, tmp_path):
     (tmp_path / "positives.txt").write_text(REDDISH)
     found = Probe(images(folder), positives=tmp_path / "positives.txt")

@@ -74,13 +74,6 @@ def test_501_concepts_are_held_one_at_a_time_and_one_that_fails_stops_no_other(w
     assert failures == {"007": "no luck"} and len(data_of) == 501
 
 
-def test_a_folder_of_models_is_read_back(models, tmp_path):
-    models.save(tmp_path)
-    (tmp_path / "metrics.json").write_text("{}")
-    read = ConceptModels.load(tmp_path)
-    assert list(read) == list(models) and (read["b"].coef_ == models["b"].coef_).all()
-
-
 def test_all_models_of_a_folder_score_in_one_pass(world, models, tmp_path, monkeypatch):
     passes, blocks = [], EmbeddingCache.blocks
     monkeypatch.setattr(

@@ -161,7 +161,7 @@ def test_figures_are_those_of_the_held_out_margins_of_the_distilled_head(distill
     def auc(margins):
         return (margins[S == 1, None] > margins[S == 0]).mean()
 
-    assert distilled.estimates_["pauc"] == pytest.approx(auc(held_out), abs=0.01)
+    assert distilled.estimates_["pauc"] == pytest.approx(auc(held_out), abs=1e-3)
     assert auc(seen) > auc(held_out) + 0.01
 
 
