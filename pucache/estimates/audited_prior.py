@@ -77,17 +77,16 @@ def audited_figures(
     labels: np.ndarray,
     audited: AuditedPrior,
     *,
+    called: np.ndarray,
     prior: float,
-    threshold: float,
     tilt: Tilt,
 ) -> dict[str, float | None]:
-    """Recall, precision, f1, false_positive_rate and accuracy at a threshold, with limits NAME_low and NAME_high.
+    """Recall, precision, f1, false_positive_rate and accuracy of decisions, with limits NAME_low and NAME_high.
 
-    They are those of the rows with s = 0, of which `margins` (u,) are held out, and `labels` (u,) are 1 for a known
-    positive, -1 for a known negative and 0 for an undecided row. The single figures take the `prior`, and are None
-    where the audit has no likeliest one.
+    They are those of the rows with s = 0, of which `margins` (u,) are held out, `called` (u,) are called positive, and
+    `labels` (u,) are 1 for a known positive, -1 for a known negative and 0 for an undecided row. The single figures
+    take the `prior`, and are None where the audit has no likeliest one.
     """
-    called = margins > threshold
     where_hidden = labels < 1 if audited.hidden.overlooked else labels == 0
     known_above = int((called & (labels == 1)).sum())
     room = int((called & where_hidden).sum())  # rows above the threshold that may be hidden positives

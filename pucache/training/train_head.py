@@ -105,7 +105,8 @@ def train_head(
         seed=settings.seed,
     )
     if audited is not None:
-        stated |= audited_figures(unlabelled, labels.decided, audited, prior=prior, threshold=threshold, tilt=tilt)
+        called = on_scale[labels.s == 0] > threshold
+        stated |= audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
     estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
     stated_prior = None if classifier.prior is None else prior
     if prior_estimate is not None:

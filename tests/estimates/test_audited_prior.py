@@ -25,7 +25,7 @@ def hidden(low, high, likeliest=None, **rest):
 
 def figures(margins, labels, audited, threshold=0.0):
     prior = audited.likeliest or audited.low
-    return audited_figures(margins, labels, audited, prior=prior, threshold=threshold, tilt=TILT)
+    return audited_figures(margins, labels, audited, called=margins > threshold, prior=prior, tilt=TILT)
 
 
 @given(st.integers(0, 2**32 - 1), st.booleans())
