@@ -36,9 +36,9 @@ def test_pack_forgets_a_failure_that_another_file_has_a_row_for(tmp_path):
 
 
 def test_pack_takes_more_files_than_there_are_file_descriptors(tmp_path, few_descriptors):
-    paths = [write(tmp_path / f"{n}.h5", [f"{n:02}"], failures={f"x{n}": "gone"}) for n in range(20)]
-    assert pack(paths, tmp_path / "out.h5") == 20
-    assert list(EmbeddingCache(tmp_path / "out.h5").keys) == [f"{n:02}" for n in range(20)]
+    paths = [write(tmp_path / f"{n}.h5", [f"{n:02}"], failures={f"x{n}": "gone"}) for n in range(60)]
+    assert pack(paths, tmp_path / "out.h5") == 60
+    assert list(EmbeddingCache(tmp_path / "out.h5").keys) == [f"{n:02}" for n in range(60)]
     with pytest.raises(CacheError, match="Too many open files"):
         EmbeddingCache(*paths)
 
