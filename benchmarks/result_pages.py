@@ -56,7 +56,7 @@ PAGES = (
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
         FOLDERS,
-        9,
+        11,
         BOTH,
     ),
     ResultPage(
@@ -69,9 +69,9 @@ PAGES = (
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
     ),
     ResultPage(
-        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 25, CIFAR
+        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 21, CIFAR
     ),
-    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 15, ALL),
+    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 11, ALL),
     ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 4, ALL),
     ResultPage(
         "prior",

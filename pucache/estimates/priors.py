@@ -23,7 +23,7 @@ from .calibration import LEAST, MOST, deviance_within_pile, effective_number, fi
 from .label_requirements import LabelCount
 
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
-ERROR_BELOW = 0.2  # of the same below an estimate: negatives that look like positives count as hidden positives
+ERROR_BELOW = 0.3  # of the same below an estimate: negatives that look like positives count as hidden positives
 _FITTED = 2 + 5  # parameters that labels are spent on: alpha and slope, and the level of the head of each fold
 _DELTA, _GAMMA = 0.1, 0.01  # confidence and slack of Garg et al.
 _GRID_POINTS, _GRID_TOP = 512, 0.97  # of density_ratio: number of points, and quantile of P at the last one
