@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import click
@@ -12,9 +11,11 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
-from pucache.images.parquet import labels_written
+from pucache.images.parquet import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
+from pucache.storage.atomic import replacing
+from pucache.storage.tables import table_writer
 
 from . import options, output
 from .progress import terminal_progress
@@ -102,21 +103,31 @@ def embed(
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
     more: dict[str, Any] = {}
-    with labels_written(opened, label_column, labels_to) if label_column and labels_to else nullcontext():
-        if engine == "ray":
-            count = _shards_for_ray(shards, shard, profile)
-            run |= {"address": address, "progress": terminal_progress()}
-            report = embed_shards(opened, cache, count, encoder_options, **run)
-            more["shards"] = shard_names(count)
-        else:
-            options.refuse_cluster_options(address=address, shards=shards)
-            report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
+    # read first, so that a column that is missing costs no embeddings
+    labels = label_rows(opened, label_column, labels_to) if label_column and labels_to else None
+    if engine == "ray":
+        count = _shards_for_ray(shards, shard, profile)
+        run |= {"address": address, "progress": terminal_progress()}
+        report = embed_shards(opened, cache, count, encoder_options, **run)
+        more["shards"] = shard_names(count)
+    else:
+        options.refuse_cluster_options(address=address, shards=shards)
+        report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
+    if labels is not None and labels_to is not None:
+        _write_labels(labels, labels_to)
     lines = list(_lines(report, rest["prune"]))
     if profile and report.profile is not None:
         lines.append(report.profile.line())
         more["profile"] = report.profile.summary()
     output.print_result(_result(report) | more, lines)
     output.exit_for_failures(len(report.failures), strict)
+
+
+def _write_labels(labels: list[tuple[str, str]], path: str) -> None:
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        write = table_writer(stream)
+        for row in [("key", "label"), *labels]:
+            write(row)
 
 
 def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:

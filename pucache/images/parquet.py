@@ -17,9 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, SourceError, one_line
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import check_writable
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
-from ..storage.tables import table_writer
 from ..storage.urls import is_url
 from .listing import UNKNOWN, ListingBuilder, check_size
 from .remote import size_mtime
@@ -214,21 +213,16 @@ class ParquetSource(ShardSource):
                 yield values.field("bytes") if file.column.endswith(".bytes") else values
 
 
-@contextmanager
-def labels_written(source: Any, column: str, out: str) -> Iterator[None]:
-    """Write a column of a Parquet source as a CSV file ``key,label``, which appears where the block ends without error.
+def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
+    """Key and label of each image of a Parquet source, to be written to `out` after the embeddings.
 
-    Raises `ValueError` for a source of another kind, `SourceError` where a file has no such column, and `OutputError`.
+    Raises `ValueError` for a source of another kind, `SourceError` where a file has no such column, and `OutputError`
+    where `out` cannot be written.
     """
     if not isinstance(source, ParquetSource):
         raise ValueError(f"labels are read from Parquet files; {source.name} is none: leave out --labels-to")
-    path = check_writable(out, inputs=source.files())
-    with replacing(path) as temporary:
-        with temporary.open("w", newline="", encoding="utf-8") as stream:
-            write = table_writer(stream)
-            for row in [("key", "label"), *source.labels(column)]:
-                write(row)
-        yield
+    check_writable(out, inputs=source.files())
+    return list(source.labels(column))
 
 
 @contextmanager
