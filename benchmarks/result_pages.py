@@ -115,12 +115,4 @@ PAGES = (
     ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
-    # of 0.2, until the page speed takes their place
-    ResultPage("embed-cpu", "images a second of embedding", "", "speed.embed of 63bf721", 30, CIFAR, BY_HAND, quick=""),
-    ResultPage(
-        "heads", "seconds of training beside plain loops", "", "speed.heads of 0f85c07", 4, CIFAR, BY_HAND, quick=""
-    ),
-    ResultPage("start", "how long a command takes to start", "", "speed.start of 0f85c07", 4, DEMO, BY_HAND, quick=""),
-    ResultPage("review-speed", "a decision to its ranking", "", "speed.review of 0f85c07", 5, CIFAR, BY_HAND, quick=""),
-    ResultPage("scoring", "scoring beside reading", "", "speed.scoring of 0f85c07", 6, PLANTED, BY_HAND, quick=""),
 )
