@@ -1,5 +1,6 @@
 """Images and labels from tables, and scores, decisions and thumbnails into them, on the command line."""
 
+import importlib
 import io
 import re
 
@@ -110,3 +111,13 @@ def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     assert "images uint8 (n, " in ended.output and "posterior" not in ended.output
     session = onnxruntime.InferenceSession(str(here / "new/m.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]
+
+
+def test_an_error_of_embedding_is_not_taken_for_one_of_the_labels(world, pile, here, monkeypatch):
+    def fails(*_, **__):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(importlib.import_module("pucache.cli.embed"), "run_embedding", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        run("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column kind", w=world)
+    assert list(here.iterdir()) == []
