@@ -87,6 +87,20 @@ class Tilt:
         """
         return np.asarray(expit(self.log_ratio(margins) + logit(self.prior if share is None else share)))
 
+    def offset(self, share: float | None = None) -> float:
+        """Logit of the posterior at a margin of 0.
+
+        Parameters
+        ----------
+        share : float, optional
+            As for `posterior`.
+
+        Returns
+        -------
+        float
+        """
+        return float(self.alpha + logit(self.prior if share is None else share))
+
     def margin(self, posterior: float, share: float | None = None) -> float:
         """Margin at which the posterior has a given value.
 

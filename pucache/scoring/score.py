@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.special import expit
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from ..images.source import Source
 
 _CHECKED = 1000  # images of an earlier table whose margins tell whether it is of the same model
+_BLOCKS_AHEAD = 8  # about a row group of Parquet: computed while the one before is written
 _LEAST_SHARE = 1e-4  # that decisions are made at
 
 
@@ -115,7 +117,8 @@ def score(
         searched. Only for a model that chose a weight for neighbours.
     parts : {"csv", "parquet"}, optional
         Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
-        folder `out`. Their rows, one table after the other, are those of the one table.
+        folder `out`. Their rows, one table after the other, are those of the one table; in wide tables posteriors may
+        differ in their last digits.
     deploy_prior : float or "auto", optional
         Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
         from the new images (`pucache.check_new_images`); images that a table at `out` holds with the same margin are
@@ -195,7 +198,7 @@ def _score_concepts(
     """Write a wide table for each cache."""
     counts = dict.fromkeys(models, 0)
     for part, table in zip(caches, tables, strict=True):
-        written = write_wide_scores(table, list(models), _wide_rows(models, part))
+        written = write_wide_scores(table, list(models), prefetch(_wide_rows(models, part), ahead=_BLOCKS_AHEAD))
         counts = {name: counts[name] + written[name] for name in models}
     return replace(report, positives=sum(counts.values()), concepts=counts)
 
@@ -209,13 +212,19 @@ def open_model(
     return ConceptModels.load(model) if os.path.isdir(model) else PULinearClassifier.load(model)
 
 
-def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[str, np.ndarray]]:
-    """Keys of all rows, in blocks, and posterior and label by each model; the bytes read are verified."""
-    for rows, margins in prefetch(models.margins_of(cache)):
-        columns = {"key": cache.keys.encoded(rows)}
-        for (name, model), of_model in zip(models.items(), np.ascontiguousarray(margins.T), strict=True):
-            scored = with_posterior(model, columns["key"], of_model)
-            columns |= {f"{name}_{column}": scored[column] for column in ("posterior", "label")}
+def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[str, Any]]:
+    """Keys of all rows, in blocks, and posterior and label by each model, in float32; the bytes read are verified."""
+    thresholds = np.array([[model.threshold_] for model in models.values()], np.float32)
+    slopes = np.array([[model.tilt_.slope] for model in models.values()], np.float32)
+    offsets = np.array([[model.tilt_.offset(model.share_)] for model in models.values()], np.float32)
+    has_points = {name: label_count(model).has_points for name, model in models.items()}
+    for rows, margins in models.margins_of(cache):
+        of_models = np.ascontiguousarray(margins.T)
+        labels = (of_models > thresholds).astype(np.int8)
+        posteriors = expit(slopes * of_models + offsets)
+        columns: dict[str, Any] = {"key": cache.keys.encoded(rows)}
+        for name, posterior, label in zip(models, posteriors, labels, strict=True):
+            columns |= {f"{name}_posterior": posterior if has_points[name] else None, f"{name}_label": label}
         yield columns
 
 

@@ -22,6 +22,7 @@ from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
 from ..progress import Progress
 from ..storage.rows import RowMatrix, rows_not_finite
+from ..threads import one_blas_thread
 from .model_file import NO_SAMPLE, FittedState, label_count, read_model, write_model
 
 if TYPE_CHECKING:
@@ -541,7 +542,8 @@ def cache_margins(cache: EmbeddingCache, coef: np.ndarray, intercept: np.ndarray
     if len(cache) * cache.encoder.dim >= _WORTH_TORCH:
         import torch  # noqa: F401 - `linear_margins` uses it where it is loaded
     for rows, X in cache.blocks(check=True):
-        margins = linear_margins(X, coef, intercept)
+        with one_blas_thread:
+            margins = linear_margins(X, coef, intercept)
         bad = np.flatnonzero(~np.isfinite(margins).all(1))
         if len(bad):
             raise cache.not_finite_error(bad + rows.start)
@@ -549,7 +551,9 @@ def cache_margins(cache: EmbeddingCache, coef: np.ndarray, intercept: np.ndarray
 
 
 def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.ndarray:
-    """Margins of embeddings (n, d) by K heads, float32 (n, K); those of a row and head depend on no other.
+    """Margins of embeddings (n, d) by K heads, float32 (n, K).
+
+    Those of a row by one head depend on no other row. By several, their last bits depend on where the row lies.
 
     Parameters
     ----------
@@ -565,11 +569,14 @@ def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.
     copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
     for start in range(0, len(X), step):
         block = X[start : start + step]
-        rows = buffer[: len(block)]
+        rows, out = buffer[: len(block)], margins[start : start + step]
         copy(rows, block)
-        # row by row: a matrix product may round a row differently depending on the other rows of the block
-        np.vecdot(rows[:, None], coef, out=margins[start : start + step])
-    return margins + intercept.astype(np.float32)
+        if len(coef) > 1:
+            np.matmul(rows, coef.T, out=out)
+        else:  # a matrix product may round a row differently depending on the other rows of the block
+            np.vecdot(rows[:, None], coef, out=out)
+    margins += intercept.astype(np.float32)
+    return margins
 
 
 def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:

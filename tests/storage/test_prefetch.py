@@ -14,9 +14,9 @@ def running():
     return lambda: len(set(threading.enumerate()) - before)
 
 
-@given(items=st.lists(st.integers() | st.none()))
-def test_every_item_comes_once_and_in_order(items):
-    assert list(prefetch(items)) == items
+@given(items=st.lists(st.integers() | st.none()), ahead=st.integers(1, 5))
+def test_every_item_comes_once_and_in_order(items, ahead):
+    assert list(prefetch(items, ahead)) == items
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

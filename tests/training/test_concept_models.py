@@ -4,6 +4,7 @@ import weakref
 import numpy as np
 import pytest
 from helpers.planted import write_cache
+from pyarrow import parquet
 
 import pucache
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -11,7 +12,7 @@ from pucache.encoders.spec import EncoderSpec
 from pucache.errors import ModelError
 from pucache.labels.labels import Labels
 from pucache.training.concept_models import ConceptModels
-from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
 from pucache.training.train_concepts import each_concept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -81,6 +82,27 @@ def test_all_models_of_a_folder_score_in_one_pass(world, models, tmp_path, monke
     )
     pucache.score(models, world[0], tmp_path / "wide.csv")
     assert len(passes) == 1
+
+
+def test_the_wide_table_has_what_each_model_says(world, models, tmp_path):
+    pucache.score(models, world[0], tmp_path / "wide.parquet")
+    wide = parquet.read_table(tmp_path / "wide.parquet")
+    for name, model in models.items():
+        pucache.score(model, world[0], tmp_path / "alone.parquet")
+        alone = parquet.read_table(tmp_path / "alone.parquet")
+        assert wide[f"{name}_label"].equals(alone["label"])
+        for one, other in zip(wide[f"{name}_posterior"].to_pylist(), alone["posterior"].to_pylist(), strict=True):
+            assert one == (None if other is None else pytest.approx(other, rel=1e-4))
+
+
+def test_margins_of_a_row_by_one_head_depend_on_no_other_row_and_by_several_hardly():
+    draw = np.random.default_rng(0)
+    X, coef = draw.normal(size=(1003, 72)).astype(np.float16), draw.normal(size=(20, 72)).astype(np.float32)
+    together = linear_margins(X, coef, np.zeros(20))
+    for rows in ([0], [1002, 63, 64, 7], range(1, 1003)):
+        alone = [linear_margins(X[list(rows)], head[None], np.zeros(1)) for head in coef]
+        assert (alone[3] == linear_margins(X, coef[3:4], np.zeros(1))[list(rows)]).all()
+        np.testing.assert_allclose(np.hstack(alone), together[list(rows)], atol=1e-4)
 
 
 def other_encoder(folder, models):
