@@ -1,13 +1,12 @@
-"""The limits of a review, and when to stop: coverage and width over simulated reviews, and looks on image sets.
+"""The limits of a review: coverage and width over simulated reviews.
 
-    python -m benchmarks.quality.audit DIR [--fashion SOURCE] [--quick] [--out docs/results/audit.md]
+    python -m benchmarks.quality.audit DIR [--quick] [--out docs/results/audit.md]
 
 A simulated review has ranked images, random ones where the ranking yields little, a closing audit among the likeliest
-and then in the whole pile, and more ranked ones; `audit_entries` takes its log. Reviews on images are those of
-`audit_stopping.py`.
+and then in the whole pile, and more ranked ones; `audit_entries` takes its log. Reviews of images are those of
+`review.py`.
 """
 
-from functools import partial
 from itertools import product
 
 import numpy as np
@@ -15,8 +14,7 @@ import numpy as np
 from benchmarks.common.cells import measured, table
 from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import CIFAR, FASHION, Location, opened, prepared
-from benchmarks.quality import audit_stopping
+from benchmarks.common.tasks import Location
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
 from pucache.reviewing.audit import UPPER_PART
 from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zone
@@ -175,7 +173,7 @@ def widths(rows: int, share: float, looks: int, reviews: int) -> dict:
 
 # --- the page ----------------------------------------------------------------------------------------------
 
-TEXT = f"""`python -m benchmarks.quality.audit DIR --fashion SOURCE`. A review has {RANKED} looks by a ranking, with
+TEXT = f"""`python -m benchmarks.quality.audit DIR`. A review has {RANKED} looks by a ranking, with
 random images in up to 5 % of the slots, then {IN_ZONE} random images in a zone of the likeliest (a sixth of the pile,
 at most 5,000), {IN_PILE} in the whole pile, and 100 looks by the ranking. {100 * TWINS:.0f} % of the images are twins
 of another one, {100 * SKIPPED:.0f} % are skipped, {100 * WRONG:.0f} % are decided wrongly and corrected later, and
@@ -199,7 +197,7 @@ def share_of(values: np.ndarray) -> str:
     return f"{100 * mean:.2f} ± {100 * np.sqrt(mean * (1 - mean) / len(values)):.2f}"
 
 
-def page(covered: list[dict], lengths: list[dict], wide: list[dict], stopping: str) -> str:
+def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
     coverages = []
     for case, rows, share in CASES:
         cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
@@ -226,8 +224,6 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], stopping: s
         table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),
         WIDTH_TEXT,
         table(width_head, width_lines),
-        "## When to stop",
-        stopping,
         environment(),
     ]
     return "\n\n".join(sections) + "\n"
@@ -235,8 +231,7 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], stopping: s
 
 def main() -> None:
     options = images_parser(__doc__).parse_args()
-    at = Location.of(options, quick=True)
-    groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
+    work = Location.of(options).work
     limits = {"minutes": options.minutes, "jobs": options.jobs}
     averaged = 2 if options.quick else 20
     wanted = [
@@ -250,12 +245,11 @@ def main() -> None:
         {"rows": rows, "share": share, "looks": count, "reviews": 1 if options.quick or rows == LARGE else 3}
         for rows, share, count in product(PILES if options.quick else (*PILES, LARGE), SHARES, LOOKS)
     ]
-    stopping = audit_stopping.cells(groups.names, options.quick)
-    parts = (coverage, wanted), (length, lengths), (widths, looks), (partial(audit_stopping.measure, at), stopping)
+    parts = (coverage, wanted), (length, lengths), (widths, looks)
     rows = [
-        measured(at.work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
+        measured(work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
     ]
-    write_page(page(*rows[:3], audit_stopping.section(rows[3])), options.out)
+    write_page(page(*rows), options.out)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 A task has 20 labelled positives of a class, and a share of positives among the unlabelled of 1 %. A review goes
 through the session, the queue and the ranker of `pucache review`, with a fit after every ten decisions; the truth
 decides. Beside it stand rounds of 100 images (train, rank by classifier and neighbours, review, again), and where
-ASReview is installed, here or in the Python at PATH, its simulator on the same embeddings (`review_asreview.py`).
+ASReview is installed, here or in the Python at PATH, its simulator on the same embeddings (`review_asreview.py`). Then
+rules that say when to stop are looked at (`review_stopping.py`).
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -26,57 +25,22 @@ import numpy as np
 
 from benchmarks.common.cells import measured
 from benchmarks.common.command_line import images_parser, write_page
-from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, TaskGroups, opened, prepared, settings
-from benchmarks.quality import review_page
+from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, opened, prepared, settings
+from benchmarks.quality import review_page, review_stopping
 from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
-from pucache import EmbeddingCache, PULinearClassifier
-from pucache.encoders.spec import EncoderSpec
+from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile
+from pucache import PULinearClassifier
 from pucache.labels.labels import Labels
-from pucache.neighbours.graph import NeighbourGraph, cached_graph
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.session import Session, open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.session import open_session
 
-SHARE, LABELLED, TASK_NAMES = 0.01, 20, ("cat", "truck", "coat", "bag")
-AHEAD, ROUND, LOOKS = 10, 100, 1000  # images that a page asks for at once, of a round, and of a review
-
-
-@dataclass(frozen=True)
-class Pile:
-    """Rows of a task and what is true of them.
-
-    Attributes
-    ----------
-    cache : EmbeddingCache
-    graph : NeighbourGraph
-    s : ndarray of int8, (n,)
-    y : ndarray of bool, (n,)
-    """
-
-    cache: EmbeddingCache
-    graph: NeighbourGraph
-    s: np.ndarray
-    y: np.ndarray
-
-    @property
-    def hidden(self) -> int:
-        """Positives to be found."""
-        return int(self.y[self.s == 0].sum())
-
-
-@contextmanager
-def opened_pile(groups: TaskGroups, setting: Setting) -> Iterator[Pile]:
-    """A cache of a task, and the graph of its neighbours."""
-    task = groups.task(setting)
-    with tempfile.TemporaryDirectory(dir=groups.work) as folder:
-        encoder = EncoderSpec.imported("benchmark", task.X.shape[1])
-        cache = write_row_cache(Path(folder) / "rows.h5", task.X, encoder)
-        yield Pile(cache, cached_graph(cache), task.s, task.y)
+SHARE, LABELLED, SEEDS = 0.01, 20, 2
+TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")
+ROUND, LOOKS = 100, 1000  # images of a round, and of a review
 
 
 def ended(looks: int, positives: int, hidden: int) -> bool:
@@ -114,22 +78,6 @@ def simulated_review(pile: Pile, *, seed: int) -> dict:
         "cpu_seconds": time.process_time() - began,
         "audits": streams.count(Stream.AUDIT) // 2,  # the draw and its decision
     }
-
-
-def decide(session: Session, rows: list[int], y: np.ndarray, looks: int) -> None:
-    session.decide(
-        [
-            Proposal(
-                request=str(look),
-                row=row,
-                choice=Choice.POSITIVE if y[row] else Choice.NEGATIVE,
-                replaces=0,
-                reviewer="truth",
-                model_version=0,
-            )
-            for look, row in enumerate(rows, looks + 1)
-        ]
-    )
 
 
 def rounds(pile: Pile) -> dict:
@@ -187,13 +135,18 @@ def main() -> None:
     if python is None and importlib.util.find_spec("asreview"):
         python = Path(sys.executable)
     groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
-    names = TASK_NAMES[:1] if options.quick else TASK_NAMES
-    chosen = [asdict(one) for one in settings(groups.names, shares=(SHARE,), seeds={LABELLED: 1}, names=names)]
+    names, seeds = (TASK_NAMES[:1], 1) if options.quick else (TASK_NAMES, SEEDS)
+    chosen = [asdict(one) for one in settings(groups.names, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)]
     wanted = [cell for cell in chosen if cell["group"] in (CIFAR, FASHION)]
     limits = {"minutes": options.minutes, "jobs": options.jobs}
     cells = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
     rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
-    write_page(review_page.report(rows), options.out)
+    small = Location.of(options, quick=True)
+    prepared(small, groups.names)
+    looks = review_stopping.LOOKS // (5 if options.quick else 1)
+    stops = [cell | {"looks": looks} for cell in wanted]
+    stopped = measured(at.work, "quick-review-stopping", stops, partial(review_stopping.measure, small), **limits)
+    write_page(review_page.report(rows, review_stopping.section(stopped)), options.out)
 
 
 if __name__ == "__main__":

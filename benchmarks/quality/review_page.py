@@ -16,7 +16,7 @@ PEER_LOOKS, PEER_C = 300, (0.67,)  # looks of ASReview; values of C beside that 
 FEWER_LOOKS = 0.9  # asked for: looks until 80 % are found, of those of the rounds
 
 TEXT = f"""`python -m benchmarks.quality.review DIR --fashion SOURCE`: one class against the others, all images, 20
-labelled positives, one seed, the truth answering through the session, the queue and the ranker of `pucache review`. A
+labelled positives, the truth answering through the session, the queue and the ranker of `pucache review`. A
 look is an image shown: images of the audit and positives shown again count. In brackets the number of reviews that have
 the figure; ratios in the same cells, with standard errors. Reviews that differ by chance alone differ by some per cent.
 A review ends after {LOOKS[-1]:,} looks.
@@ -168,8 +168,8 @@ def cells_table(rows: list[dict]) -> str:
     return table(["tasks", "task", "share", "seed", "arm", "hidden", *FIGURES, "audits"], lines)
 
 
-def report(rows: list[dict]) -> str:
-    """The page as markdown, of reviews."""
+def report(rows: list[dict], stopping: str) -> str:
+    """The page as markdown, of reviews and a section on when to stop."""
     parts = ["# Simulated reviews", TEXT]
     for group, share in sorted({(row["group"], row["share"]) for row in rows}):
         here = [row for row in rows if (row["group"], row["share"]) == (group, share)]
@@ -177,5 +177,13 @@ def report(rows: list[dict]) -> str:
         parts += [f"## {group}, {share:.0%} positive: {hidden:,.0f} of {size:,.0f} rows", arms_table(here)]
     versions = sorted({row["asreview"] for row in rows if "asreview" in row})
     note = f"ASReview {', '.join(versions)}. " if versions else ""
-    parts += ["## Asked for", asked(rows), "## Cells", cells_table(rows), f"{note}{environment()}"]
+    parts += [
+        "## Asked for",
+        asked(rows),
+        "## When to stop",
+        stopping,
+        "## Cells",
+        cells_table(rows),
+        f"{note}{environment()}",
+    ]
     return "\n\n".join(parts) + "\n"

@@ -1,6 +1,6 @@
 """Many concepts on one cache: seconds and peak memory of K concepts over those of one.
 
-    python -m benchmarks.speed.concepts CIFAR [--work FOLDER] [--quick] [--out docs/results/concepts.md]
+    python -m benchmarks.speed.concepts DIR [--fashion SOURCE] [--quick] [--out docs/results/concepts.md]
 
 The first ten concepts are the classes of an image set, the others unions of two classes drawn at random, all with
 labels of their own. Each row is a process that opens the cache, without a graph of neighbours beside it, and trains. AP
@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common.cells import table
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, keep, prepare_with_model
-from benchmarks.common.tasks import CIFAR, TaskGroups
+from benchmarks.common.tasks import CIFAR, FASHION, Location, opened
 
 # image set, labels and numbers of concepts
-CELLS = ((CIFAR, 20, (1, 20, 100)), (CIFAR, 100, (1, 20)))
+CELLS = ((CIFAR, 20, (1, 20, 100)), (CIFAR, 100, (1, 20)), (FASHION, 20, (1, 20)))
 MODELS, ROWS, DIMENSIONS = 100, 1_000_000, 512
 
 
@@ -99,10 +99,11 @@ def cell(cache: Path, count: int, labelled: int, only: int | None = None) -> dic
 
 
 def main(options: argparse.Namespace) -> str:
-    work = options.work or options.cifar / "pucache-bench"
-    groups = TaskGroups(options.cifar, work, quick=options.quick)
-    rows = []
+    at, rows = Location.of(options), []
+    groups = opened(at)
     for group, labelled, counts in CELLS:
+        if group not in groups.names:
+            continue
         cache = groups.data(group).train.files[0].path  # type: ignore[attr-defined]
         one = cell(cache, 1, labelled)
         for count in counts if not options.quick else counts[:2]:
@@ -115,10 +116,10 @@ def main(options: argparse.Namespace) -> str:
             row += [f"{many[name]:.1f} ({many[name] / one[name]:.1f})" for name in ("seconds", "cpu")]
             row += [f"{many['peak']:,.0f} ({many['peak'] / one['peak']:.2f})"]
             rows.append([*row, ", ".join(f"{difference:+.4f}" for difference in differences)])
-    at = Planted(work / "files", ROWS // (10 if options.quick else 1), DIMENSIONS)
-    prepare_with_model(at)
-    scoring_seconds(at, 1)
-    pairs = [(scoring_seconds(at, 1), scoring_seconds(at, MODELS)) for _ in range(3)]
+    planted = Planted(at.work / "files", ROWS // (10 if options.quick else 1), DIMENSIONS)
+    prepare_with_model(planted)
+    scoring_seconds(planted, 1)
+    pairs = [(scoring_seconds(planted, 1), scoring_seconds(planted, MODELS)) for _ in range(3)]
     one, many = (statistics.median(side) for side in zip(*pairs, strict=True))
     rates = sorted(alone / of_many for alone, of_many in pairs)
     head = ["data", "labels", "concepts", "seconds (of one)", "CPU seconds (of one)", "peak MB (of one)", "AP - alone"]
@@ -126,7 +127,7 @@ def main(options: argparse.Namespace) -> str:
         "# Many concepts",
         " ".join((__doc__ or "").split("\n\n")[-1].split()),
         table(head, rows),
-        f"Scoring {at.n:,} x {at.d} rows with 1 model takes {one:.2f} s, with {MODELS} models {many:.2f} s: "
+        f"Scoring {planted.n:,} x {planted.d} rows with 1 model takes {one:.2f} s, with {MODELS} models {many:.2f} s: "
         f"{rates[1]:.2f} ({rates[0]:.2f} to {rates[2]:.2f}, n = 3) of the rate.",
         environment(),
     ]
@@ -138,9 +139,5 @@ if __name__ == "__main__":
         cache, count, labelled, only = sys.argv[2:]
         print(json.dumps(run_cell(Path(cache), int(count), int(labelled), int(only) if only else None)))
         raise SystemExit
-    parser = page_parser(__doc__)
-    parser.add_argument("cifar", type=Path, help="folder of CIFAR-10")
-    parser.add_argument("--work", type=Path, help="where caches are kept (default: CIFAR/pucache-bench)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images")
-    asked = parser.parse_args()
+    asked = images_parser(__doc__).parse_args()
     write_page(main(asked), asked.out)

@@ -45,7 +45,7 @@ from pucache.retrieval.similarity import Similarity
 from pucache.scoring.score import score
 from pucache.training.sklearn_classifier import PULinearClassifier
 
-SIZES, DIM, ROUNDS = (625_000, 1_250_000, 2_500_000, 5_000_000), 256, 3
+SIZES, DIM, ROUNDS = (625_000, 1_250_000, 2_500_000, 5_000_000), 256, 2
 QUICK_SIZES, QUICK_DIM, QUICK_ROUNDS = (100_000, 200_000), 32, 1
 LOOKED_UP, RETRIEVED = 10_000, 100
 
