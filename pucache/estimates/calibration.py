@@ -369,9 +369,12 @@ def binned(margins: np.ndarray, weights: np.ndarray | None, bins: int = _BINS) -
     The highest margins fall into `bins` bins, and the others into as many. Sums over the rows of smooth functions of
     the margin hardly change.
     """
-    order = np.argsort(margins, kind="stable")
-    m, w = margins[order].astype(np.float64), np.ones(len(order)) if weights is None else weights[order].astype(float)
-    m, w = m[w > 0], w[w > 0]
+    if weights is None:
+        m, w = np.sort(margins).astype(np.float64), np.ones(len(margins))
+    else:
+        order = np.argsort(margins, kind="stable")
+        m, w = margins[order].astype(np.float64), weights[order].astype(np.float64)
+        m, w = m[w > 0], w[w > 0]
     top = max(0, len(m) - _TOP_ROWS)
     low, high = (np.linspace(*ends, bins + 1).astype(int)[:-1] for ends in ((0, top), (top, len(m))))
     starts = np.unique(np.concatenate([low, high]))

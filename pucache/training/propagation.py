@@ -17,6 +17,7 @@ that fold: it treats its positives as all other unlabelled rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ from scipy.special import expit, logit
 
 from ..estimates.calibration import Tilt, fit_tilt
 from ..estimates.review_weights import TrainingLabels
+from ..threads import limited_threads, worker_threads
 
 if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
@@ -118,10 +120,14 @@ def propagate(
     tilts = [Tilt(alpha=0.0, slope=1.0, prior=prior) for prior in priors.tolist()]
     for _ in range(rounds):
         q = log_ratios + neighbour_log_odds(graph.weighted_means(p))
-        for chain, previous in enumerate(tilts):
-            scores = q[:, chain]
-            tilts[chain] = tilt = fit_tilt(scores, labels.labelled(chain), labels.weights, start=previous)
-            q[:, chain] = probabilities(tilt.log_ratio(scores).astype(np.float32), tilt.prior)
+        fits = [
+            partial(fit_tilt, q[:, chain], labels.labelled(chain), labels.weights, start=previous)
+            for chain, previous in enumerate(tilts)
+        ]
+        with limited_threads(0) as threads, worker_threads(min(threads, len(fits))) as run_all:
+            tilts = list(run_all(fits))
+        for chain, tilt in enumerate(tilts):
+            q[:, chain] = probabilities(tilt.log_ratio(q[:, chain]).astype(np.float32), tilt.prior)
         labels.set_known(q)
         p = (p + q) / 2
     return q
