@@ -93,7 +93,8 @@ def trials(world: World, names: list[str], moments: int) -> Iterator[Trial]:
         for room in ROOMS if can_mount(world.folder) else ():
             yield "Full disks", job, partial(filled, world, job, room)
         for point in POINTS:
-            for fault in (signal.SIGKILL, -errno.EIO)[: 1 if point == "write" else 2]:
+            # an error at the removal of parts is passed over: the cache is complete
+            for fault in (signal.SIGKILL, -errno.EIO)[: 1 if point in ("write", "removal") else 2]:
                 yield "Kills and I/O errors at chosen calls", job, partial(failing, world, job, point, fault)
         for crash in crashes(world, job):
             yield "Losses of power, by a model of what was fsynced", job, partial(without_power, world, job, crash)
