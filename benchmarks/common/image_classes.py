@@ -8,18 +8,22 @@ from pathlib import Path
 import numpy as np
 
 from pucache import EmbeddingCache, load_encoder, open_source
-from pucache.embedding.embed import run_embedding
+from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheLockedError
 from pucache.storage.tables import table_writer
 
 QUICK = 4  # the small version takes every image whose index this divides
 
 
-def embedded(source: Path, cache: Path) -> EmbeddingCache:
-    """Embeddings of images by the default encoder; waits while another process makes or checks them."""
+def embedded(source: Path, cache: Path, reuse: Path | None = None) -> EmbeddingCache:
+    """Embeddings of images by the default encoder; waits while another process makes or checks them.
+
+    Those that the cache `reuse` has are taken from it, if it is there.
+    """
+    options = EmbedOptions(reuse=[reuse] if reuse is not None and reuse.exists() else [])
     while True:
         try:
-            run_embedding(open_source(source), cache, load_encoder())
+            run_embedding(open_source(source), cache, load_encoder(), options=options)
         except CacheLockedError:
             time.sleep(1)
         else:
@@ -134,12 +138,12 @@ class ImageClasses:
 
     def _embedded(self, work: Path, name: str) -> EmbeddingCache:
         source, cache = self.folder / name, work / f"{self.prefix}-{name}.h5"
-        if self.part > 1:
-            keys = [f"{path.parent.name}/{path.name}" for path in sorted(source.glob("*/*.png"))]
-            kept = [key for key in keys if int(Path(key).stem) % self.part == 0]
-            source = write_manifest(work / f"{self.quick_prefix}-{name}.csv", source, kept)
-            cache = work / f"{self.quick_prefix}-{name}.h5"
-        return embedded(source, cache)
+        if self.part == 1:
+            return embedded(source, cache)
+        keys = [f"{path.parent.name}/{path.name}" for path in sorted(source.glob("*/*.png"))]
+        kept = [key for key in keys if int(Path(key).stem) % self.part == 0]
+        manifest = write_manifest(work / f"{self.quick_prefix}-{name}.csv", source, kept)
+        return embedded(manifest, work / f"{self.quick_prefix}-{name}.h5", reuse=cache)
 
     def one_vs_rest(self, name: str, share: float, labelled: int, seed: int) -> Task:
         """One class hidden, at a share of the unlabelled, among all images of the others."""
