@@ -98,14 +98,17 @@ def section(reviews: list[dict]) -> str:
     """Rules by looks and recall, and how often what they said was wrong."""
     lines = []
     for rule in (rule for rules in CLOSING.values() for rule in rules):
-        ends = np.array([row["stopped"][rule] for row in reviews if rule in row["stopped"]]).reshape(-1, 3)
-        looks, recall, stated = ends.T
+        ends = [row["stopped"][rule] for row in reviews if rule in row["stopped"]]
+        if not ends:
+            lines.append([rule, f"0 of {len(reviews)}", "", "", ""])
+            continue
+        looks, recall, stated = np.array(ends).T
         figures = [
             f"{np.mean(looks):,.0f} ({min(looks):,.0f} to {max(looks):,.0f})",
             f"{np.mean(recall):.3f} ({min(recall):.3f} to {max(recall):.3f})",
             f"{(stated < RECALL).sum()} of {len(ends)}",
         ]
-        lines.append([rule, f"{len(ends)} of {len(reviews)}", *(figures if len(ends) else ["–"] * 3)])
+        lines.append([rule, f"{len(ends)} of {len(reviews)}", *figures])
     hidden, rows = (np.mean([row[name] for row in reviews]) for name in ("hidden", "rows"))
     return (
         f"The same tasks, on a quarter of the images ({hidden:,.0f} hidden in {rows:,.0f} rows in the mean), for at "
