@@ -5,11 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from container import ROOT, Pucache, build, docker, no_engine
+from container import IMAGES, ROOT, Pucache, build, docker, no_engine
 from PIL import Image
 
 TARGETS = os.environ.get("TARGETS", "cpu cuda").split()
-IMAGES = 3000  # a block and a half
 _MISSING = no_engine()
 _FIGURES: dict[str, dict[str, str]] = {}
 

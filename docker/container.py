@@ -10,6 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 HARDENED = ("--network", "none", "--read-only", "--cap-drop", "ALL", "--security-opt", "no-new-privileges")
+IMAGES = 3000  # a block and a half
 STRANGER = "4242:4343"  # a user that no image knows
 _VERSIONS = """
 import importlib.metadata as m, json

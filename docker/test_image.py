@@ -10,8 +10,7 @@ import subprocess
 import time
 
 import pytest
-from conftest import IMAGES
-from container import ROOT, STRANGER, Pucache, build, docker, inspect, versions
+from container import IMAGES, ROOT, STRANGER, Pucache, build, docker, inspect, versions
 
 GRACE = 10  # seconds between SIGTERM and SIGKILL, by default
 SLOW = ("--runtime", "torch", "--precision", "fp32")  # so that there is time to interrupt it
