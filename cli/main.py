@@ -129,8 +129,8 @@ def main(ctx: click.Context) -> None:
     pucache retrieve-positives cache.h5 --positives found.txt
     pucache score model.safetensors cache.h5
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures under --strict, 130 or 143
-    interrupted.
+    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but a concept failed, or an image
+    under --strict, 130 or 143 interrupted.
     """
     _print_log_messages()
     ctx.with_resource(_interruptible())

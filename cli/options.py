@@ -144,7 +144,8 @@ encoding = _all_of(  # options of commands that run an encoder
     option(
         "--batch-size",
         type=click.IntRange(min=1),
-        help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino; with CUDA as many as fit]",
+        help="Number of images per forward pass.  [default: 16 on CPU, 4 with openvino, 512 with CUDA, halved until "
+        "it fits]",
     ),
     option(
         "--workers",
@@ -201,7 +202,7 @@ method = option(
     type=click.Choice(["distilled", "linear"]),
     help="distilled: the head also learns from the nearest neighbours of each image, where the labels show that this "
     "ranks positives higher; else it is the linear head. linear: neighbours are not looked at.  [default: distilled; "
-    "linear with --solver sgd]",
+    "linear with --solver sgd or another --loss than imbupu]",
 )
 training = _all_of(  # options of commands that train linear heads
     option(

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _VALUES_AT_ONCE = 1 << 25  # of new rows that are compared with the pile at once
 _NO_EVIDENCE = (
     "the model does not say whether neighbours help: it was trained by method linear, with fewer than four positives, "
-    "or by an earlier version"
+    "after a review that left few positives hidden, or by an earlier version"
 )
 
 
