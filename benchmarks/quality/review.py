@@ -38,7 +38,7 @@ from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.session import open_session
 
-SHARE, LABELLED, SEEDS = 0.01, 20, 2
+SHARE, LABELLED, STOPPING_SEEDS = 0.01, 20, 2
 TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")
 ROUND, LOOKS = 100, 1000  # images of a round, and of a review
 
@@ -135,16 +135,19 @@ def main() -> None:
     if python is None and importlib.util.find_spec("asreview"):
         python = Path(sys.executable)
     groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
-    names, seeds = (TASK_NAMES[:1], 1) if options.quick else (TASK_NAMES, SEEDS)
-    chosen = [asdict(one) for one in settings(groups.names, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)]
-    wanted = [cell for cell in chosen if cell["group"] in (CIFAR, FASHION)]
+    names, tasks = TASK_NAMES[:1] if options.quick else TASK_NAMES, (CIFAR, FASHION)
+
+    def settings_of(seeds: int) -> list[dict]:
+        chosen = settings(groups.names, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)
+        return [asdict(one) for one in chosen if one.group in tasks]
+
     limits = {"minutes": options.minutes, "jobs": options.jobs}
-    cells = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
+    cells = measured(at.work, f"{groups.prefix}review", settings_of(1), partial(measure, at, python), **limits)
     rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
     small = Location.of(options, quick=True)
     prepared(small, groups.names)
     looks = review_stopping.LOOKS // (5 if options.quick else 1)
-    stops = [cell | {"looks": looks} for cell in wanted]
+    stops = [cell | {"looks": looks} for cell in settings_of(1 if options.quick else STOPPING_SEEDS)]
     stopped = measured(at.work, "quick-review-stopping", stops, partial(review_stopping.measure, small), **limits)
     write_page(review_page.report(rows, review_stopping.section(stopped)), options.out)
 

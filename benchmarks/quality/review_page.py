@@ -16,7 +16,7 @@ PEER_LOOKS, PEER_C = 300, (0.67,)  # looks of ASReview; values of C beside that 
 FEWER_LOOKS = 0.9  # asked for: looks until 80 % are found, of those of the rounds
 
 TEXT = f"""`python -m benchmarks.quality.review DIR --fashion SOURCE`: one class against the others, all images, 20
-labelled positives, the truth answering through the session, the queue and the ranker of `pucache review`. A
+labelled positives, one seed, the truth answering through the session, the queue and the ranker of `pucache review`. A
 look is an image shown: images of the audit and positives shown again count. In brackets the number of reviews that have
 the figure; ratios in the same cells, with standard errors. Reviews that differ by chance alone differ by some per cent.
 A review ends after {LOOKS[-1]:,} looks.

@@ -111,9 +111,10 @@ def section(reviews: list[dict]) -> str:
         lines.append([rule, f"{len(ends)} of {len(reviews)}", *figures])
     hidden, rows = (np.mean([row[name] for row in reviews]) for name in ("hidden", "rows"))
     return (
-        f"The same tasks, on a quarter of the images ({hidden:,.0f} hidden in {rows:,.0f} rows in the mean), for at "
-        f"most {reviews[0]['looks']:,} looks: the first moment, checked every {EVERY} looks, at which a rule says that "
-        f"{RECALL:.0%} are found; means, and the range. *{NO_ASSUMPTION.capitalize()}* and *{ZONE}* are pucache's "
+        f"The same tasks, two seeds, on a quarter of the images ({hidden:,.0f} hidden in {rows:,.0f} rows in the "
+        f"mean), for at most {reviews[0]['looks']:,} looks: the first moment, checked every {EVERY} looks, at which a "
+        f"rule says that {RECALL:.0%} are found; means, and the range. "
+        f"*{NO_ASSUMPTION.capitalize()}* and *{ZONE}* are pucache's "
         f"limits with a closing audit in the pile and in the zone of the likeliest, *{CHANCE}* its limit if the "
         f"ranking is no worse than chance, *{HYPERGEOMETRIC}* the rule of Callaghan and Müller-Hansen, the others a "
         f"number of negatives in a row. *{ZONE.capitalize()}* speaks of all positives but those outside the zone; "
