@@ -48,7 +48,8 @@ FROM ${PYTHON} AS base
 ENV PATH=/opt/venv/bin:${PATH} \
     HOME=/tmp \
     PUCACHE_WORK=/data/.pucache \
-    MPLCONFIGDIR=/dev/shm/matplotlib
+    MPLCONFIGDIR=/dev/shm/matplotlib \
+    TORCHINDUCTOR_CACHE_DIR=/dev/shm/torchinductor
 LABEL org.opencontainers.image.title="pucache" \
       org.opencontainers.image.description="Find the positives hidden among unlabelled images, from a few labelled ones" \
       org.opencontainers.image.licenses="Apache-2.0" \
