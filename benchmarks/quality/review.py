@@ -134,18 +134,17 @@ def main() -> None:
     at, python = Location.of(options), options.asreview_python
     if python is None and importlib.util.find_spec("asreview"):
         python = Path(sys.executable)
-    groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
-    names, tasks = TASK_NAMES[:1] if options.quick else TASK_NAMES, (CIFAR, FASHION)
+    tasks = [name for name in (CIFAR, FASHION) if name in opened(at).names]
+    groups, names = prepared(at, tasks), TASK_NAMES[:1] if options.quick else TASK_NAMES
 
     def settings_of(seeds: int) -> list[dict]:
-        chosen = settings(groups.names, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)
-        return [asdict(one) for one in chosen if one.group in tasks]
+        return [asdict(one) for one in settings(tasks, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)]
 
     limits = {"minutes": options.minutes, "jobs": options.jobs}
     cells = measured(at.work, f"{groups.prefix}review", settings_of(1), partial(measure, at, python), **limits)
     rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
     small = Location.of(options, quick=True)
-    prepared(small, groups.names)
+    prepared(small, tasks)
     looks = review_stopping.LOOKS // (5 if options.quick else 1)
     stops = [cell | {"looks": looks} for cell in settings_of(1 if options.quick else STOPPING_SEEDS)]
     stopped = measured(at.work, "quick-review-stopping", stops, partial(review_stopping.measure, small), **limits)
