@@ -95,7 +95,7 @@ PAGES = (
         "positives found per image looked at, beside rounds and ASReview, and when rules say stop",
         "quality.review",
         FOLDERS,
-        50,
+        35,
         BOTH,
         LONG,
         needs="ASReview (`pip install asreview`)",
