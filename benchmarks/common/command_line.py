@@ -13,15 +13,22 @@ def page_parser(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def images_parser(description: str | None) -> argparse.ArgumentParser:
-    """A parser of a page that is measured in cells on tasks of images and texts; `Location.of` takes its arguments."""
+def images_parser(description: str | None, *, fashion: bool = True, in_cells: bool = True) -> argparse.ArgumentParser:
+    """A parser of a page on tasks of images and texts; `Location.of` takes its arguments.
+
+    `fashion` and `in_cells` say whether it has the options of Fashion-MNIST and of cells in several processes.
+    """
     parser = page_parser(description)
     parser.add_argument("folder", type=Path, help="CIFAR-10")
-    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
+    if fashion:
+        parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="Fashion-MNIST (default: without it)")
     parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
     parser.add_argument("--quick", action="store_true", help="few cells on a quarter of the rows, to see that it works")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
+    if in_cells:
+        parser.add_argument(
+            "--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one for each core)"
+        )
+        parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
     return parser
 
 

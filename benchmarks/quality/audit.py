@@ -14,7 +14,6 @@ import numpy as np
 from benchmarks.common.cells import measured, table
 from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.tasks import Location
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
 from pucache.reviewing.audit import UPPER_PART
 from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zone
@@ -230,8 +229,8 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
 
 
 def main() -> None:
-    options = images_parser(__doc__).parse_args()
-    work = Location.of(options).work
+    options = images_parser(__doc__, fashion=False).parse_args()
+    work = options.work or options.folder.resolve() / "pucache-bench"
     limits = {"minutes": options.minutes, "jobs": options.jobs}
     averaged = 2 if options.quick else 20
     wanted = [

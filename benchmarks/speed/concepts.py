@@ -139,5 +139,5 @@ if __name__ == "__main__":
         cache, count, labelled, only = sys.argv[2:]
         print(json.dumps(run_cell(Path(cache), int(count), int(labelled), int(only) if only else None)))
         raise SystemExit
-    asked = images_parser(__doc__).parse_args()
+    asked = images_parser(__doc__, in_cells=False).parse_args()
     write_page(main(asked), asked.out)
