@@ -47,6 +47,7 @@ def measured(
     """
     cells, path = list(wanted), work / f"{name}-{commit() or 'unknown'}.jsonl"
     identity = tuple(cells[0])
+    work.mkdir(parents=True, exist_ok=True)
     earlier = kept(path, identity)
     missing = [cell for cell in cells if tuple(cell.values()) not in earlier]
     deadline = time.monotonic() + 60 * minutes
