@@ -109,7 +109,7 @@ PAGES = (
         "simulated",
     ),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 7, DEMO, LONG),
-    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 27, CIFAR, LONG),
+    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 14, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
     ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", FOLDERS, 23, BOTH, LONG),
     ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
