@@ -248,4 +248,4 @@ def test_the_first_image_is_scored_soon(pucache, figure):
     figure(
         "docker run to the first scored image, two cores, seconds (15 are the aim)", f"{time.monotonic() - began:.1f}"
     )
-    assert (pucache.data / "scores.csv").read_text().startswith("key,margin,posterior,label\n0.png,")
+    assert (pucache.data / "scores.csv").read_text().startswith('key,margin,posterior,label\n"0.png",')

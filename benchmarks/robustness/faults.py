@@ -32,7 +32,7 @@ from faults.places import POINTS, After, Job, World, strike_each
 from faults.powerloss import Crash, check_crash, crashes
 
 SEED, CALLS, WRITES_APART = 0, 500, 20  # more calls than any run makes of one kind; of writes every so many
-MOMENTS, QUICK_MOMENTS = 10, 2  # of each command, for kills; fewer for other signals and rivals
+MOMENTS, QUICK_MOMENTS = 6, 2  # of each command, for kills; fewer for other signals and rivals
 QUICK_JOBS = ("pack", "score")
 ROOMS = [{"pages": pages} for pages in (0, 1, 2, 5, 9, 14)] + [{"inodes": inodes} for inodes in range(3)]
 Trial = tuple[str, Job, Callable[[], list[str]]]  # title; what runs it and says where each of its faults struck

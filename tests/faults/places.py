@@ -27,7 +27,6 @@ RED, REST = 20, 60
 BLOCK_ROWS = 16  # images in one part, so that a small source has several
 LEFTOVER = re.compile(r"(.*/)?\..*\.\w{8}\.partial|.*\.(parts|import)(/.*)?|(.*/)?\..*\.lock")
 BUSY = "is being written by another process"
-GO_ON = "run the same command again to go on"
 State = dict[str, bytes | None]  # files by path, with their content; folders have none
 
 
@@ -49,6 +48,11 @@ class Outcome:
     stdout: str
     stderr: str
     acknowledged: int = 0
+
+    @property
+    def complete(self) -> bool:
+        """Whether it wrote every file, the optional graph of neighbours too."""
+        return self.code == 0 and "the graph of neighbours is not kept" not in self.stderr
 
     def error(self, *words: str) -> None:
         """Check that it failed with one line, which has these words."""
@@ -221,13 +225,13 @@ class World:
         folder = self.place(job)
         done = self.run(job.command, folder, *faults)
         self.check_interrupted(job, folder)
-        if done.code == 0:
+        if done.complete:
             self.check_finished(job, folder, done)
         elif done.code > 0:
             left = [name for name in state(folder) if name.endswith(".partial")]
             assert not left and "Traceback" not in done.stderr, (left, done.stderr)
         if done.code > 1:
-            assert done.code in (130, 143) and GO_ON in done.stderr, (done.code, done.stderr)
+            assert done.code in (130, 143) and "run the same command again" in done.stderr, (done.code, done.stderr)
         self.check_rerun(job, folder, done.acknowledged)
         return done
 
@@ -281,8 +285,8 @@ def ended(started: Started) -> Outcome:
 
 def _work(job: Job, done: Outcome) -> int:
     """Rows that were not in the old cache."""
-    told = json.loads(done.stdout) if "--json" in job.command else {}
-    return int(told.get("computed", 0)) + int(told.get("reused", 0))
+    summary = json.loads(done.stdout) if "--json" in job.command else {}
+    return int(summary.get("computed", 0)) + int(summary.get("reused", 0))
 
 
 def state(folder: Path) -> State:
@@ -293,9 +297,9 @@ def state(folder: Path) -> State:
 
 def differences(expected: State, got: State) -> dict[str, str]:
     """Names of which two states disagree, and how."""
-    told = dict.fromkeys(expected.keys() - got.keys(), "missing")
-    told |= dict.fromkeys(got.keys() - expected.keys(), "left over")
-    return told | {name: "other bytes" for name in expected.keys() & got.keys() if expected[name] != got[name]}
+    other = {name: "other bytes" for name in expected.keys() & got.keys() if expected[name] != got[name]}
+    left_over, missing = got.keys() - expected.keys(), expected.keys() - got.keys()
+    return other | dict.fromkeys(left_over, "left over") | dict.fromkeys(missing, "missing")
 
 
 # --- points ------------------------------------------------------------------------------------
@@ -314,7 +318,7 @@ def strike_each(world: World, job: Job, point: str, calls: list[int] | range, **
     struck: list[Outcome] = []
     for call in calls:
         done = world.strike(job, Strike(function=POINTS[point], call=call, **fault))
-        if done.code == 0:
+        if done.complete:
             break
         struck.append(done)
     return struck
