@@ -168,13 +168,13 @@ def _train_concepts(
 def _concept_row(result: dict[str, Any]) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
     estimates = result["estimates"]
-    told = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
+    enough = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
     return {
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
-        **{name: stated_text(estimates, name) if told else "" for name in ("recall", "precision")},
+        **{name: stated_text(estimates, name) if enough else "" for name in ("recall", "precision")},
         "called positive": f"{estimates['share_predicted_positive']:.2%}",
-        "note": "" if told else "ranked; too few labels for figures",
+        "note": "" if enough else "ranked; too few labels for figures",
     }
 
 

@@ -236,8 +236,8 @@ def _parts_of(source: Path) -> list[Path]:
     return parts
 
 
-def _parquet_files(place: Path) -> list[Path]:
-    return _files(place, [PARQUET]) if place.is_dir() or not place.exists() else [place]
+def _parquet_files(source: Path) -> list[Path]:
+    return _files(source, [PARQUET]) if source.is_dir() or not source.exists() else [source]
 
 
 def _files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
@@ -262,8 +262,8 @@ def _paired(parts: list[Path], tables: list[Path]) -> list[tuple[Path, Path | No
         by_part, by_table = {path.stem: path for path in parts}, {path.stem: path for path in tables}
     for these, others, lacking in ((by_part, by_table, "metadata"), (by_table, by_part, "embeddings")):
         for name in [name for name in these if name not in others]:
-            place = next(iter(others.values())).parent
-            raise CacheError(f"{these[name]} has no {lacking} in {place}; restore it, or move the file away")
+            folder = next(iter(others.values())).parent
+            raise CacheError(f"{these[name]} has no {lacking} in {folder}; restore it, or move the file away")
     return [(path, by_table[name]) for name, path in by_part.items()]
 
 

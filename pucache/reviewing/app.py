@@ -175,10 +175,10 @@ class Application:
         """Tell the state now, and whenever it has changed."""
         self._streams[address] += 1
         try:
-            told = -1
+            sent = -1
             while not self._ended:
-                if service.changed_at != told:
-                    told = service.changed_at
+                if service.changed_at != sent:
+                    sent = service.changed_at
                     state = await run_in_threadpool(service.state)
                     yield f"event: state\ndata: {json.dumps(state, allow_nan=False)}\n\n"
                 await asyncio.sleep(LOOK_SECONDS)

@@ -76,15 +76,15 @@ class RankingFolds:
     def __init__(self, group: np.ndarray, seed: int):
         self._group = group
         self._of_group = np.random.default_rng(seed).integers(FOLDS, size=int(group.max()) + 1)
-        self._placed = np.zeros(len(self._of_group), bool)
+        self._assigned = np.zeros(len(self._of_group), bool)
         self._sizes = np.zeros(FOLDS, np.int64)
 
-    def place(self, positive: np.ndarray) -> None:
+    def assign(self, positive: np.ndarray) -> None:
         """Move groups that have become positive to the fold with the fewest."""
         groups = np.unique(self._group[positive])
-        for group in groups[~self._placed[groups]]:
+        for group in groups[~self._assigned[groups]]:
             fold = int(self._sizes.argmin())
-            self._of_group[group], self._placed[group] = fold, True
+            self._of_group[group], self._assigned[group] = fold, True
             self._sizes[fold] += 1
 
     @property
@@ -148,7 +148,7 @@ class Ranker:
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
         s, reviewed = _labels_for_estimates(s, reviewed)
         positive, posterior = (s == 1) | (reviewed == 1), None
-        self._folds.place(positive)
+        self._folds.assign(positive)
         with limited_threads(0):  # also for the small problems of scipy
             if choose and self.graph is not None and positive.sum() >= LEAST_POSITIVES:
                 self._weigh_neighbours(*_choice_labels(s, reviewed))

@@ -80,9 +80,9 @@ def test_copies_are_listed_with_url_size_and_purpose_and_nothing_is_changed(work
     listed = [(copy.url, copy.purpose, copy.bytes, copy.unfinished_parts) for copy in cache_dir().copies]
     made = ("memory://made.h5", "writing", 3_000_000, 1)
     assert listed == [("memory://a.h5", "reading", 4, 0), made, ("memory://shards", "reading", 22, 0)]
-    told = run("cache-dir").stdout.splitlines()
-    assert told[0] == f"{work}: 3 copies, 3.0 MB"
-    assert "memory://made.h5: 3.0 MB, for writing, 1 unfinished parts" in told
+    lines = run("cache-dir").stdout.splitlines()
+    assert lines[0] == f"{work}: 3 copies, 3.0 MB"
+    assert "memory://made.h5: 3.0 MB, for writing, 1 unfinished parts" in lines
     result = run_json("cache-dir")
     assert (result["folder"], result["bytes"], result["removed"]) == (str(work), 3_000_026, [])
     assert {path: path.lstat().st_mtime_ns for path in work.rglob("*")} == before

@@ -11,8 +11,8 @@ MEAN, STD = [0.4, 0.5, 0.6], [0.2, 0.25, 0.3]
 
 
 def description(**changed):
-    told = {"architecture": ARCHITECTURE, "stem": "small", "size": 24, "mean": MEAN, "std": STD}
-    return Description(**{**told, "interpolation": "bilinear", "steps": 7, **changed})
+    fields = {"architecture": ARCHITECTURE, "stem": "small", "size": 24, "mean": MEAN, "std": STD}
+    return Description(**{**fields, "interpolation": "bilinear", "steps": 7, **changed})
 
 
 def network(architecture=ARCHITECTURE, stem="small", seed=0):
@@ -30,7 +30,7 @@ def network(architecture=ARCHITECTURE, stem="small", seed=0):
 
 def write_run(folder, *, seed=0, **changed):
     """Write the encoder of a run; returns the network that is in it."""
-    told = description(**changed)
-    model = network(told.architecture, told.stem, seed)
-    pretrained_file.write(folder / pretrained_file.NAME, model, told)
+    written = description(**changed)
+    model = network(written.architecture, written.stem, seed)
+    pretrained_file.write(folder / pretrained_file.NAME, model, written)
     return model

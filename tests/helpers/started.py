@@ -152,10 +152,10 @@ def in_two(work, *arguments):
     """What a function returns in each of two processes that know of each other as torchrun tells them."""
     _begin()
     pipes = [_context.Pipe(duplex=False) for _ in range(2)]
-    with torchrun_says(2) as told:
+    with torchrun_says(2) as environs:
         both = [
             _context.Process(target=_tell, args=(pipe[1], environ, work, *arguments))
-            for pipe, environ in zip(pipes, told, strict=True)
+            for pipe, environ in zip(pipes, environs, strict=True)
         ]
         try:
             for process, (_, there) in zip(both, pipes, strict=True):

@@ -118,11 +118,11 @@ def test_groups_stay_in_one_fold_and_positives_are_spread():
     positive = np.zeros(60, bool)
     for row in range(0, 40, 4):
         positive[row : row + 2] = True
-        folds.place(positive)
+        folds.assign(positive)
     np.testing.assert_array_equal(folds.of_all[::2], folds.of_all[1::2])
     assert (np.bincount(folds.of_all[positive], minlength=5) == 4).all()
     before = folds.of_all.copy()
-    folds.place(positive)
+    folds.assign(positive)
     np.testing.assert_array_equal(folds.of_all, before)
 
 

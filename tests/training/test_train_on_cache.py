@@ -112,9 +112,9 @@ def test_a_review_serves_as_positives_and_as_negatives(cache, tmp_path):
     expected = PULinearClassifier(**LINEAR).fit(cache.X, data.s, reviewed=data.labels.reviewed)
     for model in (train_pu(cache, path, negatives=path, **LINEAR), train_pu(cache, data.labels, **LINEAR)):
         assert (model.coef_ == expected.coef_).all() and model.estimates_ == expected.estimates_
-        told = summary(model)
-        assert (told["labelled_positives"], told["unlabelled"]) == (30, 90)
-        assert (told["confirmed_positives"], told["known_negatives"]) == (5, 10)
+        stated = summary(model)
+        assert (stated["labelled_positives"], stated["unlabelled"]) == (30, 90)
+        assert (stated["confirmed_positives"], stated["known_negatives"]) == (5, 10)
     without = train_pu(cache, path, **LINEAR)
     assert (without.coef_ != expected.coef_).any() and summary(without)["known_negatives"] == 0
 
@@ -183,10 +183,10 @@ def test_training_keeps_twins_together(twinned, monkeypatch):
 @pytest.mark.parametrize("number", [float, np.float32])
 def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
     given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
-    told = summary(train_pu(cache, "found/**", **OPTIONS | given))
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
-    estimates = told.pop("estimates")
-    assert told == {
+    stated = summary(train_pu(cache, "found/**", **OPTIONS | given))
+    assert json.loads(json.dumps(stated, allow_nan=False)) == stated
+    estimates = stated.pop("estimates")
+    assert stated == {
         "encoder": "imported:planted (6-d)",
         "labelled_positives": 30,
         "unlabelled": 90,
