@@ -59,14 +59,19 @@ def cluster_tasks(address: str | None = None, workers: int | None = None) -> Ite
             "ray.shutdown() first"
         )
     with contextlib.nullcontext() if has_joined else joined(address or os.environ.get("RAY_ADDRESS") or None):
-        yield ShardTasks(workers)
+        yield ShardTasks(workers, cancels=has_joined)
 
 
 @dataclass(frozen=True)
 class ShardTasks:
-    """Runs a function on items in the worker processes of the cluster, at most so many at once."""
+    """Runs a function on items in the worker processes of the cluster, at most so many at once.
+
+    Leaving the cluster ends what runs there. Only where this process stays are tasks cancelled: Ray ends the process
+    that cancels a task at the moment at which the task ends ("Tried to complete task that was not pending").
+    """
 
     workers: int | None = None
+    cancels: bool = False
 
     check = staticmethod(check_nodes)
 
@@ -105,7 +110,7 @@ class ShardTasks:
                         number = running.pop(ended)
                         yield number, *_outcome(ended, items[number])
         finally:
-            for started in running:
+            for started in running if self.cancels else ():
                 with contextlib.suppress(Exception):
                     ray.cancel(started)
 

@@ -1,5 +1,6 @@
 """Tasks of Ray: real processes on this machine, which end with the tests; two nodes of one core."""
 
+import subprocess
 import sys
 
 import numpy as np
@@ -52,6 +53,23 @@ def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(cluster,
     _, error = outcomes.pop(2)
     assert outcomes == {number: [number, None] for number in (0, 1, 3)}
     assert str(error).startswith("a worker died 4 times at 2 (killed, or out of memory); run again, with more memory")
+
+
+STOPPED_EARLY = """
+import operator
+from pucache.scaling.tasks import cluster_tasks
+with cluster_tasks(workers=2) as tasks:
+    for _ in range(100):
+        outcomes = tasks.outcomes(operator.add, 1, range(10))
+        next(outcomes)
+        outcomes.close()
+"""
+
+
+@pytest.mark.slow
+def test_tasks_that_end_while_their_command_stops_do_not_crash_it():
+    run = subprocess.run([sys.executable, "-c", STOPPED_EARLY], check=False, capture_output=True, text=True)
+    assert (run.returncode, run.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(
