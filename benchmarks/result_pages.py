@@ -69,7 +69,7 @@ PAGES = (
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
     ),
     ResultPage(
-        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 21, CIFAR
+        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 33, CIFAR
     ),
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 11, ALL),
     ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 4, ALL),

@@ -114,14 +114,14 @@ def packed(files: Files, kind: str, suffix: str) -> Path:
     return path
 
 
-def embed_images(kind: str, runtime: str, suffix: str = "") -> Measure:
+def embed_images(kind: str, runtime: str, precision: str = "fp32", suffix: str = "") -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
         from pucache.encoders.encoder import load_encoder
         from pucache.images.source import open_source
 
         cache, warm_up = files.folder / "embed.h5", image_folder(files, kind, WARM_UP)
-        encoder = load_encoder(runtime=runtime)
+        encoder = load_encoder(runtime=runtime, precision=precision)
         for source in (warm_up, packed(files, kind, suffix) if suffix else image_folder(files, kind, files.images)):
             cache.unlink(missing_ok=True)
             report = run_embedding(open_source(source), cache, encoder)
@@ -392,26 +392,27 @@ def decide(files: Files) -> float:
 
 # --- what is measured --------------------------------------------------------------------------------
 
+IMAGES = {"png": "PNG files of 32 x 32", "jpeg": "JPEG files of 500 x 375"}
+RUNS = {"openvino, fp32": ("openvino", "fp32"), "torch, fp32": ("torch", "fp32"), "defaults": ("auto", "auto")}
 COMPARISONS: dict[str, list[Comparison]] = {
     "embed": [
         Comparison(
-            f"embed 1,000 {title}, {runtime}",
-            embed_images(kind, runtime),
-            "DataLoader and timm's model",
+            f"embed 1,000 {title}, {name}",
+            embed_images(kind, *run),
+            "DataLoader and timm's model, fp32",
             plain_loop(kind),
         )
-        for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
-        for runtime in ("openvino", "torch")
+        for kind, title in IMAGES.items()
+        for name, run in RUNS.items()
     ],
     "sources": [
         Comparison(
-            f"embed 1,000 {title}, {suffix}",
-            embed_images(kind, "openvino", suffix),
+            f"embed 1,000 {IMAGES[kind]}, {suffix}",
+            embed_images(kind, "openvino", suffix=suffix),
             "a folder of the same files",
             embed_images(kind, "openvino"),
         )
-        for kind, title in (("png", "PNG files of 32 x 32"), ("jpeg", "JPEG files of 500 x 375"))
-        for suffix in (".parquet", ".zip")
+        for kind, suffix in (("png", ".parquet"), ("jpeg", ".zip"))
     ],
     "onnx": [
         Comparison("score 1,000 images, ONNX Runtime", score_pixels(True), "pucache, fp32 torch", score_pixels(False))
@@ -513,6 +514,10 @@ def comparison_row(files: Files, part: str, number: int, rounds: int) -> list[st
 
 
 def main(arguments: argparse.Namespace) -> str:
+    import torch
+
+    from pucache.devices import choose_precision
+
     files = Files(arguments.cifar, arguments.folder, arguments.quick)
     files.folder.mkdir(parents=True, exist_ok=True)
     if {"rank", "score", "open"} & set(arguments.parts):
@@ -530,7 +535,8 @@ def main(arguments: argparse.Namespace) -> str:
         "# Speed",
         f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
         f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
-        f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted. Training and "
+        f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted; the defaults are "
+        f"OpenVINO and, on this processor, {choose_precision('auto', torch.device('cpu'))}. Training and "
         f"review: the task of the paper, CIFAR-10 at 1:10. ONNX: margins within {NEAR} of pucache's, and the same "
         "labels but so near to the threshold, or the run ends. Ranking, scoring, opening: "
         f"{at.n:,} x {at.d} planted float16 rows, {POSITIVES} positives, {FOUND} wanted. Peak memory includes the "
