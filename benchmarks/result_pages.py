@@ -81,7 +81,7 @@ PAGES = (
         6,
         ALL,
     ),
-    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 4, ALL),
+    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 8, ALL),
     ResultPage(
         "new-images",
         "the share of positives in new images, decisions at it, and images of another kind",

@@ -56,19 +56,17 @@ def test_an_item_whose_worker_dies_is_given_to_another_but_not_for_ever(cluster,
 
 
 STOPPED_EARLY = """
-import operator
+import operator, os, ray
 from pucache.scaling.tasks import cluster_tasks
-with cluster_tasks(workers=2) as tasks:
-    for _ in range(100):
-        outcomes = tasks.outcomes(operator.add, 1, range(10))
-        next(outcomes)
-        outcomes.close()
+ray.cancel = lambda task: os._exit(1)  # what Ray does now and then, where a task ends at the same moment
+with cluster_tasks() as tasks:
+    next(tasks.outcomes(operator.add, 1, range(10)))
 """
 
 
 @pytest.mark.slow
-def test_tasks_that_end_while_their_command_stops_do_not_crash_it():
-    run = subprocess.run([sys.executable, "-c", STOPPED_EARLY], check=False, capture_output=True, text=True)
+def test_a_command_that_stops_early_leaves_its_cluster_without_cancelling_tasks():
+    run = subprocess.run([sys.executable, "-c", STOPPED_EARLY], capture_output=True, text=True)
     assert (run.returncode, run.stderr) == (0, "")
 
 
