@@ -108,7 +108,7 @@ PAGES = (
         5,
         "simulated",
     ),
-    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 15, DEMO, LONG),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 19, DEMO, LONG),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 19, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
     ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", FOLDERS, 23, BOTH, LONG),
