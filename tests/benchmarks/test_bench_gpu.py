@@ -14,6 +14,7 @@ def test_every_check_gives_figures_on_the_cpu(tmp_path):
     assert gpu.main([str(tmp_path), "--device", "cpu", "--quick", "--checks", *names]) == 0
     found = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     assert [line["check"] for line in found] == names
+    assert all(len(line) > 3 for line in found)
     differences = [line["difference, sd"] for line in found if "difference, sd" in line]
     assert differences and max(differences) < 1e-5
     page = (tmp_path / "gpu.md").read_text()

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import run_all
 from benchmarks.common.environment import HERE
-from benchmarks.result_pages import PAGES
+from benchmarks.result_pages import BENCH, LONG, PAGES
 
 RESULTS = HERE / "docs" / "results"
 
@@ -23,6 +23,7 @@ def test_every_option_of_a_command_is_one_of_its_benchmark(page):
     shared = {'"--quick"'} if "command_line(" in text else set()
     shared |= {'"--quick"', '"--fashion"'} if "images_parser(" in text else set()
     assert {f'"{option}"' for option in options} - shared <= set(re.findall(r'"--[a-z-]+"', text))
+    assert shared or '"--out"' in text or "page_parser(" in text or page.name == "gpu"
 
 
 @pytest.mark.slow
@@ -31,6 +32,12 @@ def test_every_benchmark_can_be_imported():
     code = f"import importlib\nfor name in {modules}: importlib.import_module(name)"
     done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_on_a_page_name_modules_that_are_there():
+    pages = "".join(path.read_text() for path in RESULTS.glob("*.md") if path.stem in {page.name for page in PAGES})
+    modules = set(re.findall(r"python -m (benchmarks[a-z_.]*)", pages))
+    assert modules and [name for name in modules if not (HERE / (name.replace(".", "/") + ".py")).exists()] == []
 
 
 # --- the index -----------------------------------------------------------------------------------------
@@ -49,3 +56,4 @@ def test_every_page_of_results_is_in_the_table_and_in_the_index_with_its_commit(
 def test_the_index_names_each_commit_of_a_page():
     text = "Cells of commit 1234567.\n\nMeasured on a machine; commit abcdef0-dirty.\n"
     assert run_all.made_at(text) == "1234567, abcdef0-dirty" and run_all.made_at("No figures.") == "not stated"
+    assert {page.made_by for page in PAGES} > {BENCH, LONG}
