@@ -52,7 +52,7 @@ setup(
         "scipy>=1.11",
         "threadpoolctl>=3.5",
         "fsspec>=2024.6",
-        "filelock>=3.20.3",
+        "filelock>=3.24.2",
         "pyarrow>=16",
         "jinja2>=3.1.6",
         "markupsafe>=2.1",

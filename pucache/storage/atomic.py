@@ -11,8 +11,10 @@ import contextlib
 import errno
 import fcntl
 import glob
+import logging
 import os
 import re
+import secrets
 import shutil
 import stat
 import sys
@@ -26,11 +28,15 @@ import filelock
 
 from ..errors import OutputError, PUCacheError, one_line
 
+log = logging.getLogger("pucache")
+
 CACHE_FORMAT = "pucache-cache"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSOR_FILE = re.compile(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', re.DOTALL)
 PARTIAL_SUFFIX = ".partial"
 _STANDARD_OUTPUT = ("-", "/dev/stdout")
+# What flock fails with where a file system has no locks: network disks differ.
+_NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
 
 
@@ -111,9 +117,13 @@ def fsync_directory(path: Path) -> None:
 
 @contextmanager
 def exclusive_lock(path: Path, error_if_held: PUCacheError) -> Iterator[None]:
-    """Hold an exclusive lock file within the block, or raise `error_if_held`; the end of the process releases it."""
-    lock = filelock.FileLock(path)
+    """Hold an exclusive lock within the block, or raise `error_if_held`; the end of the process releases it.
+
+    Where the file system has no locks, as some network disks, a file that names the process stands in. It is removed
+    if that process of this machine has ended.
+    """
     try:
+        lock = filelock.FileLock(path) if _has_locks(path.parent) else _lock_file(path)
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
         raise error_if_held from error
@@ -123,6 +133,23 @@ def exclusive_lock(path: Path, error_if_held: PUCacheError) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _has_locks(folder: Path) -> bool:
+    with tempfile.TemporaryFile(dir=folder) as probe:
+        try:
+            fcntl.flock(probe, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+    return True
+
+
+def _lock_file(path: Path) -> filelock.SoftFileLock:
+    soft = path.with_name(f"{path.name.removesuffix('.lock')}.soft.lock")
+    log.info("%s has no file locks; %s keeps other writers out (remove it if its machine was lost)", path.parent, soft)
+    return filelock.SoftFileLock(soft)
 
 
 @contextmanager
@@ -141,9 +168,9 @@ def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
             return
         target = Path(os.path.realpath(path))
         make_folder(target.parent)
-        with temporary_file(target) as temporary:
+        with temporary_file(target, mode) as temporary:
             yield temporary
-            _publish(temporary, target, mode)
+            _publish(temporary, target)
     except OSError as error:
         reason = error.strerror or error
         raise OutputError(f"cannot write {path}: {reason}; what was there before is untouched") from error
@@ -156,9 +183,9 @@ def _send_to_standard_output(table: Path) -> None:
 
 
 @contextmanager
-def temporary_file(path: Path) -> Iterator[Path]:
+def temporary_file(path: Path, mode: int = 0o600) -> Iterator[Path]:
     """Create an empty file beside ``path``, locked within the block; removed at its end unless it was renamed."""
-    descriptor, name = _locked_file(path)
+    descriptor, name = _locked_file(path, mode)
     try:
         yield Path(name)
     finally:
@@ -167,13 +194,18 @@ def temporary_file(path: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
-def _locked_file(path: Path) -> tuple[int, str]:
+def _locked_file(path: Path, mode: int) -> tuple[int, str]:
     """Create and lock a temporary file; returns its descriptor and name.
 
-    Repeated where `remove_partials` of another process takes the new file for a leftover before it is locked.
+    The system takes the umask from `mode`; asking for the umask would set it, for every thread. Repeated where the name
+    is taken, and where `remove_partials` of another process takes the new file for a leftover before it is locked.
     """
     while True:
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=_prefix(path), suffix=PARTIAL_SUFFIX)
+        name = str(path.parent / f"{_prefix(path)}{secrets.token_hex(4)}{PARTIAL_SUFFIX}")
+        try:
+            descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+        except FileExistsError:
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lost = os.fstat(descriptor).st_nlink == 0
@@ -186,11 +218,8 @@ def _locked_file(path: Path) -> tuple[int, str]:
         os.close(descriptor)
 
 
-def _publish(temporary: Path, path: Path, mode: int = 0o666) -> None:
-    """Give the temporary file the user's permissions and its final name, durably."""
-    umask = os.umask(0)
-    os.umask(umask)
-    os.chmod(temporary, mode & ~umask)  # mkstemp creates files that only their owner can read
+def _publish(temporary: Path, path: Path) -> None:
+    """Give the temporary file its final name, durably."""
     with open(temporary, "rb+") as stream:
         os.fsync(stream.fileno())
     os.replace(temporary, path)
@@ -200,7 +229,7 @@ def _publish(temporary: Path, path: Path, mode: int = 0o666) -> None:
 def remove_partials(path: Path) -> None:
     """Remove temporary files that killed writers of ``path`` left behind; those in use are locked and stay."""
     path = Path(os.path.realpath(path))
-    random_part = "?" * 8  # as tempfile draws it; `*` would also match the temporary files of NAME.other
+    random_part = "?" * 8  # `*` would also match the temporary files of NAME.other
     for leftover in path.parent.glob(f"{glob.escape(_prefix(path))}{random_part}{PARTIAL_SUFFIX}"):
         with contextlib.suppress(OSError):  # locked by its writer, gone, or another user's
             descriptor = os.open(leftover, os.O_RDWR | os.O_CLOEXEC)

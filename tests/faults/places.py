@@ -307,7 +307,7 @@ def differences(expected: State, got: State) -> dict[str, str]:
 POINTS = {
     "fsync": "os.fsync",
     "rename": "os.replace",
-    "new file": "tempfile.mkstemp",
+    "new file": "os.open",
     "write": "pucache.cache.hdf5._Output.write",
     "removal": "os.rmdir",
 }
@@ -317,7 +317,8 @@ def strike_each(world: World, job: Job, point: str, calls: list[int] | range, **
     """A fault at each of these calls of one kind, up to the first that a run does not reach; how each ended."""
     struck: list[Outcome] = []
     for call in calls:
-        done = world.strike(job, Strike(function=POINTS[point], call=call, **fault))
+        of = ".partial" if point == "new file" else ""
+        done = world.strike(job, Strike(function=POINTS[point], call=call, of=of, **fault))
         if done.complete:
             break
         struck.append(done)

@@ -1,12 +1,19 @@
+import contextlib
 import errno
+import fcntl
+import logging
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
 from helpers.refusals import one_line
 
-from pucache.errors import OutputError
+from pucache.cache.parts import writer_lock
+from pucache.errors import CacheLockedError, OutputError, RunError, SessionLockedError
+from pucache.pretraining.run_folder import RunFolder
+from pucache.reviewing.session_start import lock_folder
 from pucache.storage.atomic import check_writable, make_folder, remove_partials, replacing
 
 LONG = "🦊" * 60 + ".h5"  # 243 bytes: a legal name that leaves no room for a longer temporary one
@@ -61,6 +68,13 @@ def test_permissions_follow_the_umask_which_stays(out, umask, mode):
     finally:
         assert os.umask(before) == umask
     assert out.stat().st_mode & 0o777 == mode
+
+
+def test_writing_never_sets_the_umask_which_other_threads_use_meanwhile(out, monkeypatch):
+    monkeypatch.setattr(os, "umask", lambda _: pytest.fail("the umask of the process was set"))
+    with replacing(out, mode=0o600):
+        pass
+    assert out.stat().st_mode & 0o777 == 0o600
 
 
 def test_content_reaches_the_disk_before_the_name_and_the_name_before_the_end(out, monkeypatch):
@@ -126,6 +140,74 @@ def test_partials_of_this_file_go_and_those_of_its_neighbours_stay(tmp_path, nam
     remove_partials(tmp_path / "nowhere" / name)
     remove_partials(tmp_path / name)
     assert set(tmp_path.iterdir()) == set(neighbours) and partial not in neighbours
+
+
+# --- file systems without locks ----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def session_lock(folder):
+    with contextlib.ExitStack() as stack:
+        lock_folder(folder, stack)
+        yield
+
+
+LOCKS = {
+    "writer of a cache": (lambda folder: writer_lock(folder / "cache.h5"), CacheLockedError),
+    "review": (session_lock, SessionLockedError),
+    "pretraining": (RunFolder, RunError),
+}
+
+
+@pytest.fixture(params=["ENOSYS", "ENOLCK", "EOPNOTSUPP", "EINVAL"])
+def no_locks(monkeypatch, request):
+    """What a network disk without locks answers."""
+    number = getattr(errno, request.param)
+
+    def flock(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+
+
+def held_by_another(lock, folder, act):
+    """What `act` gives while another process holds a lock; that process is killed at the end."""
+    ready, told = os.pipe()
+    child = os.fork()
+    if not child:
+        with lock(folder):
+            os.write(told, b"1")
+            signal.pause()
+    try:
+        assert os.read(ready, 1)
+        return act()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+@pytest.mark.parametrize("name", LOCKS)
+def test_without_locks_a_file_keeps_others_out_until_its_process_has_ended(tmp_path, no_locks, caplog, name):
+    lock, refusal = LOCKS[name]
+
+    def taken():
+        with lock(tmp_path):
+            return True
+
+    assert one_line(refusal, held_by_another, lock, tmp_path, taken)
+    caplog.clear()
+    with caplog.at_level(logging.INFO, "pucache"):
+        assert taken()
+    (told,) = caplog.messages
+    assert told.startswith(f"{tmp_path} has no file locks; ") and ".soft.lock keeps other writers out" in told
+    assert not [path for path in names(tmp_path) if "soft" in path]
+
+
+def test_without_locks_outputs_are_written_and_what_a_killed_writer_left_stays(out, no_locks):
+    partial = abandon(out)
+    with replacing(check_writable(out)) as temporary:
+        temporary.write_bytes(b"new")
+    assert out.read_bytes() == b"new" and partial.exists()
 
 
 # --- check_writable ----------------------------------------------------------------------------
