@@ -18,7 +18,10 @@ from pucache.storage.atomic import replacing
 from pucache.storage.tables import table_writer
 
 from . import options, output
+from .decoding import decoding_options
 from .progress import terminal_progress
+
+_SHOWN_ENDINGS = 4
 
 
 @click.command()
@@ -38,6 +41,7 @@ from .progress import terminal_progress
 )
 @options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
 @options.encoding
+@decoding_options
 @options.option(
     "--reuse",
     multiple=True,
@@ -98,7 +102,7 @@ def embed(
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
     if labels_to is not None and os.path.realpath(labels_to) == os.path.realpath(cache):
         raise ValueError(f"--labels-to and CACHE are both {labels_to}; name another file for the labels")
-    names = ("weights", "device", "precision", "runtime", "batch_size")
+    names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
@@ -144,9 +148,9 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
 
 
 def _result(report: EmbedReport) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine")}
+    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine", "peaks")}
     shown = {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
-    return fields | shown | {"cosine_to_fp32": report.cosine}
+    return fields | shown | {"cosine_to_fp32": report.cosine, "warning": report.range_note or None}
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
@@ -158,11 +162,18 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     )
     if report.cosine is not None:
         yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
+    if report.range_note:
+        yield f"  warning: {report.range_note}"
     yield from output.failure_lines(report.failures, f": pucache info {report.name} --failures")
+    if report.partial:
+        yield f"{len(report.partial):,} images were read in part: pucache info {report.name} --failures"
     if report.vanished and pruned:
         yield f"{report.vanished:,} rows of images no longer in the source are dropped"
     elif report.vanished:
         yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
     if report.ignored:
-        kinds = ", ".join(f"{count:,} {ending}" for ending, count in report.ignored.most_common(4))
-        yield f"left out by their ending: {kinds}"
+        kinds = [f"{count:,} {ending}" for ending, count in report.ignored.most_common(_SHOWN_ENDINGS)]
+        rest = report.ignored.total() - sum(count for _, count in report.ignored.most_common(_SHOWN_ENDINGS))
+        others = len(report.ignored) - len(kinds)
+        kinds += [f"and {rest:,} of {others:,} other endings"] if others > 1 else [f"and {rest:,} of another"] * others
+        yield f"left out by their ending: {', '.join(kinds)}"

@@ -18,7 +18,7 @@ from PIL import Image
 
 from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError, UnknownEncoderError
-from ..images.decoding import DECODER
+from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess
 from . import pretrained_file
 from .backbones import bundled, configuration, digest, from_timm, transform
@@ -63,6 +63,7 @@ def load_encoder(
     precision: str = "auto",
     runtime: str = "auto",
     batch_size: int | None = None,
+    decoding: Decoding | None = None,
     like: EncoderSpec | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
@@ -81,6 +82,9 @@ def load_encoder(
         `torch.device` is not checked, because it may be a device of another machine.
     batch_size : int, optional
         Images per forward pass. By default 16 on the CPU, 4 with OpenVINO, and on CUDA 512 or what fits.
+    decoding : Decoding, optional
+        Choices on the way from bytes to pixels, such as the white level of 16-bit images; by default the usual ones, or
+        those that an encoder from `pretrain` was trained with. Embeddings of other choices are never mixed.
     like : EncoderSpec, optional
         Encoder of an existing cache. Where precision and runtime are ``auto``, its settings are
         used if this machine supports them, so that the cache can be continued.
@@ -102,11 +106,12 @@ def load_encoder(
     precision = _follow(like.precision if like else None, choose_precision, precision, chosen)
     runtime = _follow(like.runtime if like else None, choose_runtime, runtime, chosen)
     model, config, name = _network(os.fspath(name), weights)
+    decoder = config.pop("decoder", DECODER)
     spec = EncoderSpec(
         name=name,
         weights=digest(model),  # before the runtime folds and converts them
         **preprocessing_fields(config),
-        decoder=DECODER,
+        decoder=decoding.decoder if decoding else decoder,
         pooling=_pooling(model),
         dim=_dim(model, name, config["input_size"]),
         precision=precision,

@@ -19,7 +19,7 @@ from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
-from ..images.decoding import FORMATS, decode
+from ..images.decoding import FORMATS, Decoding, decode
 from ..images.folder import LocalFolder
 from ..images.manifest import ManifestSource
 from ..images.shards import ShardSource
@@ -144,7 +144,8 @@ class RowImages:
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()
-        return _read(self._source(file.source), self._cache.keys[row], digest, side)
+        decoding = Decoding.of(file.encoder.decoder)
+        return _read(self._source(file.source), self._cache.keys[row], digest, side, decoding)
 
     def _source(self, name: str) -> Source | str:
         """The source of a cache file, or the reason why it cannot be opened."""
@@ -173,7 +174,7 @@ def _open_indexed(name: str | Path) -> Source:
     return source
 
 
-def _read(source: Source | str, key: str, expected_digest: bytes, side: int) -> RowImage:
+def _read(source: Source | str, key: str, expected_digest: bytes, side: int, decoding: Decoding) -> RowImage:
     if isinstance(source, str):
         return RowImage(problem=source)
     path = _local_path(source, key)
@@ -185,7 +186,7 @@ def _read(source: Source | str, key: str, expected_digest: bytes, side: int) -> 
         return RowImage(problem=one_line(error))
     width, height = _size(data)
     try:
-        picture = _picture(data, side, large=width * height > LARGE)
+        picture = _picture(data, side, decoding, large=not 0 < width * height <= LARGE)
     except PUCacheError as error:
         return RowImage(None, width, height, one_line(error), path)
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
@@ -211,9 +212,9 @@ def _size(data: bytes) -> tuple[int, int]:
         return 0, 0
 
 
-def _picture(data: bytes, side: int, *, large: bool) -> Image.Image:
+def _picture(data: bytes, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = decode(data, sufficient_side=side)
+        picture = decode(data, side, decoding)
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 
