@@ -11,7 +11,7 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
-from pucache.images.parquet import label_rows
+from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
 from pucache.storage.atomic import replacing
