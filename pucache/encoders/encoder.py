@@ -7,6 +7,7 @@ trained it, so a network sees images as in its training.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -117,9 +118,24 @@ def load_encoder(
         precision=precision,
         runtime=runtime,
     )
+    if batch_size is not None:
+        _check_memory(batch_size, spec.input_size)
     settings: dict[str, Any] = {"device": chosen, "precision": precision, "runtime": runtime, "batch_size": batch_size}
     forward = Runtime(model, spec.mean, spec.std, input_size=config["input_size"][1:], **settings)
     return Encoder(spec, Preprocess(config, transform(config)), forward)
+
+
+def _check_memory(batch_size: int, input_size: tuple[int, ...]) -> None:
+    """Raise `ValueError` where the pixels of a batch, in float32, are more than the memory of this machine."""
+    needed, memory = (
+        batch_size * 3 * math.prod(input_size) * 4,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+    if needed > memory:
+        raise ValueError(
+            f"batch size {batch_size:,} is too large: the pixels alone take {needed / 1e9:,.0f} GB, this machine has "
+            f"{memory / 1e9:,.0f}; use a smaller one"
+        )
 
 
 def _follow(

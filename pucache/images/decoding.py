@@ -152,8 +152,8 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         _load(again, decoding)
         return np.asarray(again)
 
-    if decoding.white_level == WHITE and image.format != "PPM":
-        return Decoded(_to_rgb(_upright(image)), high_byte_peak(np.asarray(image)), partial)
+    if decoding.white_level == WHITE and image.format != "PPM" and (high := high_byte_peak(np.asarray(image))):
+        return Decoded(_to_rgb(_upright(image)), high, partial)
     values, opacity = colour_values(_open(data, decoding), load_bytes)
     if decoding.white_level == WHITE:
         return Decoded(_to_rgb(_upright(image)), peak(values), partial)

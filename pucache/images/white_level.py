@@ -104,7 +104,7 @@ def peak(values: np.ndarray) -> int:
 
 
 def high_byte_peak(pixels: np.ndarray) -> int:
-    """The same of colours, (H, W, 3 or 4) uint8, of which only the high byte was decoded."""
+    """The same of colours, (H, W, 3 or 4) uint8, of which the high bytes alone were decoded; 0 where all are 0."""
     high = peak(pixels[..., :3].astype(np.uint16) << 8)
     return high | 255 if high else 0
 
