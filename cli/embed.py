@@ -37,9 +37,16 @@ _SHOWN_ENDINGS = 4
     "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
 )
 @options.option(
-    "--labels-to", metavar="FILE", help="Write the labels in Parquet files as CSV key,label, after the embedding."
+    "--labels-to",
+    metavar="FILE",
+    help="Write the labels in Parquet, tar or ZIP files as CSV key,label, after the embedding.",
 )
-@options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
+@options.option(
+    "--label-column",
+    metavar="NAME",
+    help="Column of the labels, for --labels-to. In tar and ZIP files: ending of the members beside the images, such "
+    "as cls, txt or json.NAME.",
+)
 @options.encoding
 @decoding_options
 @options.option(
@@ -94,6 +101,7 @@ def embed(
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
+    pucache embed 'shards/{00000..00099}.tar' cache.h5 --labels-to labels.csv --label-column cls
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
@@ -174,6 +182,5 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     if report.ignored:
         kinds = [f"{count:,} {ending}" for ending, count in report.ignored.most_common(_SHOWN_ENDINGS)]
         rest = report.ignored.total() - sum(count for _, count in report.ignored.most_common(_SHOWN_ENDINGS))
-        others = len(report.ignored) - len(kinds)
-        kinds += [f"and {rest:,} of {others:,} other endings"] if others > 1 else [f"and {rest:,} of another"] * others
+        kinds += [f"and {rest:,} with other endings"] if rest else []
         yield f"left out by their ending: {', '.join(kinds)}"

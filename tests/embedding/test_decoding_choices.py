@@ -6,6 +6,7 @@ import logging
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from helpers.learned import write_run
 from helpers.pictures import encode
 from helpers.tiny import tiny_encoder
 from PIL import Image
@@ -14,9 +15,15 @@ import pucache
 from cli.main import main
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.embedding.embed import EmbedOptions, embed, run_embedding
+from pucache.encoders import pretrained_file
+from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import CacheError
 from pucache.images.decoding import Decoding
+from pucache.images.source import open_source
 from pucache.pages.thumbnails import RowImages
+from pucache.pretraining.augmentations import VIEWS
+from pucache.pretraining.dataset import StreamedImages, squash_for
+from pucache.pretraining.network import NetworkConfig, build_network
 
 
 def tiny(**choices):
@@ -145,3 +152,50 @@ def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
     assert scored.exit_code == 0, scored.output
     assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
     assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()
+
+
+def test_an_encoder_that_was_trained_with_a_level_keeps_it(scans, tmp_path):
+    write_run(tmp_path / "run", decoder=Decoding(4095).decoder)
+    bright = embed(scans, tmp_path / "b.h5", tmp_path / "run", device="cpu")
+    assert Decoding.of(bright.encoder.decoder) == Decoding(4095)
+    again = run_embedding(scans, tmp_path / "b.h5", EncoderOptions(name=tmp_path / "run"))
+    assert (again.kept, again.written) == (12, False)
+    dark = embed(scans, tmp_path / "d.h5", tmp_path / "run", device="cpu", decoding=Decoding())
+    assert dark.encoder.differences(bright.encoder) == ["decoder"]
+    write_run(tmp_path / "usual")
+    assert b"decoder" not in (tmp_path / "usual/encoder.safetensors").read_bytes()[:4000]
+
+
+def test_pretraining_decodes_with_the_level_and_writes_it(scans, tmp_path):
+    network = build_network(
+        NetworkConfig("test_resnet", stem="small", size=24, decoding=Decoding(4095)), norm=True, seed=0
+    )
+    source = open_source(scans)
+    listing = source.scan()
+    images = StreamedImages(source, listing, squash_for(network.description, VIEWS["natural"]))
+    (batch,) = images.batches([np.arange(12)])
+    assert 110 < batch.float().mean() < 145
+    assert network.description.decoder == Decoding(4095).decoder
+    pretrained_file.write(tmp_path / "e.safetensors", network.backbone, network.description)
+    assert pretrained_file.read(tmp_path / "e.safetensors")[1].decoder == Decoding(4095).decoder
+
+
+@pytest.mark.parametrize("shard", [(1, 0), (0, 3), (4, 3)])
+def test_a_shard_that_does_not_exist_is_refused_by_name(shard):
+    with pytest.raises(ValueError, match=rf"shard {shard[0]}/{shard[1]} is (none; expected I/N|not one of 1/3 to 3/3)"):
+        EmbedOptions(shard=shard).check()
+
+
+def test_a_batch_beyond_all_memory_is_refused_before_it_is_compiled():
+    with pytest.raises(
+        ValueError, match=r"batch size 99,999,999,999 is too large: the pixels alone take 60,211,200 GB"
+    ):
+        pucache.load_encoder(batch_size=99_999_999_999, device="cpu")
+
+
+def test_endings_beyond_the_first_are_counted(scans, tmp_path):
+    for number, ending in enumerate("abcdefg"):
+        (scans / f"x.{ending}").write_text("")
+        (scans / f"{number}.docx").write_text("")
+    said = run("embed", scans, tmp_path / "c.h5").output
+    assert "left out by their ending: 7 .docx, " in said and said.rstrip().endswith(", and 4 with other endings")
