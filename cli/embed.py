@@ -11,14 +11,17 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
-from pucache.images.parquet import label_rows
+from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
 from pucache.storage.atomic import replacing
 from pucache.storage.tables import table_writer
 
 from . import options, output
+from .decoding import decoding_options
 from .progress import terminal_progress
+
+_SHOWN_ENDINGS = 4
 
 
 @click.command()
@@ -34,10 +37,18 @@ from .progress import terminal_progress
     "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
 )
 @options.option(
-    "--labels-to", metavar="FILE", help="Write the labels in Parquet files as CSV key,label, after the embedding."
+    "--labels-to",
+    metavar="FILE",
+    help="Write the labels in Parquet, tar or ZIP files as CSV key,label, after the embedding.",
 )
-@options.option("--label-column", metavar="NAME", help="Column of the labels, for --labels-to.")
+@options.option(
+    "--label-column",
+    metavar="NAME",
+    help="Column of the labels, for --labels-to. In tar and ZIP files: ending of the members beside the images, such "
+    "as cls, txt or json.NAME.",
+)
 @options.encoding
+@decoding_options
 @options.option(
     "--reuse",
     multiple=True,
@@ -90,6 +101,7 @@ def embed(
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
     pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
+    pucache embed 'shards/{00000..00099}.tar' cache.h5 --labels-to labels.csv --label-column cls
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
@@ -98,7 +110,7 @@ def embed(
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
     if labels_to is not None and os.path.realpath(labels_to) == os.path.realpath(cache):
         raise ValueError(f"--labels-to and CACHE are both {labels_to}; name another file for the labels")
-    names = ("weights", "device", "precision", "runtime", "batch_size")
+    names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
@@ -144,9 +156,9 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
 
 
 def _result(report: EmbedReport) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine")}
+    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine", "peaks")}
     shown = {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
-    return fields | shown | {"cosine_to_fp32": report.cosine}
+    return fields | shown | {"cosine_to_fp32": report.cosine, "warning": report.range_note or None}
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
@@ -158,11 +170,17 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     )
     if report.cosine is not None:
         yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
+    if report.range_note:
+        yield f"  warning: {report.range_note}"
     yield from output.failure_lines(report.failures, f": pucache info {report.name} --failures")
+    if report.partial:
+        yield f"{len(report.partial):,} images were read in part: pucache info {report.name} --failures"
     if report.vanished and pruned:
         yield f"{report.vanished:,} rows of images no longer in the source are dropped"
     elif report.vanished:
         yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
     if report.ignored:
-        kinds = ", ".join(f"{count:,} {ending}" for ending, count in report.ignored.most_common(4))
-        yield f"left out by their ending: {kinds}"
+        kinds = [f"{count:,} {ending}" for ending, count in report.ignored.most_common(_SHOWN_ENDINGS)]
+        rest = report.ignored.total() - sum(count for _, count in report.ignored.most_common(_SHOWN_ENDINGS))
+        kinds += [f"and {rest:,} with other endings"] if rest else []
+        yield f"left out by their ending: {', '.join(kinds)}"

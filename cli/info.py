@@ -15,7 +15,9 @@ from . import options, output
 
 @click.command()
 @options.caches
-@options.option("--failures", is_flag=True, help="List the images that could not be read, with reasons.")
+@options.option(
+    "--failures", is_flag=True, help="List the images that could not be read, or only in part, with reasons."
+)
 @options.as_json
 def info(cache: tuple[str, ...], failures: bool) -> None:
     """Print the contents of CACHE (a file, a folder of cache files, or several).
@@ -29,7 +31,7 @@ def info(cache: tuple[str, ...], failures: bool) -> None:
     content = run(cache)
     result = dataclasses.asdict(content)
     if not failures:
-        result["failures"] = len(content.failures)
+        result |= {"failures": len(content.failures), "partial": len(content.partial)}
     output.print_result(result, _lines(content, failures))
 
 
@@ -39,5 +41,7 @@ def _lines(content: CacheInfo, with_failures: bool) -> Iterator[str]:
         share = f"share {file.shard}, " if file.shard else ""
         origin = f"made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
         yield f"{file.path}: {file.rows:,} rows, {file.dtype}, {share}{origin}"
+    if content.partial:
+        yield f"{len(content.partial):,} of the rows are of images that were read in part"
     if with_failures:
-        yield from (f"{key!r}: {reason}" for key, reason in content.failures.items())
+        yield from (f"{key!r}: {reason}" for key, reason in {**content.failures, **content.partial}.items())

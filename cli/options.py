@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-def _all_of(*options: Decorator) -> Decorator:
+def all_of(*options: Decorator) -> Decorator:
     """Add several options to a command."""
 
     def add(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +121,7 @@ engine = option(
 _ENCODING = "weights device precision runtime batch_size workers engine address shard".split()
 
 
-encoding = _all_of(  # options of commands that run an encoder
+encoding = all_of(  # options of commands that run an encoder
     option(
         "--weights",
         metavar="FILE",
@@ -204,7 +204,7 @@ method = option(
     "ranks positives higher; else it is the linear head. linear: neighbours are not looked at.  [default: distilled; "
     "linear with --solver sgd or another --loss than imbupu]",
 )
-training = _all_of(  # options of commands that train linear heads
+training = all_of(  # options of commands that train linear heads
     option(
         "--loss",
         default="imbupu",
@@ -237,7 +237,7 @@ training = _all_of(  # options of commands that train linear heads
 )
 
 
-_COLUMNS = _all_of(
+_COLUMNS = all_of(
     option("--key-column", metavar="NAME", help="Column of keys in tables of labels.  [default: key]"),
     option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
     option("--label-value", metavar="TEXT", help="Cell of the column of labels that means positive."),
@@ -276,7 +276,7 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
                 _check_one_place(**named, or_session=", or '--session' for the labels of a review" if session else "")
             return command(*args, **parameters)
 
-        return _all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
+        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
 
     return add
 

@@ -11,6 +11,7 @@ import click
 from pucache.allocator import keep_freed_memory
 
 from . import options, output
+from .decoding import decoding_options
 from .progress import terminal_progress
 
 _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "tau_plus", "views")
@@ -41,6 +42,7 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     metavar="FILE|RUN_DIR|hub",
     help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
 )
+@decoding_options
 @options.option(
     "--recipe",
     default="modern",
@@ -134,7 +136,7 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
 
     changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
     changed_recipe = dataclasses.replace(RECIPES[recipe], **changes)
-    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights")})
+    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights", "decoding")})
     if preview is not None:
         shown = show_views(source, preview, network, changed_recipe, seed=seed)
         lines = [f"drew {shown} images and their views: {preview}"]

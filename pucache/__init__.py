@@ -19,6 +19,7 @@ from .version import __version__
 _HOMES = {
     "EmbeddingCache": "cache.embedding_cache",
     "EncoderSpec": "encoders.spec",
+    "Decoding": "images.decoding",
     "Labels": "labels.labels",
     "PULinearClassifier": "training.sklearn_classifier",
     "load_encoder": "encoders.encoder",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .embedding.embed import embed as embed
     from .encoders.encoder import load_encoder as load_encoder
     from .encoders.spec import EncoderSpec as EncoderSpec
+    from .images.decoding import Decoding as Decoding
     from .images.source import open_source as open_source
     from .labels.labels import Labels as Labels
     from .pages.report import report as report

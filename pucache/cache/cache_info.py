@@ -9,6 +9,7 @@ from pathlib import Path
 from ..encoders.spec import EncoderSpec
 from ..storage.urls import is_url, path_or_url
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache
+from .layout import PARTIAL
 from .reader import CacheHeader
 from .remote import remote_headers
 
@@ -57,12 +58,15 @@ class CacheInfo:
     files : tuple of CacheFileInfo
     failures : dict of str to str
         Reason by key of every image that could not be read.
+    partial : dict of str to str
+        What was not read, by key of every image that has a row all the same (`pucache.Decoding`).
     """
 
     rows: int
     encoder: EncoderSpec
     files: tuple[CacheFileInfo, ...]
     failures: dict[str, str]
+    partial: dict[str, str]
 
 
 def info(cache: CacheLike) -> CacheInfo:
@@ -90,15 +94,17 @@ def info(cache: CacheLike) -> CacheInfo:
     described = [pair for url in urls for pair in remote_headers(url)]
     if len(urls) < len(named) or not named:
         opened = open_cache([one for one in named if one not in urls])
-        described += [(file.header, file.failures) for file in opened.files]
+        described += [(file.header, file.records) for file in opened.files]
     headers = [header for header, _ in described]
     for other in headers[1:]:
         check_same_encoder(headers[0], other)
+    records = {key: reason for _, of_file in described for key, reason in of_file.items()}
     return CacheInfo(
         rows=sum(header.rows for header in headers),
         encoder=headers[0].attributes.encoder,
         files=tuple(map(_describe, headers)),
-        failures={key: reason for _, failures in described for key, reason in failures.items()},
+        failures={key: reason for key, reason in records.items() if not reason.startswith(PARTIAL)},
+        partial={key: reason for key, reason in records.items() if reason.startswith(PARTIAL)},
     )
 
 

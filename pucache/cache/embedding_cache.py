@@ -82,6 +82,11 @@ class EmbeddingCache:
         """Reason by key of every image of the files that could not be read."""
         return {key: reason for file in self.files for key, reason in file.failures.items()}
 
+    @property
+    def partial(self) -> dict[str, str]:
+        """What was not read, by key of every image that has a row all the same."""
+        return {key: reason for file in self.files for key, reason in file.partial.items()}
+
     def check(self, *names: str) -> None:
         """Check datasets of all files against the checksums; damage raises `CacheError`.
 

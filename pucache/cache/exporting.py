@@ -126,7 +126,7 @@ def _schema(cache: EmbeddingCache) -> Any:
         "version": 1,
         "encoder": cache.encoder.to_json(),
         "source": sources.pop() if len(sources) == 1 else "",
-        "failures": without_embedded(cache.failures, (file.raw_keys for file in cache.files)),
+        "failures": without_embedded(cache.failures | cache.partial, (file.raw_keys for file in cache.files)),
     }
     types = {
         "key": pyarrow.string(),

@@ -21,6 +21,7 @@ ATTRIBUTES = ("format", "version", "encoder", "created", "pucache_version", "sou
 OPTIONAL_ATTRIBUTES = ("shard",)
 COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
 FAILURES = ("failures/keys", "failures/reasons")
+PARTIAL = "read in part: "  # begins the reason of an image that has a row, though not all of it was read
 REMEDY = "restore it from a copy, or move it away and embed again"
 
 

@@ -15,6 +15,7 @@ from ..storage.atomic import check_writable
 from ..storage.prefetch import prefetch
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
 from .keys import decode_text, encode_keys, find_sorted
+from .layout import PARTIAL
 from .reader import CacheFile
 from .writer import Rows, write_file
 
@@ -95,12 +96,28 @@ def check_replaces(out: Path, encoder: EncoderSpec, sorted_keys: np.ndarray, *, 
 
 
 def without_embedded(failures: dict[str, str], sorted_columns: Iterable[np.ndarray]) -> dict[str, str]:
-    """Drop failures whose key has a row in one of several files, whose sorted keys are given."""
+    """Drop failures whose key has a row in one of several files, whose sorted keys are given.
+
+    Of images that were read in part those are dropped that have none.
+    """
     keys = encode_keys(list(failures))
     embedded = np.zeros(len(keys), bool)
     for column in sorted_columns:
         embedded |= find_sorted(column, keys) >= 0
-    return {key: reason for (key, reason), drop in zip(failures.items(), embedded, strict=True) if not drop}
+    return {
+        key: reason
+        for (key, reason), has_row in zip(failures.items(), embedded, strict=True)
+        if has_row == reason.startswith(PARTIAL)
+    }
+
+
+def partial_rows(picks: Picks) -> dict[str, str]:
+    """What was not read of the images of chosen rows, by key."""
+    partial: dict[str, str] = {}
+    for file, rows in picks:
+        if of_file := file.partial:
+            partial |= without_embedded(of_file, [file.take("keys", rows)])
+    return partial
 
 
 def merge(
@@ -124,7 +141,7 @@ def merge(
     keys = np.concatenate([np.empty(0, "S1"), *(file.take("keys", rows) for file, rows in picks)])
     longest = max(1, int(np.char.str_len(keys).max(initial=0)))
     shape = (len(keys), longest, dtype)
-    failures = dict(sorted(failures.items()))
+    failures = dict(sorted({**failures, **partial_rows(picks)}.items()))
     with closing(prefetch(_blocks(picks, keys, encoder.dim, dtype, advance))) as blocks:
         write_file(out, encoder, source, blocks, shape=shape, failures=failures, created=created, shard=shard)
     return len(keys)

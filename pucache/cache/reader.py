@@ -30,6 +30,7 @@ from .layout import (
     COLUMNS,
     FAILURES,
     OPTIONAL_ATTRIBUTES,
+    PARTIAL,
     REMEDY,
     FileAttributes,
     check_layout,
@@ -83,7 +84,7 @@ class CacheHeader:
         return self.extents["embeddings"].dtype
 
     def read_failures(self, read_at: ReadAt) -> dict[str, str]:
-        """Reason by key of every image that could not be read; checked against the checksums."""
+        """Reason by key of every image that could not be read, or only in part; checked against the checksums."""
         damaged = self.checksums.damaged_blocks(read_at, FAILURES)
         if damaged:
             raise damage_error(self.name, sorted(damaged))
@@ -186,10 +187,20 @@ class CacheFile:
         return self._array("size_mtime")
 
     @property
-    def failures(self) -> dict[str, str]:
-        """Reason by key of every image that could not be read; checked against the checksums."""
+    def records(self) -> dict[str, str]:
+        """The failures, and what was not read of images that have a row; checked against the checksums."""
         with self._file.byte_reader() as read_at:
             return self.header.read_failures(read_at)
+
+    @property
+    def failures(self) -> dict[str, str]:
+        """Reason by key of every image that could not be read."""
+        return {key: reason for key, reason in self.records.items() if not reason.startswith(PARTIAL)}
+
+    @property
+    def partial(self) -> dict[str, str]:
+        """What was not read, by key of every image that has a row all the same."""
+        return {key: reason for key, reason in self.records.items() if reason.startswith(PARTIAL)}
 
     def release(self) -> None:
         """Drop the map and its file descriptor; the next access maps again."""
@@ -270,7 +281,7 @@ class CacheFile:
             require(self.path, bool(np.all(block[1:] > block[:-1])), "keys are not sorted and unique")
             decode_texts(block.tolist())
             drop_pages(keys)
-        _ = self.failures  # decoded
+        _ = self.records  # decoded
 
 
 def not_finite_error(files: Sequence[CacheFile], rows: np.ndarray) -> CacheError:

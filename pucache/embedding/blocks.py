@@ -7,11 +7,13 @@ on the number of workers, or on which machine did the work.
 from __future__ import annotations
 
 import bisect
+from collections import Counter
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..cache.layout import PARTIAL
 from ..cache.writer import Rows
 from ..errors import EncoderError
 from ..images.loading import STAGES, Chunk
@@ -33,6 +35,7 @@ class BlockAssembler:
         self._open: dict[int, _Block] = {}  # by number
         self._complete: list[_Block] = []
         self.computed = self.reused = self.failed = 0
+        self.peaks: Counter[int] = Counter()  # number of the images of 16 bits by their largest value
 
     def blocks(
         self, results: Iterable[Chunk | EmbeddedImages], progress: Progress
@@ -48,8 +51,9 @@ class BlockAssembler:
                 progress.advance(1)
 
     def _add_chunk(self, chunk: Chunk) -> int:
-        """Enter digests, failures and copied embeddings of a chunk; returns their number."""
+        """Enter digests, failures and copied embeddings of a chunk; returns the number of the latter two."""
         self._profile.add(dict(zip(STAGES, chunk.seconds, strict=True)))
+        self.peaks.update(chunk.peaks)
         to_embed, done = set(chunk.to_embed), 0
         for position, outcome in enumerate(chunk.outcomes, chunk.first):
             block = self._block_of(position)
@@ -60,8 +64,12 @@ class BlockAssembler:
                 done += self._count(block, 1)
                 continue
             block.digests[row] = outcome
+            if position in chunk.partial:
+                block.partial[row] = PARTIAL + chunk.partial[position]
             if position not in to_embed:
                 self.reused += 1
+                if outcome in self._job.lookup.partial:
+                    block.partial[row] = self._job.lookup.partial[outcome]
                 block.X[row] = self._job.lookup[outcome]
                 done += self._count(block, 1)
         return done
@@ -99,7 +107,8 @@ class BlockAssembler:
         for row in np.flatnonzero(~np.isfinite(block.X).all(1)).tolist():
             self.failed += 1
             block.failures[row] = f"the encoder gave NaN or infinite values{remedy}"
-        failures = {self._job.keys[block.start + row]: block.failures[row] for row in sorted(block.failures)}
+        records = block.partial | block.failures
+        failures = {self._job.keys[block.start + row]: records[row] for row in sorted(records)}
         embedded = np.array([row for row in range(len(block.X)) if row not in block.failures], np.int64)
         embedded = embedded[np.argsort(self._job.encoded_keys[block.start + embedded], kind="stable")]
         digests = b"".join(block.digests[row] for row in embedded)
@@ -132,3 +141,4 @@ class _Block:
         self.X = np.zeros((rows, dim), np.float32)
         self.digests = [b""] * rows
         self.failures: dict[int, str] = {}
+        self.partial: dict[int, str] = {}  # what was not read of images that have an embedding

@@ -10,6 +10,7 @@ workers, so an interrupted and an uninterrupted run write the same bytes.
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 import time
 from collections import Counter
@@ -25,15 +26,17 @@ from ..cache.destination import Destination, encoder_of_existing, open_destinati
 from ..cache.embedding_cache import EmbeddingCache, open_files
 from ..cache.keys import encode_keys
 from ..cache.layout import DTYPES
-from ..cache.merging import merge
+from ..cache.merging import merge, partial_rows
 from ..cache.parts import Parts
 from ..cache.reader import CacheFile
 from ..cache.writer import creation_time
 from ..encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from ..encoders.spec import BUNDLED, EncoderSpec
 from ..errors import CacheError, SourceError
+from ..images.decoding import Decoding
 from ..images.listing import Listing, check_shard, check_shard_images, in_reading_order, take_shard
 from ..images.source import Source, open_source
+from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
 from .resume import ContentLookup, ExistingCache, Inventory, open_existing, require_encoder, take_inventory
@@ -42,6 +45,8 @@ if TYPE_CHECKING:
     import torch
 
     from ..encoders.encoder import Encoder
+
+log = logging.getLogger("pucache")
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,10 @@ class EmbedReport:
         Rows of the existing cache that were damaged and given up.
     failures : dict of str to str
         Key to reason.
+    partial : dict of str to str
+        What was not read, by key of every image that has a row all the same.
+    peaks : Counter
+        Number of the images of 16 bits that were embedded, by their largest value.
     ignored : Counter
         Number of files left out, by ending.
     written : bool
@@ -134,11 +143,18 @@ class EmbedReport:
     vanished: int
     damaged: int
     failures: dict[str, str]
+    partial: dict[str, str]
+    peaks: Counter[int]
     ignored: Counter[str]
     written: bool
     seconds: float
     profile: Profile | None
     cosine: float | None
+
+    @property
+    def range_note(self) -> str:
+        """One line where 16-bit images came out dark, or too white; else ""."""
+        return range_note(self.peaks, Decoding.of(self.encoder.decoder).white_level)
 
 
 def embed(
@@ -151,6 +167,7 @@ def embed(
     precision: str = "auto",
     runtime: str = "auto",
     batch_size: int | None = None,
+    decoding: Decoding | None = None,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
     moved: bool = False,
@@ -171,7 +188,7 @@ def embed(
         Cache file to write or update.
     encoder : str, path or Encoder
         ``bundled``, ``timm:NAME`` or the folder of an encoder from `pretrain`; see `pucache.load_encoder`.
-    weights, device, precision, runtime, batch_size
+    weights, device, precision, runtime, batch_size, decoding
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
         existing cache are used if this machine supports them.
     reuse, prune, moved, verify, shard, dtype, force
@@ -202,7 +219,12 @@ def embed(
         SOURCE_DATE_EPOCH is not a time.
     """
     settings = EncoderOptions(
-        weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
+        weights=weights,
+        device=device,
+        precision=precision,
+        runtime=runtime,
+        batch_size=batch_size,
+        decoding=decoding,
     )
     if isinstance(encoder, str | os.PathLike):
         encoder_or_options: EncoderOptions | Encoder = dataclasses.replace(settings, name=encoder)
@@ -212,6 +234,8 @@ def embed(
         encoder_or_options = encoder
     options = EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype, force=force)
     report = run_embedding(source, cache, encoder_or_options, options=options, workers=workers, progress=progress)
+    if report.range_note:
+        log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)
 
 
@@ -280,6 +304,8 @@ def run_embedding(
         vanished=len(plan.existing.vanished),
         damaged=plan.existing.damaged,
         failures=plan.inventory.failures,
+        partial=plan.partial,
+        peaks=plan.peaks,
         ignored=listing.ignored,
         written=written,
         seconds=time.monotonic() - started - plan.loading_seconds,
@@ -297,6 +323,8 @@ class _Plan:
 
     computed = reused = 0
     cosine: float | None = None
+    partial: dict[str, str]
+    peaks: Counter[int]
     loading_seconds = 0.0  # of the encoder
 
     def __init__(
@@ -310,6 +338,7 @@ class _Plan:
     ):
         self.source, self.destination, self.listing = source, destination, listing
         self.spec, self.options, self.keys = spec, options, encode_keys(listing.keys)
+        self.peaks = Counter()
         file = open_existing(existing, spec, options.dtype)
         if file and file.shard and file.shard != options.shard_name:
             raise CacheError(
@@ -381,6 +410,7 @@ class _Plan:
                     self.parts.add(rows, failures, self.source.name)
         self.inventory = self.take_inventory(retry_failures=False)
         self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
+        self.peaks = assembler.peaks
 
     def seal(self) -> tuple[Path, bool]:
         """Merge kept rows and parts into the cache and publish it; returns its path, and whether it was written.
@@ -388,6 +418,7 @@ class _Plan:
         Nothing is written where nothing has changed. A source of which no image can be read raises `SourceError`.
         """
         inventory = self.inventory
+        self.partial = partial_rows(inventory.picks)
         if not inventory.rows:
             if not any(map(len, self.parts.files)):  # parts of images that cannot be listed at the moment stay
                 self.parts.remove()

@@ -17,6 +17,7 @@ import torch
 
 from ..devices import cores
 from ..encoders.encoder import Encoder
+from ..images.decoding import Decoding
 from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
 from ..images.source import Source
 from . import blocks
@@ -50,6 +51,7 @@ class Job:
             self.size_mtime[:, 0].tolist(),
             chunk_size=rows,
             embedded_digests=self.lookup.sorted_digests,
+            decoding=Decoding.of(self.encoder.spec.decoder),
         )
 
 

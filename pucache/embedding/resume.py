@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,12 +164,22 @@ class ContentLookup:
         self.sorted_digests = digests[self._order]
         self._starts = np.cumsum([0, *(len(rows) for _, rows in picks)])
         self._rows = np.concatenate([np.empty(0, np.int64), *(rows for _, rows in picks)])
+        self.partial = {digest: reason for file in self._files for digest, reason in _partial_contents(file)}
 
     def __getitem__(self, digest: bytes) -> np.ndarray:
         """Embedding of the image with this digest, which must be among `sorted_digests`; (d,)."""
         position = self._order[np.searchsorted(self.sorted_digests, np.bytes_(digest))]
         file = int(np.searchsorted(self._starts, position, "right")) - 1
         return self._files[file].X[self._rows[position]]
+
+
+def _partial_contents(file: CacheFile) -> Iterator[tuple[bytes, str]]:
+    """Digest of each image of which a part was read, and what was not."""
+    partial = file.partial
+    rows = find_sorted(file.raw_keys, encode_keys(list(partial)))
+    for row, reason in zip(rows.tolist(), partial.values(), strict=True):
+        if row >= 0:
+            yield file.digests[row].tobytes(), reason
 
 
 def open_existing(cache: Path | None, spec: EncoderSpec, dtype: str | None) -> CacheFile | None:

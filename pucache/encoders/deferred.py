@@ -16,11 +16,11 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..devices import RUNTIMES, choose_device
 from ..errors import EncoderError
-from ..images.decoding import DECODER
+from ..images.decoding import DECODER, Decoding
 from . import pretrained_file
 from .spec import BUNDLED, ROUNDING, EncoderSpec, preprocessing_fields, weights_digest
 
@@ -54,7 +54,7 @@ class EncoderOptions:
 
     Parameters
     ----------
-    name, weights, device, precision, runtime, batch_size
+    name, weights, device, precision, runtime, batch_size, decoding
         As for `pucache.load_encoder`.
     """
 
@@ -64,6 +64,7 @@ class EncoderOptions:
     precision: str = "auto"
     runtime: str = "auto"
     batch_size: int | None = None
+    decoding: Decoding | None = None
 
     def load(self, *, like: EncoderSpec | None) -> Encoder:
         """Load the encoder, see `pucache.load_encoder`.
@@ -109,8 +110,8 @@ def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) ->
 
 
 def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
-    """Whether `load_encoder` would choose the precision and the runtime of `like`, and decodes images as it did."""
-    if like.decoder != DECODER or (options.batch_size is not None and options.batch_size < 1):
+    """Whether `load_encoder` would choose the precision and the runtime of `like`."""
+    if options.batch_size is not None and options.batch_size < 1:
         return False
     if like.runtime not in RUNTIMES:
         return False
@@ -138,16 +139,16 @@ def _cuda_is_ruled_out() -> bool:
 
 
 def _networks_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
-    """Whether network, weights and preprocessing are provably those of `like`."""
+    """Whether network, weights, preprocessing and decoding are provably those of `like`."""
     name, weights = os.fspath(options.name), options.weights
     if name == BUNDLED:
-        same_spec = not BUNDLED_SPEC.differences(like, ignoring=ROUNDING)
-        return weights is None and same_spec and _bundled_file_is_known()
+        spec = dataclasses.replace(BUNDLED_SPEC, decoder=(options.decoding or Decoding()).decoder)
+        return weights is None and not spec.differences(like, ignoring=ROUNDING) and _bundled_file_is_known()
     if name.startswith("timm:"):
         return False  # only timm knows which tensors of a weights file it uses
     if name.startswith(pretrained_file.PREFIX):
-        return name == like.name and weights is not None and _pretrained_agrees(weights, like)
-    return weights is None and os.path.lexists(name) and _pretrained_agrees(name, like)
+        return name == like.name and weights is not None and _pretrained_agrees(weights, like, options.decoding)
+    return weights is None and os.path.lexists(name) and _pretrained_agrees(name, like, options.decoding)
 
 
 def _bundled_file_is_known() -> bool:
@@ -160,12 +161,13 @@ def _bundled_file_is_known() -> bool:
     return hashlib.sha256(content).hexdigest() == BUNDLED_FILE_SHA256
 
 
-def _pretrained_agrees(folder: str | Path, like: EncoderSpec) -> bool:
+def _pretrained_agrees(folder: str | Path, like: EncoderSpec, decoding: Decoding | None) -> bool:
     """Whether the encoder that `pretrain` wrote is that of `like`; dimension and pooling follow from the weights."""
     try:
         tensors, description = pretrained_file.read(folder)
     except EncoderError:
         return False  # `load_encoder` raises the error
     preprocessing = preprocessing_fields(description.preprocessing())
-    weights = weights_digest(tensors)
-    return dataclasses.replace(like, name=description.encoder_name, weights=weights, **preprocessing) == like
+    decoder = decoding.decoder if decoding else description.decoder
+    named: dict[str, Any] = {"name": description.encoder_name, "weights": weights_digest(tensors), "decoder": decoder}
+    return dataclasses.replace(like, **named, **preprocessing) == like

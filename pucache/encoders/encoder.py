@@ -7,6 +7,7 @@ trained it, so a network sees images as in its training.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from PIL import Image
 
 from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError, UnknownEncoderError
-from ..images.decoding import DECODER
+from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess
 from . import pretrained_file
 from .backbones import bundled, configuration, digest, from_timm, transform
@@ -63,6 +64,7 @@ def load_encoder(
     precision: str = "auto",
     runtime: str = "auto",
     batch_size: int | None = None,
+    decoding: Decoding | None = None,
     like: EncoderSpec | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
@@ -81,6 +83,9 @@ def load_encoder(
         `torch.device` is not checked, because it may be a device of another machine.
     batch_size : int, optional
         Images per forward pass. By default 16 on the CPU, 4 with OpenVINO, and on CUDA 512 or what fits.
+    decoding : Decoding, optional
+        Choices on the way from bytes to pixels, such as the white level of 16-bit images; by default the usual ones, or
+        those that an encoder from `pretrain` was trained with. Embeddings of other choices are never mixed.
     like : EncoderSpec, optional
         Encoder of an existing cache. Where precision and runtime are ``auto``, its settings are
         used if this machine supports them, so that the cache can be continued.
@@ -102,19 +107,35 @@ def load_encoder(
     precision = _follow(like.precision if like else None, choose_precision, precision, chosen)
     runtime = _follow(like.runtime if like else None, choose_runtime, runtime, chosen)
     model, config, name = _network(os.fspath(name), weights)
+    decoder = config.pop("decoder", DECODER)
     spec = EncoderSpec(
         name=name,
         weights=digest(model),  # before the runtime folds and converts them
         **preprocessing_fields(config),
-        decoder=DECODER,
+        decoder=decoding.decoder if decoding else decoder,
         pooling=_pooling(model),
         dim=_dim(model, name, config["input_size"]),
         precision=precision,
         runtime=runtime,
     )
+    if batch_size is not None:
+        _check_memory(batch_size, spec.input_size)
     settings: dict[str, Any] = {"device": chosen, "precision": precision, "runtime": runtime, "batch_size": batch_size}
     forward = Runtime(model, spec.mean, spec.std, input_size=config["input_size"][1:], **settings)
     return Encoder(spec, Preprocess(config, transform(config)), forward)
+
+
+def _check_memory(batch_size: int, input_size: tuple[int, ...]) -> None:
+    """Raise `ValueError` where the pixels of a batch, in float32, are more than the memory of this machine."""
+    needed, memory = (
+        batch_size * 3 * math.prod(input_size) * 4,
+        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    )
+    if needed > memory:
+        raise ValueError(
+            f"batch size {batch_size:,} is too large: the pixels alone take {needed / 1e9:,.0f} GB, this machine has "
+            f"{memory / 1e9:,.0f}; use a smaller one"
+        )
 
 
 def _follow(

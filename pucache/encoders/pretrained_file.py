@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import EncoderError
+from ..images.decoding import DECODER, Decoding
 from ..storage import tensor_file
 from ..storage.atomic import format_of
 
@@ -44,6 +45,7 @@ class Description:
     std: list[float]
     interpolation: str  # bilinear or bicubic
     steps: int  # training steps that were taken
+    decoder: str = DECODER  # the recipe from bytes to pixels, as in `EncoderSpec`
 
     @property
     def encoder_name(self) -> str:
@@ -59,13 +61,17 @@ class Description:
             "interpolation": self.interpolation,
             "crop_pct": 1.0,
             "crop_mode": "squash",
+            "decoder": self.decoder,
         }
 
 
 def write(path: str | Path, model: torch.nn.Module, description: Description) -> None:
     """Write the weights of `model` and its description; raises `OutputError` where `path` cannot be written."""
     tensors = {name: tensor.detach().cpu().contiguous().numpy() for name, tensor in model.state_dict().items()}
-    tensor_file.write(path, KIND, tensors, dataclasses.asdict(description))
+    state = dataclasses.asdict(description)
+    if description.decoder == DECODER:  # which files that were written before it could be chosen lack
+        del state["decoder"]
+    tensor_file.write(path, KIND, tensors, state)
 
 
 def is_pretrained(path: str | Path) -> bool:
@@ -138,6 +144,8 @@ def _check(description: Description) -> Description:
         raise ValueError("the steps are no count")
     if description.stem not in ("standard", "small") or description.interpolation not in ("bilinear", "bicubic"):
         raise ValueError("an unknown stem or interpolation")
+    if not isinstance(description.decoder, str) or Decoding.of(description.decoder).decoder != description.decoder:
+        raise ValueError("an unknown decoder")
     name = description.architecture
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_.]{1,100}", name):
         raise ValueError("the architecture is no name")

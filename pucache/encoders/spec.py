@@ -42,7 +42,7 @@ class EncoderSpec:
     interpolation, crop_pct, crop_mode : str, float, str
         How an image is resized to `input_size`, in timm's terms.
     decoder : str
-        Name of the recipe from bytes to pixels.
+        Name of the recipe from bytes to pixels, and the choices in it (`pucache.Decoding.decoder`).
     pooling : str
         Pooling of the last feature map, in timm's terms.
     dim : int
@@ -158,6 +158,7 @@ class EncoderSpec:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
         computation = f", {self.precision} {self.runtime}" if self.precision else ""
         decoder = f", decoder {self.decoder}" if self.decoder.startswith("torchvision") else ""
+        decoder += "".join(f", {choice}" for choice in self.decoder.split(";")[1:])
         normalization = f", {self.normalization}-normalized" if self.normalization else ""
         return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization})"
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, JpegImagePlugin
 
 from ..errors import ImageError, one_line
+from .white_level import WHITE, colour_values, grey_values, high_byte_peak, is_wide, peak, take_bytes, to_bytes
 
 # Formats of photographs only: security holes are found mainly in Pillow's rarer decoders (PSD, FITS, DDS, ...)
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF"]
@@ -16,44 +20,209 @@ _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 # Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
 DECODER = "pillow-2"
+_JPEG, _JPEG_START, _END_OF_JPEG = ("JPEG", "MPO"), b"\xff\xd8", b"\xff\xd9"
+_MOST_BUFFERED = 3 << 29  # bytes of coefficients of a JPEG that its decoder keeps as a whole
+_TRUNCATED = ("image file is truncated", "broken PNG file", "Truncated File Read", "unrecognized data stream")
 
 # Pillow warns of sizes, which `decode` checks itself, and of odd metadata. Filters are not thread-safe: set them once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-def decode(data: bytes, sufficient_side: int | None = None) -> Image.Image:
+_DECODER = re.compile(re.escape(DECODER) + r"(?:;white-level=(\d{1,5}))?(;accept-truncated)?(;large-images)?")
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Choices on the way from bytes to pixels; with `DECODER` a part of an encoder's identity.
+
+    Attributes
+    ----------
+    white_level : int
+        Value of 16-bit images that becomes white, 1 to 65535; larger values become white too. Images of 8 bits, and
+        PGM and PPM files that state their greatest value, are not affected.
+    accept_truncated : bool
+        Take what is there of a file that is cut off, in place of refusing it.
+    large_images : bool
+        Take JPEG files of more than `MAX_PIXELS`, at 1/2, 1/4 or 1/8 of their size.
+
+    Raises
+    ------
+    ValueError
+        The white level is not an integer from 1 to 65535.
+    """
+
+    white_level: int = WHITE
+    accept_truncated: bool = False
+    large_images: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.white_level, bool) or not isinstance(self.white_level, int | np.integer):
+            raise ValueError(f"white_level must be an integer from 1 to {WHITE}, got {self.white_level!r}")
+        if not 1 <= self.white_level <= WHITE:
+            raise ValueError(f"white_level must lie between 1 and {WHITE}, got {self.white_level}")
+
+    @property
+    def decoder(self) -> str:
+        """Name of the recipe from bytes to pixels in `EncoderSpec.decoder`."""
+        level = f";white-level={self.white_level}" if self.white_level != WHITE else ""
+        return DECODER + level + ";accept-truncated" * self.accept_truncated + ";large-images" * self.large_images
+
+    @classmethod
+    def of(cls, decoder: str) -> Decoding:
+        """The choices that the `decoder` of an encoder names; the usual ones for a decoder of another version.
+
+        Parameters
+        ----------
+        decoder : str
+
+        Returns
+        -------
+        Decoding
+        """
+        found = _DECODER.fullmatch(decoder)
+        if found is None or not 1 <= int(found[1] or WHITE) <= WHITE:
+            return cls()
+        return cls(int(found[1] or WHITE), bool(found[2]), bool(found[3]))
+
+
+USUAL = Decoding()
+
+
+class Decoded(NamedTuple):
+    """An upright 8-bit RGB image, and what is to be known of it."""
+
+    image: Image.Image
+    peak: int | None = None  # largest value of an image of 16 bits, see `white_level.peak`
+    partial: str = ""  # what of it was not read
+
+
+def decode(data: bytes, sufficient_side: int | None = None, decoding: Decoding = USUAL) -> Image.Image:
     """Decode encoded bytes into an upright 8-bit RGB image.
 
     Only the first frame is decoded. The EXIF orientation is applied; transparency is composited over white;
-    16-bit grey is scaled linearly from 0-65535 to 0-255; CMYK, palette and grey are converted to RGB.
+    16-bit grey is scaled linearly from 0 to the white level (65535) to 0-255; CMYK, palette and grey are converted to
+    RGB. Of 16-bit colours the high byte is taken, or with another white level than 65535 they are scaled too.
 
     A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time, where its shorter side keeps at
     least ``sufficient_side`` pixels. Raises `ImageError` for a file that is empty, truncated, not an image, has more
     than `MAX_PIXELS` (known from the header, before pixels are allocated), or has 32-bit pixels, whose white level is
     not defined.
     """
+    return decode_and_note(data, sufficient_side, decoding).image
+
+
+def decode_and_note(data: bytes, sufficient_side: int | None = None, decoding: Decoding = USUAL) -> Decoded:
+    """Decode as `decode` does, and say what is to be known of the image."""
     if not data:
         raise ImageError("empty file (0 bytes)")
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise ImageError(f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded")
-            if sufficient_side is not None and image.format in ("JPEG", "MPO"):
-                image.draft(None, (sufficient_side, sufficient_side))
-            image.load()
-            return _to_rgb(_upright(image))
+        return _decode(data, sufficient_side, decoding)
     except ImageError:
         raise
-    except Image.DecompressionBombError as error:
-        raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
     except Image.UnidentifiedImageError as error:
         if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in FORMATS:
             _register_heif()
-            return decode(data, sufficient_side)
+            return decode_and_note(data, sufficient_side, decoding)
         raise ImageError("not an image in a known format") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
+
+
+def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Decoded:
+    image = _open(data, decoding)
+    partial, wide = _reduce(image, sufficient_side), is_wide(image)
+    if lost := _load(image, decoding):
+        if image.format in _JPEG:  # with an end after its last bytes the decoder gives the rows that it holds back
+            image = _open(data + _END_OF_JPEG, decoding)
+            _reduce(image, sufficient_side)
+            _load(image, decoding)
+        if all(least == most for least, most in np.atleast_2d(image.getextrema())):
+            raise ImageError(f"cannot be decoded: {lost}, before its first pixels")
+        partial = f"cut off, {lost}"
+    if image.mode.startswith("I"):
+        values = grey_values(_upright(image))
+        grey = Image.fromarray(to_bytes(values, decoding.white_level if wide else WHITE), "L")
+        return Decoded(grey.convert("RGB"), peak(values) if wide else None, partial)
+    if not wide:
+        return Decoded(_to_rgb(_upright(image)), None, partial)
+
+    def load_bytes(raw_mode: str) -> np.ndarray:
+        again = _open(data, decoding)
+        take_bytes(again, raw_mode)
+        _load(again, decoding)
+        return np.asarray(again)
+
+    if decoding.white_level == WHITE and image.format != "PPM" and (high := high_byte_peak(np.asarray(image))):
+        return Decoded(_to_rgb(_upright(image)), high, partial)
+    values, opacity = colour_values(_open(data, decoding), load_bytes)
+    if decoding.white_level == WHITE:
+        return Decoded(_to_rgb(_upright(image)), peak(values), partial)
+    colours = Image.fromarray(np.broadcast_to(to_bytes(values, decoding.white_level), (*values.shape[:2], 3)).copy())
+    if opacity is not None:
+        colours.putalpha(Image.fromarray(opacity))
+    return Decoded(_to_rgb(_upright(colours, image)), peak(values), partial)
+
+
+def _open(data: bytes, decoding: Decoding) -> Any:
+    """Open an image, whose pixels are not decoded yet; raises `ImageError` where there are too many of them."""
+    try:
+        image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
+    except Image.DecompressionBombError as error:
+        if not data.startswith(_JPEG_START):
+            raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
+        image = JpegImagePlugin.JpegImageFile(io.BytesIO(data))  # which does not look at their number
+    width, height = image.size
+    if width * height <= MAX_PIXELS:
+        return image
+    reason = f"{width} x {height} pixels; at most {MAX_PIXELS:,} are decoded"
+    if image.format not in _JPEG:
+        raise ImageError(reason)
+    if not decoding.large_images:
+        raise ImageError(f"{reason}; --large-images takes it at a part of its size")
+    if 2 * image.layers * width * height > _MOST_BUFFERED and _is_buffered(data):
+        raise ImageError(f"{reason}, and of a progressive JPEG {_MOST_BUFFERED // 2 // image.layers:,}")
+    return image
+
+
+def _is_buffered(data: bytes) -> bool:
+    """Whether decoding a JPEG takes all of it into memory: it is progressive, or has its components one by one."""
+    at, components = len(_JPEG_START), 0
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        marker = data[at + 1]
+        if marker == 0xDA:  # the first scan
+            return data[at + 4] < components
+        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame
+            components = data[at + 9]
+            if marker & 3 == 2:
+                return True
+        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big") if marker != 0xFF else 1
+    return True
+
+
+def _reduce(image: Any, sufficient_side: int | None) -> str:
+    """Have a JPEG decoded at a part of its size; says so where it would be too large otherwise."""
+    if image.format not in _JPEG:
+        return ""
+    width, height = image.size
+    least = next(scale for scale in (1, 2, 4, 8) if width * height <= MAX_PIXELS * scale**2)
+    side = min(width, height) // least
+    side = side if sufficient_side is None else min(side, sufficient_side)
+    image.draft(None, (side, side))
+    return f"at 1/{round(width / image.width)} of its {width} x {height} pixels" if least > 1 else ""
+
+
+def _load(image: Any, decoding: Decoding) -> str:
+    """Decode the pixels; where the file is cut off and that is accepted, those that are there, and say what is lost."""
+    try:
+        image.load()
+        return ""
+    except (OSError, SyntaxError) as error:
+        if not str(error).startswith(_TRUNCATED):
+            raise
+        if not decoding.accept_truncated:
+            raise ImageError(f"cannot be decoded: {one_line(error)}; --accept-truncated takes what is there") from error
+        image.tile = []  # nothing is left to decode: pixels that are missing stay black
+        return one_line(error)
 
 
 def _register_heif() -> None:
@@ -77,9 +246,10 @@ _ORIENTATIONS = {  # EXIF orientation: the operation that makes the image uprigh
 }
 
 
-def _upright(image: Image.Image) -> Image.Image:
+def _upright(image: Image.Image, described: Image.Image | None = None) -> Image.Image:
+    """Turn an image as its EXIF data, or those of another image, say."""
     try:
-        operation = _ORIENTATIONS.get(image.getexif().get(ExifTags.Base.Orientation, 1))
+        operation = _ORIENTATIONS.get((described or image).getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # damaged EXIF has no orientation; the pixels are intact
         return image
     return image if operation is None else image.transpose(operation)
@@ -88,13 +258,8 @@ def _upright(image: Image.Image) -> Image.Image:
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode in ("I", "F"):
-        pixels = np.asarray(image)
-        if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
-            raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
-        return _from_16_bit(pixels)
-    if image.mode.startswith("I;16"):
-        return _from_16_bit(np.asarray(image))
+    if image.mode == "F":
+        raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")
@@ -102,8 +267,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         del white, rgba  # each may take most of a gigabyte
         return composite.convert("RGB")
     return image.convert("RGB")
-
-
-def _from_16_bit(pixels: np.ndarray) -> Image.Image:
-    grey = ((pixels.astype(np.uint32) * 255 + 32767) // 65535).astype(np.uint8)
-    return Image.fromarray(grey, "L").convert("RGB")

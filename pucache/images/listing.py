@@ -110,6 +110,8 @@ def check_size(size: int) -> None:
 def check_shard(shard: tuple[int, int]) -> None:
     """Raise `ValueError` unless ``shard`` is (I, N) with 1 <= I <= N."""
     number, count = shard
+    if count < 1:
+        raise ValueError(f"shard {number}/{count} is none; expected I/N with 1 <= I <= N, such as 1/4")
     if not 1 <= number <= count:
         raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
 

@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -28,7 +28,7 @@ from PIL import Image
 
 from ..allocator import keep_freed_memory
 from ..errors import ImageError, SourceError, picklable_error
-from .decoding import decode
+from .decoding import USUAL, Decoding, decode_and_note
 from .listing import UNKNOWN
 from .source import Source, image_digest
 
@@ -50,6 +50,8 @@ class Chunk:
     to_embed: list[int]  # positions of the images in `pixels`, ascending
     pixels: torch.Tensor  # uint8, (len(to_embed), H, W, 3)
     seconds: list[float]  # in each of `STAGES`
+    peaks: list[int] = field(default_factory=list)  # largest value of each image of 16 bits
+    partial: dict[int, str] = field(default_factory=dict)  # what was not read of an image, by position
 
 
 class Resizer(Protocol):
@@ -83,10 +85,11 @@ class ChunkLoader:
         *,
         chunk_size: int,
         embedded_digests: np.ndarray | None = None,
+        decoding: Decoding = USUAL,
     ):
         self.keys = keys
         self.shape = (chunk_size, *resize.input_size, 3)  # of the pixels of a full chunk
-        self._source, self._resize, self._sizes = source, resize, sizes
+        self._source, self._resize, self._sizes, self._decoding = source, resize, sizes, decoding
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
 
     def __len__(self) -> int:
@@ -127,10 +130,14 @@ class ChunkLoader:
             digest = image_digest(data)
             times.append(time.perf_counter())
             if not self._is_embedded(digest):
-                image = decode(data, self._resize.sufficient_side)
+                decoded = decode_and_note(data, self._resize.sufficient_side, self._decoding)
                 times.append(time.perf_counter())
-                chunk.pixels[len(chunk.to_embed)] = self._resize(image)
+                chunk.pixels[len(chunk.to_embed)] = self._resize(decoded.image)
                 chunk.to_embed.append(position)
+                if decoded.peak is not None:
+                    chunk.peaks.append(decoded.peak)
+                if decoded.partial:
+                    chunk.partial[position] = decoded.partial
             return digest
         finally:
             times.append(time.perf_counter())

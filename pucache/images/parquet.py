@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, SourceError, one_line
-from ..storage.atomic import check_writable
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
 from ..storage.urls import is_url
 from .listing import UNKNOWN, ListingBuilder, check_size
@@ -211,18 +210,6 @@ class ParquetSource(ShardSource):
                 if len(values) != rows and left:
                     raise ImageError(f"pyarrow read {len(values)} rows in place of {rows}")
                 yield values.field("bytes") if file.column.endswith(".bytes") else values
-
-
-def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
-    """Key and label of each image of a Parquet source, to be written to `out` after the embeddings.
-
-    Raises `ValueError` for a source of another kind, `SourceError` where a file has no such column, and `OutputError`
-    where `out` cannot be written.
-    """
-    if not isinstance(source, ParquetSource):
-        raise ValueError(f"labels are read from Parquet files; {source.name} is none: leave out --labels-to")
-    check_writable(out, inputs=source.files())
-    return list(source.labels(column))
 
 
 @contextmanager

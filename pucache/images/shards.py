@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import errno
+import json
+import os
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ..errors import ImageError, MissingExtraError, SourceError
+from ..storage.atomic import check_writable
 from ..storage.filesystem import open_filesystem, read_range, source_errors
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
+from . import braces
 from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file
 from .remote import glob_base, glob_files, is_glob
+
+MAX_BESIDE = 1 << 20  # bytes of a member that holds the label of an image
 
 
 class ShardSource:
@@ -32,8 +39,9 @@ class ShardSource:
 
     kind, sequential = "", False
 
-    def __init__(self, where: str):
-        self.name = without_secrets(where) if is_url(where) else where
+    def __init__(self, where: str, encoding: str = ""):
+        self.name = (without_secrets(where) if is_url(where) else where) + (f"#encoding={encoding}" if encoding else "")
+        self.encoding = encoding  # of names that do not tell theirs
         self._where = where
         self._members: dict[str, Any] | None = None  # key to what `_read` needs, in the order of the shards
 
@@ -63,15 +71,20 @@ class ShardSource:
         """Path and key prefix of each shard."""
         with source_errors(self.name):
             fs, pattern = open_filesystem(self._where, retry_each_request=True)
-            if not is_glob(fs, pattern):
+            paths = braces.expand(pattern)
+            if not is_glob(fs, pattern) and paths == [pattern]:
                 return [(pattern, "")]
             fs.invalidate_cache()  # a cached listing would lack new shards
             if with_retries(lambda: fs.isfile(pattern)):  # a file name that holds brackets
                 return [(pattern, "")]
-            shards = glob_files(fs, pattern, builder)
+            # a shard that is named and missing becomes a failure when it is opened
+            shards = [
+                path for each in paths for path in (glob_files(fs, each, builder) if is_glob(fs, each) else [each])
+            ]
         if not shards and not builder.failures:
             raise SourceError(f"no such source: no shard matches {self.name}")
-        base_length = len(glob_base(fs, pattern))
+        before = braces.base(pattern)
+        base_length = len(glob_base(fs, before) if is_glob(fs, before) else before.rpartition("/")[0])
         return [(shard, shard[base_length:].lstrip("/") + "/") for shard in shards]
 
     def _index(self, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
@@ -117,6 +130,42 @@ class ShardSource:
         self._members.pop(key, None)
         return key
 
+    def files(self) -> list[str]:
+        """Paths of the shards that hold images, which are listed first."""
+        self.index()
+        assert self._members is not None
+        return list(dict.fromkeys(member[0] for member in self._members.values()))
+
+    def labels(self, column: str) -> Iterator[tuple[str, str]]:
+        """Key and label of each image: the text of the member beside it that ends in `column`, such as ``cls``.
+
+        ``json.NAME`` is a value of a JSON member. Blank where an image has no such member. Raises `SourceError` where
+        none has, or one cannot be read.
+        """
+        self.index()
+        assert self._members is not None
+        ending, _, field = column.removeprefix(".").partition(".")
+        fs, _ = open_filesystem(self._where)
+        texts: dict[str, str] = {}
+        for shard, key_prefix in self._shards(ListingBuilder()):
+            try:
+                for name, content in self._beside(fs, shard, f".{ending}"):
+                    texts[key_prefix + name.removeprefix("./").removesuffix(f".{ending}")] = _label(content, field)
+            except Exception as error:  # every file system has exceptions of its own
+                if not any(member[0] == shard for member in self._members.values()):
+                    continue  # a failure already
+                raise SourceError(f"cannot read the labels in {without_secrets(shard)}: {error_text(error)}") from error
+        labels = {key: _beside_image(texts, key) for key in self._members}
+        if not any(labels.values()):
+            raise SourceError(
+                f"{self.name} holds no .{ending} beside an image, such as {next(iter(labels), 'a.png')!r}"
+            )
+        yield from labels.items()
+
+    def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
+        """Name and content of each member with this ending."""
+        raise NotImplementedError
+
     def _group(self, member: Any) -> int:
         """Number that decides to which of several shares an image belongs; equal for images that are read together."""
         return zlib.crc32(member[0].encode())
@@ -144,6 +193,36 @@ class ShardSource:
         with open(shard, "rb") as stream:  # not tried again
             stream.seek(start)
             return stream.read(size)
+
+
+def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
+    """Key and label of each image of a source of shards, to be written to `out` after the embeddings.
+
+    Raises `ValueError` for a source of another kind, `SourceError` where there are no such labels, and `OutputError`
+    where `out` cannot be written.
+    """
+    if not isinstance(source, ShardSource):
+        raise ValueError(
+            f"labels are read from Parquet, tar and ZIP files; {source.name} is none of these: leave out --labels-to"
+        )
+    check_writable(out, inputs=source.files())
+    return list(source.labels(column))
+
+
+def _label(content: bytes, field: str) -> str:
+    """Text of a member, or of a value of its JSON object; "" where that is missing or null."""
+    if not field:
+        return content.decode("utf-8-sig").strip()
+    value = json.loads(content)
+    for name in field.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return "" if value is None else value if isinstance(value, str) else json.dumps(value)
+
+
+def _beside_image(texts: dict[str, str], key: str) -> str:
+    """Text of the member that has the image's name up to its ending, or up to the first dot as WebDataset has it."""
+    folder, slash, name = key.rpartition("/")
+    return texts.get(os.path.splitext(key)[0]) or texts.get(folder + slash + name.partition(".")[0]) or ""
 
 
 def _is_unreadable(error: Exception) -> bool:

@@ -6,6 +6,7 @@ is a module of `pucache.images`. Downstream of the cache only the pages use sour
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 from typing import Protocol
@@ -52,7 +53,9 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     where : str or path
         A folder, a manifest, a ``.tar``, ``.tar.gz``, ``.zip`` or ``.parquet`` file, a glob of such files, or an
         fsspec URL of any of these. A local folder with Parquet files and no images at its top stands for these.
-        ``FILE.parquet#key=COLUMN&image=COLUMN`` names the columns of keys and of image bytes.
+        ``FILE.parquet#key=COLUMN&image=COLUMN`` names the columns of keys and of image bytes, and
+        ``FILE.zip#encoding=cp932`` the encoding of names that do not tell theirs. ``{00000..00009}`` and ``{a,b}`` in
+        the names of such files stand for each of these.
         Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
         password and no token of the URL.
     key_column : str, optional
@@ -74,6 +77,7 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     if key_column is not None:
         path, options = split_options(where)
         where = f"{path}#" + "&".join(f"{name}={value}" for name, value in {**options, "key": key_column}.items())
+    where, encoding = _split_encoding(where)
     path, columns = split_options(where)
     if not is_url(path) and _holds_parquet(path):
         where = where.replace(path, f"{path.rstrip('/')}/*.parquet", 1)
@@ -93,11 +97,13 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     if not remote and is_special_file(where):
         raise SourceError(f"{where} is not a regular file; {EXPECTED}")
     if extension == ".tar":
-        return TarSource(location)
+        return TarSource(location, encoding)
     if name.lower().endswith(COMPRESSED):
-        return CompressedTarSource(location)
+        return CompressedTarSource(location, encoding)
     if extension == ".zip" and "::" not in name:  # a chain such as zip://::FILE is a folder of fsspec's
-        return ZipSource(location)
+        return ZipSource(location, encoding)
+    if encoding:
+        raise ValueError(f"an encoding is named for tar and ZIP files; {name} is none: leave it out")
     if extension in MANIFESTS:
         return ManifestSource(location)
     if remote:
@@ -105,6 +111,19 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     if not os.path.exists(where):
         raise SourceError(f"no such source: {where}; {EXPECTED}")
     raise SourceError(f"{where} is not a source; {EXPECTED}")
+
+
+def _split_encoding(where: str) -> tuple[str, str]:
+    """Split ``FILE#encoding=NAME`` into the file and the encoding; a file of that very name has none."""
+    path, mark, encoding = where.rpartition("#encoding=")
+    if not mark or (not is_url(where) and os.path.exists(where)):
+        return where, ""
+    try:
+        return path, codecs.lookup(encoding).name
+    except LookupError as error:
+        raise ValueError(
+            f"unknown encoding {encoding!r}; use one of Python's, such as cp932, gbk or latin-1"
+        ) from error
 
 
 def _holds_parquet(folder: str) -> bool:

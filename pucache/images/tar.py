@@ -11,12 +11,13 @@ import tempfile
 import threading
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import ImageError, one_line
 from ..storage.filesystem import open_filesystem, open_object
 from .listing import MAX_BYTES, MOST_TIMES, ListingBuilder, check_size
-from .shards import ShardSource
+from .shards import MAX_BESIDE, ShardSource
 
 
 class Member(NamedTuple):
@@ -38,7 +39,7 @@ class TarSource(ShardSource):
 
     def _add_from(self, stream: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         assert self._members is not None
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
+        with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
             for member in tar:
                 if member.isdir() or not (key := self._accepts(builder, key_prefix, member.name)):
                     continue
@@ -50,6 +51,17 @@ class TarSource(ShardSource):
         stream.seek(tar.offset)
         if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
             raise tarfile.ReadError(f"bad header at byte {tar.offset}")
+
+    def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
+        with open_object(fs, shard) as stream:
+            yield from self._ending_in(stream, ending)
+
+    def _ending_in(self, stream: Any, ending: str) -> Iterator[tuple[str, bytes]]:
+        with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
+            for member in tar:
+                if member.name.endswith(ending) and member.isreg() and member.size <= MAX_BESIDE:
+                    file = tar.extractfile(member)  # in memory
+                    yield member.name, b"" if file is None else file.read()
 
     def _read(self, member: Member) -> bytes:
         data = self._bytes(*member)
@@ -71,8 +83,8 @@ class CompressedTarSource(TarSource):
 
     sequential = True
 
-    def __init__(self, where: str):
-        super().__init__(where)
+    def __init__(self, where: str, encoding: str = ""):
+        super().__init__(where, encoding)
         self._lock = threading.Lock()
         self._unpacked: OrderedDict[str, tuple[Any, str]] = OrderedDict()
 
@@ -88,6 +100,11 @@ class CompressedTarSource(TarSource):
         self._add_from(content, shard, key_prefix, builder)
         if problem:
             raise tarfile.ReadError(problem)
+
+    def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
+        content, _ = self._content(shard)
+        content.seek(0)
+        yield from self._ending_in(content, ending)
 
     def _read(self, member: Member) -> bytes:
         check_size(member.size)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import calendar
+import logging
 import stat
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ..errors import ImageError
 from ..storage.filesystem import open_object
+from ..storage.urls import without_secrets
 from .listing import MOST_TIMES, ListingBuilder, check_size
-from .shards import ShardSource
+from .shards import MAX_BESIDE, ShardSource
+from .zip_names import guess_encoding, has_backslashes, member_name, open_archive
 
-_ENCRYPTED, _UTF8 = 1, 1 << 11  # bits of a member's flags
+log = logging.getLogger("pucache")
+_ENCRYPTED = 1  # bit of a member's flags
 _SIGNATURE = b"PK\3\4"  # of a local header, which ends in the lengths of the name and of the extra field after it
 _LOCAL_HEADER = struct.Struct("<26xHH")
 _SMALL = 1 << 26  # bytes that any member may unpack to, such as a large bitmap of one colour
@@ -41,11 +46,13 @@ class ZipSource(ShardSource):
 
     def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         assert self._members is not None
-        with open_object(fs, shard) as stream, zipfile.ZipFile(stream) as archive:
+        with open_object(fs, shard) as stream, open_archive(stream) as archive:
             archive.NameToInfo.clear()
+            encoding, backslashes = self._encoding_of(archive, shard), has_backslashes(archive.filelist)
             for at, info in enumerate(archive.filelist):
                 archive.filelist[at] = None  # type: ignore[call-overload]  # a million of them take a gigabyte
-                if info.is_dir() or not (key := self._accepts(builder, key_prefix, _name(info))):
+                name = member_name(info, encoding, backslashes=backslashes)
+                if name.endswith("/") or not (key := self._accepts(builder, key_prefix, name)):
                     continue
                 if problem := _problem(info):
                     builder.add_failure(key, problem)
@@ -64,6 +71,28 @@ class ZipSource(ShardSource):
                     info.compress_type,
                 )
 
+    def _encoding_of(self, archive: zipfile.ZipFile, shard: str) -> str:
+        """Encoding of names that do not tell theirs; a line says which one is guessed."""
+        if self.encoding:
+            return self.encoding
+        if guessed := guess_encoding(archive.filelist):
+            log.warning(
+                "%s: names without a mark of their encoding are read as %s; '%s#encoding=NAME' names another one",
+                without_secrets(shard),
+                guessed,
+                self.name,
+            )
+        return guessed or "utf-8"
+
+    def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
+        with open_object(fs, shard) as stream, open_archive(stream) as archive:
+            encoding = self.encoding or guess_encoding(archive.filelist) or "utf-8"
+            backslashes = has_backslashes(archive.filelist)
+            for info in archive.infolist():
+                name = member_name(info, encoding, backslashes=backslashes)
+                if name.endswith(ending) and not _problem(info) and info.file_size <= MAX_BESIDE:
+                    yield name, archive.read(info)
+
     def _read(self, member: Member) -> bytes:
         check_size(member.size)
         check_size(member.packed)
@@ -77,14 +106,6 @@ class ZipSource(ShardSource):
         if begin + member.packed > len(raw):
             raw = self._bytes(member.shard, member.offset, min(begin + member.packed, member.end - member.offset))
         return _unpacked(member, raw[begin : begin + member.packed])
-
-
-def _name(info: zipfile.ZipInfo) -> str:
-    """Name of a member; bytes without the mark for UTF-8 may be UTF-8 too, as the command zip writes them."""
-    try:
-        return info.filename if info.flag_bits & _UTF8 else info.filename.encode("cp437").decode()
-    except UnicodeError:
-        return info.filename
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,18 +21,21 @@ from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
-from ..images.decoding import FORMATS, decode
+from ..images.decoding import FORMATS, Decoding, decode
 from ..images.folder import LocalFolder
 from ..images.manifest import ManifestSource
 from ..images.shards import ShardSource
 from ..images.source import Source, image_digest, open_source
 from ..progress import Progress, Silent
+from ..storage.retries import RetriesExhausted
+from ..storage.urls import is_url
 
 QUALITY = 75  # of WebP; a photograph of 160 pixels takes 3 to 6 kB
 THREADS = 4
 LARGE = 20_000_000  # pixels; images above are decoded one at a time, to bound memory
 NO_SOURCE = "the cache does not say where its images are"
 CHANGED = "the file has changed since it was embedded"
+SILENT_SECONDS = 20.0  # for which a host that did not answer is not asked again
 _one_large = threading.Lock()
 
 
@@ -127,6 +132,7 @@ class RowImages:
         self._images = None if images is None else _open_indexed(images)
         self._sources: dict[str, Source | str] = {}
         self._opening = threading.Lock()
+        self._silent: dict[str, tuple[float, str]] = {}  # hosts that did not answer: when, and the problem
 
     def read(self, row: int, side: int) -> RowImage:
         """Decode the image of a row, scaled down to at most `side` pixels; never raises for an image.
@@ -144,7 +150,16 @@ class RowImages:
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()
-        return _read(self._source(file.source), self._cache.keys[row], digest, side)
+        decoding = Decoding.of(file.encoder.decoder)
+        source, key = self._source(file.source), self._cache.keys[row]
+        host = _host(source, key)
+        since, problem = self._silent.get(host, (-math.inf, ""))
+        if time.monotonic() - since < SILENT_SECONDS:  # it is not asked four times for each picture
+            return RowImage(problem=problem)
+        image, answered = _read(source, key, digest, side, decoding)
+        if not answered:
+            self._silent[host] = time.monotonic(), image.problem
+        return image
 
     def _source(self, name: str) -> Source | str:
         """The source of a cache file, or the reason why it cannot be opened."""
@@ -173,25 +188,42 @@ def _open_indexed(name: str | Path) -> Source:
     return source
 
 
-def _read(source: Source | str, key: str, expected_digest: bytes, side: int) -> RowImage:
+def _host(source: Source | str, key: str) -> str:
+    """Scheme and host of the URL of an image; "" for a file of this machine."""
     if isinstance(source, str):
-        return RowImage(problem=source)
+        return ""
+    where = source.paths.get(key, "") if isinstance(source, ManifestSource) else source.name
+    return "/".join(where.split("/")[:3]) if is_url(where) else ""
+
+
+def _has_no_answer(error: Exception) -> bool:
+    """Whether every attempt ended without an answer of the host, of which a status would be one."""
+    exhausted = error.__cause__
+    return isinstance(exhausted, RetriesExhausted) and getattr(exhausted.__cause__, "status", None) is None
+
+
+def _read(
+    source: Source | str, key: str, expected_digest: bytes, side: int, decoding: Decoding
+) -> tuple[RowImage, bool]:
+    """The image, and whether its host answered."""
+    if isinstance(source, str):
+        return RowImage(problem=source), True
     path = _local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
-        return RowImage(problem=f"{source.name} does not hold it")
+        return RowImage(problem=f"{source.name} does not hold it"), True
     except Exception as error:  # a file system behind a URL raises almost anything
-        return RowImage(problem=one_line(error))
+        return RowImage(problem=one_line(error)), not _has_no_answer(error)
     width, height = _size(data)
     try:
-        picture = _picture(data, side, large=width * height > LARGE)
+        picture = _picture(data, side, decoding, large=not 0 < width * height <= LARGE)
     except PUCacheError as error:
-        return RowImage(None, width, height, one_line(error), path)
+        return RowImage(None, width, height, one_line(error), path), True
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
     changed = any(expected_digest) and image_digest(data) != expected_digest
-    return RowImage(picture, width, height, CHANGED if changed else "", path)
+    return RowImage(picture, width, height, CHANGED if changed else "", path), True
 
 
 def _local_path(source: Source, key: str) -> str:
@@ -211,9 +243,9 @@ def _size(data: bytes) -> tuple[int, int]:
         return 0, 0
 
 
-def _picture(data: bytes, side: int, *, large: bool) -> Image.Image:
+def _picture(data: bytes, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = decode(data, sufficient_side=side)
+        picture = decode(data, side, decoding)
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 

@@ -22,7 +22,7 @@ from PIL import Image
 from ..devices import cores
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError, SourceError
-from ..images.decoding import DECODER, decode
+from ..images.decoding import DECODER, Decoding, decode
 from ..images.listing import UNKNOWN, Listing, in_reading_order
 from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
 from ..images.preprocessing import Preprocess
@@ -61,13 +61,14 @@ class Squash:
     side.
     """
 
-    def __init__(self, side: int, interpolation: str, views: Sequence[View]):
+    def __init__(self, side: int, interpolation: str, views: Sequence[View], decoder: str = DECODER):
         config = {"input_size": (3, side, side), "interpolation": interpolation, "crop_pct": 1.0, "crop_mode": "squash"}
         self._resize = Preprocess(config, _no_transform)
         self.input_size, self.sufficient_side = self._resize.input_size, self._resize.sufficient_side
         self._min_side = min(side, math.ceil(_MIN_CROP_SIDE / math.sqrt(min(v.area[0] / v.ratio for v in views))))
         # everything that determines the pixels, as JSON values
-        self.settings = {"side": side, "interpolation": interpolation, "least": self._min_side, "decoder": DECODER}
+        self.settings = {"side": side, "interpolation": interpolation, "least": self._min_side, "decoder": decoder}
+        self.decoding = Decoding.of(decoder)
 
     def __call__(self, image: Image.Image) -> torch.Tensor:
         """Return uint8 (D, D, 3)."""
@@ -87,7 +88,7 @@ def squash_for(description: Description, views: Sequence[View]) -> Squash:
     """Resizing for a network: views over 64 pixels are cut from images 8/7 as large, so that crops keep detail."""
     size = description.size
     side = size if size <= _SMALL_VIEW else round(size * 8 / 7)
-    return Squash(side, description.interpolation, views)
+    return Squash(side, description.interpolation, views, description.decoder)
 
 
 def open_images(
@@ -218,7 +219,8 @@ def _is_complete(folder: Path, settings: dict[str, object], images: int) -> bool
 
 def _decoded_chunks(source: Source, listing: Listing, squash: Squash, *, workers: int) -> Iterator[Chunk]:
     """Decoded chunks in the order of the listing."""
-    loader = ChunkLoader(source, squash, listing.keys, listing.size_mtime[:, 0].tolist(), chunk_size=_CHUNK)
+    sizes = listing.size_mtime[:, 0].tolist()
+    loader = ChunkLoader(source, squash, listing.keys, sizes, chunk_size=_CHUNK, decoding=squash.decoding)
     workers = min(workers, 1 if getattr(source, "sequential", False) else len(loader))
     if workers:
         with LoaderProcesses(loader, workers) as processes:
@@ -248,7 +250,8 @@ class StreamedImages:
     def _decode(self, row: int) -> torch.Tensor:
         key = self.keys[row]
         try:
-            return self._squash(decode(self._source.read(key), self._squash.sufficient_side)).contiguous()
+            image = decode(self._source.read(key), self._squash.sufficient_side, self._squash.decoding)
+            return self._squash(image).contiguous()
         except ImageError as error:
             if key not in self.failures:
                 self.failures[key] = str(error)

@@ -20,6 +20,7 @@ from ..encoders.backbones import (
 from ..encoders.pretrained_file import LARGEST, Description
 from ..encoders.spec import BUNDLED
 from ..errors import EncoderError, one_line
+from ..images.decoding import DECODER, Decoding
 
 STEMS = ("standard", "small")
 _PROJECTION_DIM = 128
@@ -45,12 +46,16 @@ class NetworkConfig:
     weights : str, optional
         A file, the folder of an earlier run, or ``hub`` for timm's pretrained weights. By default the weights
         are random; the ``bundled`` network always has its own.
+    decoding : Decoding, optional
+        Choices on the way from bytes to pixels. By default those of the earlier run in `weights`, else the usual ones.
+        Caches and models of the encoder record them.
     """
 
     backbone: str = "resnet50"
     stem: str = "standard"
     size: int | None = None
     weights: str | None = None
+    decoding: Decoding | None = None
 
     def __post_init__(self) -> None:
         if self.stem not in STEMS:
@@ -130,6 +135,7 @@ def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
         std=list(timm_config["std"]),
         interpolation=interpolation if interpolation in ("bilinear", "bicubic") else "bicubic",
         steps=0,
+        decoder=config.decoding.decoder if config.decoding else timm_config.get("decoder", DECODER),
     )
     try:
         return Network(backbone, description, norm=norm)

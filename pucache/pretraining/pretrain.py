@@ -23,6 +23,7 @@ from ..devices import choose_device, choose_training_precision, torch_dtype
 from ..encoders.backbones import digest
 from ..encoders.pretrained_file import Description
 from ..errors import ImageError
+from ..images.decoding import DECODER
 from ..images.decoding import decode as decode_image
 from ..images.listing import Listing
 from ..images.source import Source, open_source
@@ -190,6 +191,7 @@ def _settings(
         "architecture": model.description.architecture,
         "stem": model.description.stem,
         "size": model.description.size,
+        **({"decoder": model.description.decoder} if model.description.decoder != DECODER else {}),
         "weights": "random" if config.has_random_weights else digest(model.backbone),
         "seed": seed,
         "precision": precision,

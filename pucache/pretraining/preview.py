@@ -70,7 +70,8 @@ def show_views(
     images: list[torch.Tensor] = []
     for row in order:
         with contextlib.suppress(ImageError):
-            images.append(squash(decode(source.read(listing.keys[row]), squash.sufficient_side)).contiguous())
+            image = decode(source.read(listing.keys[row]), squash.sufficient_side, squash.decoding)
+            images.append(squash(image).contiguous())
         if len(images) == _IMAGES:
             break
     if not images:

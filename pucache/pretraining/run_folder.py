@@ -306,7 +306,8 @@ def _differences(
     earlier_settings: dict[str, Any], earlier_recipe: Recipe, settings: dict[str, Any], recipe: Recipe
 ) -> list[str]:
     """What differs from the configuration of an earlier run, as text."""
-    pairs = [(name, earlier_settings.get(name), value) for name, value in settings.items() if name != "images"]
+    names = [name for name in {**settings, **earlier_settings} if name != "images"]
+    pairs = [(name, earlier_settings.get(name), settings.get(name)) for name in names]
     if not earlier_recipe.can_continue_as(recipe):
         pairs += [(name, getattr(earlier_recipe, name), value) for name, value in vars(recipe).items()]
     texts = [f"{name} {_shorten(old)} (now {_shorten(new)})" for name, old, new in pairs if old != new]

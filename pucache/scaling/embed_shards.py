@@ -11,6 +11,7 @@ import contextlib
 import os
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -179,6 +180,8 @@ def embed_shards(
         name=without_secrets(os.fspath(folder)),
         **{name: sum(getattr(report, name) for report in reports) for name in _SUMS},
         failures={key: reason for report in reports for key, reason in report.failures.items()},
+        partial={key: reason for report in reports for key, reason in report.partial.items()},
+        peaks=sum((report.peaks for report in reports), Counter()),
         written=any(report.written for report in reports),
         seconds=time.monotonic() - started,
         cosine=min((report.cosine for report in reports if report.cosine is not None), default=None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_ca
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import LabelError, ModelError
+from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.prefetch import prefetch
 from ..storage.urls import is_url
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from ..encoders.encoder import Encoder
     from ..images.source import Source
 
+log = logging.getLogger("pucache")
 _CHECKED = 1000  # images of an earlier table whose margins tell whether it is of the same model
 _BLOCKS_AHEAD = 8  # about a row group of Parquet: computed while the one before is written
 _LEAST_SHARE = 1e-4  # that decisions are made at
@@ -342,6 +345,8 @@ def embed_for(
         source = open_source(source)  # a missing source is reported before the encoder is loaded
     opened = encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
     report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
+    if report.range_note:
+        log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)
 
 
@@ -356,7 +361,8 @@ def encoder_of(
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    opened = open_encoder(replace(options, name=expected.name), like=existing or expected)
+    options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder))
+    opened = open_encoder(options, like=existing or expected)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(

@@ -1,6 +1,8 @@
 import base64
 import hashlib
 import io
+import socketserver
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
+from pucache.storage import retries
 
 
 def shown(thumbnail):
@@ -64,6 +67,24 @@ def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
     (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
     here, gone = thumbnails(cache, np.arange(2), images=tmp_path)
     assert here.uri and here.problem == "" and "No such file" in gone.problem
+
+
+def test_a_host_that_does_not_answer_is_not_asked_again_for_every_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
+    files = {f"{number:02}.png": encode(shaded(20, 10)) for number in range(60)}
+    cache = folder_of(tmp_path, files)
+    met = []
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self):
+            met.append(self.request)  # and close the connection
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        found = thumbnails(cache, np.arange(60), images=f"http://127.0.0.1:{server.server_address[1]}/photos")
+        server.shutdown()
+    assert all("tried 4 times" in one.problem for one in found)
+    assert len(met) <= 4 * 16, "a series of four attempts, of four connections each, for each of the four threads"
 
 
 def test_images_inside_a_tar_are_shown_and_have_no_path(tmp_path):

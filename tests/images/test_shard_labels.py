@@ -1,0 +1,88 @@
+"""Shards by ranges in braces, and the labels beside the images in them."""
+
+import gzip
+import json
+import zipfile
+
+import pytest
+from helpers.sources import tar
+
+from pucache.errors import SourceError
+from pucache.images.shards import label_rows
+from pucache.images.source import open_source
+
+SAMPLES = {"0001.jpg": b"i", "0001.cls": b"3\n", "0001.json": json.dumps({"label": "car", "a": {"b": [1]}}).encode()}
+SAMPLES |= {
+    "d/0002.left.png": b"i",
+    "d/0002.cls": b"\xef\xbb\xbf4",
+    "d/0002.json": b'{"label": null}',
+    "0003.png": b"i",
+}
+
+
+def zipped(path, members):
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return path.read_bytes()
+
+
+def packed(kind, folder):
+    if kind == "zip":
+        return zipped(folder / "made", SAMPLES)
+    data = tar(*SAMPLES.items())
+    return gzip.compress(data) if kind == "tar.gz" else data
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+@pytest.mark.parametrize(
+    ("column", "expected"),
+    [
+        ("cls", {"0001.jpg": "3", "d/0002.left.png": "4", "0003.png": ""}),
+        (".cls", {"0001.jpg": "3", "d/0002.left.png": "4", "0003.png": ""}),
+        ("json.label", {"0001.jpg": "car", "d/0002.left.png": "", "0003.png": ""}),
+        ("json.a.b", {"0001.jpg": "[1]", "d/0002.left.png": "", "0003.png": ""}),
+    ],
+)
+def test_labels_are_members_beside_the_image(place, tmp_path_factory, kind, column, expected):
+    folder, put = place
+    put(f"x.{kind}", packed(kind, tmp_path_factory.mktemp("made")))
+    source = open_source(f"{folder}/x.{kind}")
+    assert dict(label_rows(source, column, str(tmp_path_factory.mktemp("out") / "labels.csv"))) == expected
+
+
+def test_a_shard_without_such_labels_or_with_damaged_ones_is_refused(tmp_path):
+    (tmp_path / "x.tar").write_bytes(tar(("a.png", b"i"), ("a.json", b"{"), ("b.png", b"i")))
+    source = open_source(tmp_path / "x.tar")
+    with pytest.raises(SourceError, match=r"holds no \.cls beside an image, such as 'a\.png'"):
+        label_rows(source, "cls", str(tmp_path / "labels.csv"))
+    with pytest.raises(SourceError, match=r"cannot read the labels in .*x\.tar"):
+        label_rows(source, "json.label", str(tmp_path / "labels.csv"))
+
+
+def test_a_folder_has_no_labels_of_this_kind(tmp_path):
+    with pytest.raises(ValueError, match="labels are read from Parquet, tar and ZIP files"):
+        label_rows(open_source(tmp_path), "cls", str(tmp_path / "labels.csv"))
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_ranges_in_braces_name_shards_and_those_that_are_missing(place, tmp_path_factory, kind):
+    folder, put = place
+    for number in (0, 1, 3, 4):
+        put(f"sh/{number:03}.{kind}", packed(kind, tmp_path_factory.mktemp("made")))
+    source = open_source(f"{folder}/sh/{{000..003}}.{kind}")
+    listing = source.scan()
+    assert listing.keys == sorted(f"{n:03}.{kind}/{key}" for n in (0, 1, 3) for key in SAMPLES if key[-1] == "g")
+    (missing,) = listing.failures.items()
+    assert missing[0] == f"002.{kind}/" and "cannot be read: " in missing[1]
+    assert source.read(f"003.{kind}/0003.png") == b"i"
+    assert dict(label_rows(source, "cls", str(tmp_path_factory.mktemp("o") / "l.csv")))[f"001.{kind}/0001.jpg"] == "3"
+
+
+def test_braces_and_wildcards_go_together_and_a_file_of_that_very_name_wins(place):
+    folder, put = place
+    for name in ("train/1.tar", "test/2.tar", "other/3.tar"):
+        put(f"{name}", tar(("a.png", b"i")))
+    assert open_source(f"{folder}/{{train,test}}/*.tar").scan().keys == ["test/2.tar/a.png", "train/1.tar/a.png"]
+    put("{1..2}.tar", tar(("b.png", b"i")))
+    assert open_source(f"{folder}/{{1..2}}.tar").scan().keys == ["b.png"]
