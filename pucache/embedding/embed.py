@@ -257,9 +257,10 @@ def run_embedding(
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     with destination.exclusive(), progress or Silent() as progress:
         existing = destination.existing()
-        if isinstance(encoder, EncoderOptions):
-            encoder = open_encoder(encoder, like=encoder_of_existing(cache))
         started = time.monotonic()
+        if isinstance(encoder, EncoderOptions):
+            with profile.stage("loading"):
+                encoder = open_encoder(encoder, like=encoder_of_existing(cache))
         if listing is None:
             with profile.stage("listing"):
                 everything = source.scan()
@@ -282,7 +283,7 @@ def run_embedding(
         failures=plan.inventory.failures,
         ignored=listing.ignored,
         written=written,
-        seconds=time.monotonic() - started - plan.loading_seconds,
+        seconds=time.monotonic() - started - profile.seconds["loading"],
         profile=profile,
         cosine=plan.cosine,
     )
@@ -297,7 +298,6 @@ class _Plan:
 
     computed = reused = 0
     cosine: float | None = None
-    loading_seconds = 0.0  # of the encoder
 
     def __init__(
         self,
@@ -362,9 +362,8 @@ class _Plan:
         from .blocks import BlockAssembler  # imports torch, as the encoder does
         from .engine import Job, embed_images
 
-        started = time.monotonic()
-        loaded = encoder.load()
-        self.loading_seconds = time.monotonic() - started
+        with profile.stage("loading"):
+            loaded = encoder.load()
         job = Job(
             source=self.source,
             encoder=loaded,

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..devices import upload
 from ..encoders.backbones import share_batch_norm_on_gpus
 from ..errors import RunError
 from . import process_group
@@ -99,7 +100,7 @@ class Training:
         try:
             self.optimizer.zero_grad()
             with process_group.lost_processes_reported():
-                loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
+                loss, z = self._backward(number, upload(images, self.device), upload(randoms, self.device))
                 loss = process_group.sum_over_processes(loss.detach()) / process_group.world_size()
             self.optimizer.step()
         except RuntimeError as error:
@@ -111,12 +112,6 @@ class Training:
                 f"which keeps the negatives, or a --batch-size below {self.recipe.batch_size}"
             ) from error
         return loss, z.detach()
-
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor to the device; only pinned memory is copied without waiting for the GPU's queue."""
-        if self.device.type == "cuda" and not tensor.is_cuda:
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
 
     def _backward(self, number: int, images: torch.Tensor, randoms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and its gradient, by the whole batch at once or by parts.
