@@ -50,7 +50,7 @@ class BatchRunner:
         return min([default, *(positions[0] for _, positions in self._pixels)])
 
     def start(self) -> Future[None]:
-        """Build the network, once, in one of the threads that will run passes: torch compiles for the calling thread."""
+        """Build the network, once, in one of the threads that run passes: torch compiles for the calling thread."""
         if self._starting is None:
             self._starting = self._threads.submit(self._build)
         return self._starting

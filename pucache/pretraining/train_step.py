@@ -126,7 +126,8 @@ class Training:
         """
         before = [buffer.clone() for buffer in self.network.buffers()]
         plain = self._projections, self._loss
-        options = {"fallback_random": True}  # dropout by the same numbers
+        torch.compiler.reset()  # what was compiled for another training counts towards a limit
+        options: Any = {"fallback_random": True}  # dropout by the same numbers
         self._projections, self._loss = (torch.compile(part, dynamic=False, options=options) for part in plain)
         try:
             with warnings.catch_warnings():
@@ -134,7 +135,8 @@ class Training:
                 self._backward(number, images)
         except Exception as error:  # compilers raise almost anything
             self._projections, self._loss = plain
-            log.warning("the training step cannot be compiled (%s); going on without", one_line(error)[:160])
+            reason = one_line(error).partition(" Set TORCHDYNAMO")[0][:160]
+            log.warning("the training step cannot be compiled (%s); going on without", reason)
         finally:
             torch._foreach_copy_(list(self.network.buffers()), before)
             self.optimizer.zero_grad()

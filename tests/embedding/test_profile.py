@@ -53,4 +53,5 @@ def test_a_pass_that_fails_is_no_first_batch(clock):
 
 
 def test_where_nothing_is_embedded_nothing_waits():
-    assert Profile().waited == 0 and Profile().line() == "nothing was embedded (summed over threads); the encoder waited 0%"
+    assert Profile().waited == 0
+    assert Profile().line() == "nothing was embedded (summed over threads); the encoder waited 0%"
