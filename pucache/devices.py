@@ -105,6 +105,13 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
+def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy a tensor to a device; only pinned memory is copied without waiting for the GPU's queue."""
+    if device.type == "cuda" and not tensor.is_cuda:
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
+
+
 # an allocation of torch, of cuBLAS or faiss, or of the driver where another process has taken everything
 _SHORTAGE = re.compile("CUDA out of memory|CUDA error: out of memory|CUBLAS_STATUS_ALLOC_FAILED|cudaMalloc|alloc fail")
 

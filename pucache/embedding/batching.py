@@ -32,13 +32,13 @@ class BatchRunner:
         self._pixels: deque[tuple[torch.Tensor, list[int]]] = deque()  # waiting, with positions
         self._waiting = 0  # images in `_pixels`
         self._running: deque[Future[EmbeddedImages]] = deque()
-        self._started = False
+        self._starting: Future[None] | None = None
 
     def add(self, chunk: Chunk) -> None:
         """Take the pixels of a chunk, and start passes of whole batches."""
         if not chunk.to_embed:
             return
-        self._start()
+        self.start().result()
         self._pixels.append((chunk.pixels, chunk.to_embed))
         self._waiting += len(chunk.to_embed)
         count = whole_batches(self._encoder.runtime.batch_size, self._images_per_call)
@@ -49,12 +49,15 @@ class BatchRunner:
         """Position of the first image that waits for others to fill a batch; `default` where none waits."""
         return min([default, *(positions[0] for _, positions in self._pixels)])
 
-    def _start(self) -> None:
-        if not self._started:
-            with self._profile.stage("starting"):
-                # in one of the threads that will run passes, because torch compiles for the calling thread
-                self._threads.submit(self._encoder.runtime.start).result()
-            self._started = True
+    def start(self) -> Future[None]:
+        """Build the network, once, in one of the threads that run passes: torch compiles for the calling thread."""
+        if self._starting is None:
+            self._starting = self._threads.submit(self._build)
+        return self._starting
+
+    def _build(self) -> None:
+        with self._profile.stage("starting"):
+            self._encoder.runtime.start()
 
     def finished(self) -> Iterator[EmbeddedImages]:
         """Yield finished passes; waits for one where too many are running."""
@@ -82,7 +85,7 @@ class BatchRunner:
         self._running.append(self._threads.submit(self._embed, pieces, positions))
 
     def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
-        with self._profile.stage("encoder"):
+        with self._profile.forward_pass():
             pixels = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
             return EmbeddedImages(positions, self._encoder.forward(pixels))
 

@@ -281,9 +281,10 @@ def run_embedding(
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     with destination.exclusive(), progress or Silent() as progress:
         existing = destination.existing()
-        if isinstance(encoder, EncoderOptions):
-            encoder = open_encoder(encoder, like=encoder_of_existing(cache))
         started = time.monotonic()
+        if isinstance(encoder, EncoderOptions):
+            with profile.stage("loading"):
+                encoder = open_encoder(encoder, like=encoder_of_existing(cache))
         if listing is None:
             with profile.stage("listing"):
                 everything = source.scan()
@@ -308,7 +309,7 @@ def run_embedding(
         peaks=plan.peaks,
         ignored=listing.ignored,
         written=written,
-        seconds=time.monotonic() - started - plan.loading_seconds,
+        seconds=time.monotonic() - started - profile.seconds["loading"],
         profile=profile,
         cosine=plan.cosine,
     )
@@ -325,7 +326,6 @@ class _Plan:
     cosine: float | None = None
     partial: dict[str, str]
     peaks: Counter[int]
-    loading_seconds = 0.0  # of the encoder
 
     def __init__(
         self,
@@ -391,9 +391,8 @@ class _Plan:
         from .blocks import BlockAssembler  # imports torch, as the encoder does
         from .engine import Job, embed_images
 
-        started = time.monotonic()
-        loaded = encoder.load()
-        self.loading_seconds = time.monotonic() - started
+        with profile.stage("loading"):
+            loaded = encoder.load()
         job = Job(
             source=self.source,
             encoder=loaded,

@@ -72,7 +72,10 @@ def embed_images(
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the threads below change the default
         threads = _threads(stack, runtime.caller_threads, runtime.enter_thread)
         runner = BatchRunner(job.encoder, threads, images_per_call, profile)
-        for chunk in _chunks(stack, job, _processes(job, workers), threads, images_per_call):
+        chunks = _chunks(stack, job, _processes(job, workers), threads, images_per_call)
+        if not len(job.lookup.sorted_digests):  # else perhaps no image needs the network
+            runner.start()  # while the first images are loaded
+        for chunk in chunks:
             yield chunk
             runner.add(chunk)
             # a block stays open as long as one of its images waits for others to fill a batch

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from ..allocator import keep_freed_memory
-from ..devices import cores, torch_dtype
+from ..devices import cores, torch_dtype, upload
 from ..errors import EncoderError
 from .backends import ForwardPass, PixelModel, compile_with_openvino
 from .batchnorm_folding import fold_batch_norm
@@ -108,14 +108,15 @@ class Runtime:
         assert self._forward is not None
         black = pixels.new_zeros((batch_size - len(pixels), *pixels.shape[1:]))
         batch = torch.cat([pixels, black]) if len(black) else pixels
-        return self._forward(batch.to(self.device))[: len(pixels)].cpu().numpy()
+        return self._forward(upload(batch, self.device))[: len(pixels)].cpu().numpy()
 
     def _build(self) -> ForwardPass:
         assert self._reference is not None
         reference = self._reference
         if self.device.type == "cuda":
             torch.backends.cudnn.allow_tf32 = False  # fp32 must not mean TF32
-            torch.backends.cudnn.benchmark = True  # every batch has one shape
+            # cuDNN's heuristics: with its tuning the first batch of a depthwise network took 14 s on an H100
+            torch.backends.cudnn.benchmark = False
         sample = torch.rand((1, 3, *self.input_size), generator=torch.Generator().manual_seed(0))
         reference.network = fold_batch_norm(reference.network, sample)
         reference.to(self.device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -13,7 +13,6 @@ therefore commute, and their order is not random.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,6 @@ _RANDOM_NAMES = (
 N_RANDOM = len(_RANDOM_NAMES)
 _GREY = (0.299, 0.587, 0.114)  # luma of ITU-R BT.601
 _TO_YIQ = (_GREY, (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))
-_FROM_YIQ = tuple(map(tuple, np.linalg.inv(_TO_YIQ).tolist()))
 _BLUR_SIZE = 224  # view size in pixels for which the width of the blur is stated
 _VIEW_STREAM = 1  # separates the random numbers of step i from the image order of epoch i
 
@@ -81,13 +79,17 @@ def random_numbers(seed: int, step: int, *, images: int, views: int) -> torch.Te
 class Augment:
     """Make views of images, (b, D, D, 3), of `size` pixels a side; `views` are used in turn if more are made."""
 
-    def __init__(self, views: Sequence[View], size: int):
+    def __init__(self, views: Sequence[View], size: int, device: torch.device | str = "cpu"):
         self.views, self.size = tuple(views), size
+        # uploaded once: copying to a GPU would wait for its queue
+        self._grey = torch.tensor(_GREY, device=device)
+        self._basis = torch.from_numpy(_colour_basis()).to(device)
+        self._identity = torch.eye(3, 4, device=device)
 
     def __call__(self, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
         """Return views of uint8 images (b, D, D, 3): float32 in [0, 1], (M, b, 3, size, size).
 
-        `randoms` (b, M, N_RANDOM) are from `random_numbers`, on any device.
+        `images` are on the device of the constructor; `randoms` (b, M, N_RANDOM) are from `random_numbers`, on any.
         """
         pixels = images.permute(0, 3, 1, 2).float().div_(255)
         randoms = randoms.to(images.device)
@@ -98,7 +100,7 @@ class Augment:
         """One view of each image: (b, 3, D, D) -> (b, 3, size, size)."""
         u = dict(zip(_RANDOM_NAMES, randoms.T, strict=True))
         x = self._resample(pixels, view, u)
-        x = _adjust_colours(x, view, u)
+        x = self._adjust_colours(x, view, u)
         if view.solarize:
             x = torch.where((u["solarize"] < view.solarize)[:, None, None, None] & (x >= 0.5), 1 - x, x)
         return x
@@ -144,47 +146,44 @@ class Augment:
         weights = torch.exp(-0.5 * ((pixel - pixel[:, None]) / sigma[:, None, None]).square())
         return weights / weights.sum(2, keepdim=True)
 
+    def _adjust_colours(self, x: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Jitter and grey: one affine map of the channels per image, then clipping to [0, 1]."""
+        b, _, *size = x.shape
+        colour = self._jitter_matrix(x.mean((2, 3)), view, u)
+        if view.grey:
+            grey = self._grey.expand(3, 3) @ colour
+            colour = torch.where((u["grey"] < view.grey)[:, None, None], grey, colour)
+        x = torch.baddbmm(colour[:, :, 3:], colour[:, :, :3], x.flatten(2))
+        return x.clamp_(0, 1).view(b, 3, *size)
 
-def _adjust_colours(x: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Jitter and grey: one affine map of the channels per image, then clipping to [0, 1]."""
-    b, _, *size = x.shape
-    colour = _jitter_matrix(x.mean((2, 3)), view, u)
-    if view.grey:
-        grey = _constant(_GREY, x.device).expand(3, 3) @ colour
-        colour = torch.where((u["grey"] < view.grey)[:, None, None], grey, colour)
-    x = torch.baddbmm(colour[:, :, 3:], colour[:, :, :3], x.flatten(2))
-    return x.clamp_(0, 1).view(b, 3, *size)
+    def _jitter_matrix(self, mean: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Affine map of brightness, contrast, saturation and hue, (b, 3, 4) with the constant in the last column.
+
+        `mean`, (b, 3), holds the channel means of each image: lower contrast moves colours towards their grey level.
+        """
+        identity = self._identity.expand(len(mean), 3, 4)
+        if not view.jitter:
+            return identity
+        brightness, contrast, saturation = (
+            1 + getattr(view, name) * (2 * u[name] - 1) for name in ("brightness", "contrast", "saturation")
+        )
+        angle = 2 * math.pi * view.hue * (2 * u["hue"] - 1)
+        scale, level = brightness * contrast, brightness * (1 - contrast) * (mean @ self._grey)
+        chroma = scale * saturation
+        weights = torch.stack([scale, chroma * angle.cos(), chroma * angle.sin(), level], 1)
+        return torch.where((u["jitter"] < view.jitter)[:, None, None], (weights @ self._basis).view(-1, 3, 4), identity)
 
 
-def _jitter_matrix(mean: torch.Tensor, view: View, u: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Affine map of brightness, contrast, saturation and hue, (b, 3, 4) with the constant in the last column.
+def _colour_basis() -> np.ndarray:
+    """Maps of the channels that a jitter adds up, float32 (4, 3 x 4).
 
-    `mean`, (b, 3), holds the channel means of each image: lower contrast moves colours towards their grey level.
+    They are the luma of YIQ, its IQ plane, that plane turned by a right angle, and a constant.
     """
-    b = len(mean)
-    identity = torch.eye(3, 4, device=mean.device).expand(b, 3, 4)
-    if not view.jitter:
-        return identity
-    brightness, contrast, saturation = (
-        1 + getattr(view, name) * (2 * u[name] - 1) for name in ("brightness", "contrast", "saturation")
-    )
-    level = brightness * (1 - contrast) * (mean @ _constant(_GREY, mean.device))
-    chroma = _chroma_matrix(saturation, 2 * math.pi * view.hue * (2 * u["hue"] - 1))
-    colour = (brightness * contrast)[:, None, None] * chroma
-    colour = torch.cat([colour, level[:, None, None].expand(b, 3, 1)], 2)
-    return torch.where((u["jitter"] < view.jitter)[:, None, None], colour, identity)
-
-
-def _chroma_matrix(factor: torch.Tensor, angle: torch.Tensor) -> torch.Tensor:
-    """Matrices that scale the saturation and rotate the hue, (b, 3, 3), by a linear map of the IQ plane of YIQ."""
-    to_yiq, from_yiq = _constant(_TO_YIQ, angle.device), _constant(_FROM_YIQ, angle.device)
-    cos, sin = factor * angle.cos(), factor * angle.sin()
-    one, zero = torch.ones_like(angle), torch.zeros_like(angle)
-    rotation = torch.stack([one, zero, zero, zero, cos, -sin, zero, sin, cos], 1).view(-1, 3, 3)
-    return from_yiq @ rotation @ to_yiq
-
-
-@functools.cache
-def _constant(values: tuple, device: torch.device) -> torch.Tensor:
-    """A tensor, cached: copying it to a GPU would wait for the GPU's queue."""
-    return torch.tensor(values, device=device)
+    to_yiq = np.array(_TO_YIQ)
+    from_yiq = np.linalg.inv(to_yiq)
+    quarter_turn = np.array([[0, 0, 0], [0, 0, -1], [0, 1, 0]])
+    in_yiq = np.stack([np.diag([1, 0, 0]), np.diag([0, 1, 1]), quarter_turn])
+    basis = np.zeros((4, 3, 4), np.float32)
+    basis[:3, :, :3] = from_yiq @ in_yiq @ to_yiq
+    basis[3, :, 3] = 1
+    return basis.reshape(4, 12)

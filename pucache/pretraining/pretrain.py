@@ -44,7 +44,7 @@ from .probe import Probe
 from .recipes import Recipe, find_recipe
 from .run_folder import PretrainReport, RunFolder, require_tensorboard
 from .train_step import Training, check_batch
-from .trainer import Trainer, resume
+from .trainer import COMPILE_MODES, Trainer, resume
 
 log = logging.getLogger("pucache")
 
@@ -66,6 +66,7 @@ def pretrain(
     minutes: float = math.inf,
     save_every: float = 5.0,
     tensorboard: bool = False,
+    compile: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainReport:
     """Train an encoder on the images of a source, without labels. Call it again to continue a run.
@@ -102,6 +103,9 @@ def pretrain(
         Minutes between checkpoints.
     tensorboard : bool
         Also log for TensorBoard.
+    compile : {"auto", "on", "off"}
+        Compile the training step, which changes no more than roundings. ``auto`` does so on a GPU where more
+        than five minutes of training are left.
     progress : Progress, optional
 
     Returns
@@ -125,6 +129,8 @@ def pretrain(
     started = time.monotonic()
     if decode not in DECODE_MODES:
         raise ValueError(f"decode is auto, once or always, got {decode!r}")
+    if compile not in COMPILE_MODES:
+        raise ValueError(f"compile is auto, on or off, got {compile!r}")
     if tensorboard:
         require_tensorboard()
     if not minutes > 0:
@@ -137,6 +143,8 @@ def pretrain(
     with process_group.joined(device) as own_device, ExitStack() as stack:
         # of several processes the first one lists, decodes, logs and saves
         is_first = process_group.rank() == 0
+        if compile == "on" and process_group.world_size() > 1:
+            raise ValueError("--compile on is for one process, and several share the batches; leave it out")
         progress = stack.enter_context(progress if is_first and progress else Silent())
         folder = stack.enter_context(RunFolder(path)) if is_first else None
         torch_device = choose_device(own_device)
@@ -173,7 +181,7 @@ def pretrain(
         if folder:
             log.info("%s", _plan(config, training, len(images.keys), precision, step))
             folder.start_log(step, tensorboard=tensorboard)
-        trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses)
+        trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses, compile=compile)
         trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
         probe_name = probe.name if positives else ""
         report = trainer.report(path, listing.failures, probe_name, started=started)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import logging
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..devices import upload
 from ..encoders.backbones import share_batch_norm_on_gpus
-from ..errors import RunError
+from ..errors import RunError, one_line
 from . import process_group
 from .augmentations import VIEWS, Augment, random_numbers
 from .losses import contrastive_loss
 from .network import Network
 from .recipes import Recipe, build_optimizer
+
+log = logging.getLogger("pucache")
 
 
 def check_batch(images: int, recipe: Recipe) -> None:
@@ -56,6 +61,7 @@ class Training:
     ):
         check_batch(images, recipe)
         torch.backends.cudnn.benchmark = True  # all batches have one shape
+        torch.backends.cudnn.allow_tf32 = False  # fp32 must not mean TF32
         self.recipe, self._seed, self._images = recipe, seed, images
         self.device, self.dtype = device, dtype
         try:
@@ -71,7 +77,9 @@ class Training:
             self._forward = DistributedDataParallel(network, find_unused_parameters=unused)
         self.network = network.train()
         self.optimizer = build_optimizer(recipe, network)
-        self._augment = Augment(VIEWS[recipe.views], network.description.size)
+        self._augment = Augment(VIEWS[recipe.views], network.description.size, device)
+        self._projections: Callable[..., torch.Tensor] = self._project_views  # or the same, compiled
+        self._loss: Callable[..., torch.Tensor] = contrastive_loss
         self.steps_per_epoch = images // recipe.batch_size  # the images left over differ from epoch to epoch
         self.steps = recipe.epochs * self.steps_per_epoch  # of the whole training
 
@@ -94,12 +102,10 @@ class Training:
         """
         for group in self.optimizer.param_groups:
             group["lr"] = self.recipe.learning_rate(number, self.steps)
-        randoms = random_numbers(self._seed, number, images=self.recipe.batch_size, views=self.recipe.n_views)
-        randoms = randoms[process_group.rank() * len(images) : (process_group.rank() + 1) * len(images)]
         try:
             self.optimizer.zero_grad()
             with process_group.lost_processes_reported():
-                loss, z = self._backward(number, self._to_device(images), self._to_device(randoms))
+                loss, z = self._backward(number, images)
                 loss = process_group.sum_over_processes(loss.detach()) / process_group.world_size()
             self.optimizer.step()
         except RuntimeError as error:
@@ -112,22 +118,42 @@ class Training:
             ) from error
         return loss, z.detach()
 
-    def _to_device(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Copy a tensor to the device; only pinned memory is copied without waiting for the GPU's queue."""
-        if self.device.type == "cuda" and not tensor.is_cuda:
-            tensor = tensor.pin_memory()
-        return tensor.to(self.device, non_blocking=True)
+    def compile(self, number: int, images: torch.Tensor) -> None:
+        """Compile views, network and loss by a trial of a step, which changes nothing else.
 
-    def _backward(self, number: int, images: torch.Tensor, randoms: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss and its gradient, by the whole batch at once or by parts.
+        Steps stay the same up to rounding, dropout included. Where compiling fails, a warning says why, and steps go on
+        as before. Only for one process.
+        """
+        before = [buffer.clone() for buffer in self.network.buffers()]
+        plain = self._projections, self._loss
+        torch.compiler.reset()  # what was compiled for another training counts towards a limit
+        options: Any = {"fallback_random": True}  # dropout by the same numbers
+        self._projections, self._loss = (torch.compile(part, dynamic=False, options=options) for part in plain)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # advice to programmers
+                self._backward(number, images)
+        except Exception as error:  # compilers raise almost anything
+            self._projections, self._loss = plain
+            reason = one_line(error).partition(" Set TORCHDYNAMO")[0][:160]
+            log.warning("the training step cannot be compiled (%s); going on without", reason)
+        finally:
+            torch._foreach_copy_(list(self.network.buffers()), before)
+            self.optimizer.zero_grad()
+
+    def _backward(self, number: int, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of this process's images and its gradient, by the whole batch at once or by parts.
 
         By parts, projections are computed twice: first without graphs, for the gradient of the loss with respect to all
         projections, then part by part with graphs, to propagate it into the network (Gao et al. 2021, section 3.2).
         """
+        randoms = random_numbers(self._seed, number, images=self.recipe.batch_size, views=self.recipe.n_views)
+        randoms = randoms[process_group.rank() * len(images) : (process_group.rank() + 1) * len(images)]
+        images, randoms = upload(images, self.device), upload(randoms, self.device)
         parts = list(zip(images.chunk(self.recipe.accumulate), randoms.chunk(self.recipe.accumulate), strict=True))
         if len(parts) == 1:
             z = self._project(number, 0, images, randoms)
-            loss = self._loss(z)
+            loss = self._contrast(z)
             loss.backward()
             return loss, z
         with torch.no_grad():
@@ -136,7 +162,7 @@ class Training:
             z = torch.cat([self._project(number, index, *part) for index, part in enumerate(parts)])
             torch._foreach_copy_(buffers, before)  # the second pass moves the running statistics
         z.requires_grad_()
-        loss = self._loss(z)
+        loss = self._contrast(z)
         loss.backward()
         assert z.grad is not None
         for index, (part, gradient) in enumerate(zip(parts, z.grad.chunk(len(parts)), strict=True)):
@@ -148,13 +174,16 @@ class Training:
         """Projections of the views of some images, float32 (b, M, 128)."""
         # seeds dropout: the same in both passes of a part
         torch.manual_seed(_combined_seed(self._seed, number, part, process_group.rank()))
+        return self._projections(images, randoms)
+
+    def _project_views(self, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
         views = self._augment(images, randoms).flatten(0, 1)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             z = self._forward(views)
         return z.float().view(randoms.shape[1], len(images), -1).transpose(0, 1)
 
-    def _loss(self, z: torch.Tensor) -> torch.Tensor:
-        return contrastive_loss(z, temperature=self.recipe.temperature, tau_plus=self.recipe.tau_plus)
+    def _contrast(self, z: torch.Tensor) -> torch.Tensor:
+        return self._loss(z, temperature=self.recipe.temperature, tau_plus=self.recipe.tau_plus)
 
     def is_finite(self) -> bool:
         """Whether all parameters and running statistics of the network are finite."""

@@ -28,6 +28,8 @@ log = logging.getLogger("pucache")
 
 _LOG_INTERVAL = 50  # steps after which metrics are logged; also at the end of each epoch
 _PROBES = 10  # times that the features are probed during a run
+COMPILE_MODES = ("auto", "on", "off")
+_COMPILING_REPAYS = 300  # seconds of training left on a GPU: compiling takes a minute, and saves some 40 % of a step
 _COLLAPSED = 0.1  # spread of the projections below which they no longer distinguish images
 
 
@@ -74,6 +76,7 @@ class Trainer:
         *,
         step: int,
         losses: list[float],
+        compile: str = "off",
     ):
         self._folder, self._training, self._images = folder, training, images
         self._probe, self._progress = probe, progress
@@ -89,6 +92,8 @@ class Trainer:
             self._loss = row["loss"]
             self._geometry = ProjectionGeometry(row["alignment"], row["uniformity"], row["spread"])
         self._warned = False
+        self._compile = compile
+        self._is_compile_due = compile == "on"
 
     # --- the loop ----------------------------------------------------------------------------------
 
@@ -111,7 +116,7 @@ class Trainer:
             while self.step < training.steps and not stopped:
                 self._take_step(batches)
                 if self.step % _LOG_INTERVAL == 0 or self.step % training.steps_per_epoch == 0:
-                    self._measure_and_log()
+                    self._measure_and_log(until)
                 stopped = self._should_stop(deliver_signals, until)  # after logging, so that the row is not lost
                 if time.monotonic() - last_save > save_every:
                     begun = time.monotonic()
@@ -126,11 +131,30 @@ class Trainer:
         begun = time.monotonic()
         images = next(batches)
         self._waited += time.monotonic() - begun
+        if self._is_compile_due:
+            self._compile_step(images)
         loss, self._z = self._training.step(self.step, images)
         self._device_losses.append(loss)
         self.step += 1
         self._unmeasured_steps += 1
         self._progress.advance(self._training.recipe.batch_size)
+
+    def _compile_step(self, images: torch.Tensor) -> None:
+        """Compile the step, once, outside the time of training."""
+        begun = time.monotonic()
+        self._compile, self._is_compile_due = "off", False
+        log.info("compiling the training step, which may take a minute or two; --compile off goes without")
+        self._training.compile(self.step, images)
+        self._started += time.monotonic() - begun
+
+    def _does_compiling_repay(self, images_per_second: float, until: float) -> bool:
+        """Whether much training is left, by the throughput once kernels have been chosen, in one process on a GPU."""
+        training = self._training
+        if self._compile != "auto" or training.device.type != "cuda" or process_group.world_size() > 1:
+            return False
+        seconds = (training.steps - self.step) * training.recipe.batch_size / images_per_second
+        has_settled = self._measured_images > _LOG_INTERVAL * training.recipe.batch_size
+        return has_settled and min(seconds, until - time.monotonic()) > _COMPILING_REPAYS
 
     def _should_stop(self, deliver_signals: Callable[[], None], until: float) -> bool:
         """Whether the time is up, for all processes after the same step. Delivers a deferred Ctrl-C, after saving."""
@@ -181,9 +205,10 @@ class Trainer:
         self._unmeasured_steps, self._z = 0, None
         return images / seconds
 
-    def _measure_and_log(self) -> None:
+    def _measure_and_log(self, until: float) -> None:
         """Measure the steps since the last call, append a row to the log and probe the features when due."""
         images_per_second = self._measure()
+        self._is_compile_due = self._does_compiling_repay(images_per_second, until)
         self._losses = []
         if self._folder:
             self._log(self._folder, images_per_second)

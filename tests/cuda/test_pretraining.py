@@ -1,8 +1,11 @@
 """Pretraining on CUDA: steps, probes and a resumed run are those of the CPU."""
 
+import contextlib
+
 import numpy as np
 import pytest
 import torch
+from helpers.slow import slow
 from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
 from PIL import Image
 
@@ -11,6 +14,7 @@ from pucache.errors import RunError
 from pucache.pretraining import probe
 from pucache.pretraining.network import NetworkConfig
 from pucache.pretraining.pretrain import pretrain
+from pucache.pretraining.train_step import Training
 
 CPU = torch.device("cpu")
 
@@ -66,3 +70,26 @@ def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
     expected, weights = (pretrained_file.read(tmp_path / device)[0] for device in ("cpu", "cuda"))
     for name, tensor in expected.items():
         np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "minutes", "compiled"), [(100_000, 1000.0, 1), slow(100_000, 4.0, 0), slow(40, 1000.0, 0)]
+)
+def test_a_step_is_compiled_once_where_much_training_is_left(
+    cuda, photos, tmp_path, monkeypatch, epochs, minutes, compiled
+):
+    compilings, steps = [], []
+    monkeypatch.setattr(Training, "compile", lambda *arguments: compilings.append(len(steps)))
+
+    def ended_after_70(run, number, images, step=Training.step):
+        steps.append(number)
+        if len(steps) == 70:
+            raise RunError("enough")
+        return step(run, number, images)
+
+    monkeypatch.setattr(Training, "step", ended_after_70)
+    network = NetworkConfig("test_resnet", stem="small", size=SIDE)
+    settings = {"device": "cuda", "precision": "fp32", "workers": 0, "decode": "once", "minutes": minutes}
+    with contextlib.suppress(RunError):
+        pretrain(photos, tmp_path / "run", network, recipe(epochs=epochs), **settings)
+    assert len(compilings) == compiled and all(50 < step < 60 for step in compilings)

@@ -154,3 +154,24 @@ def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_
     finished = sum(len(CacheFile(part)) for part in parts_of(out))
     report = run(MemorySource(files), out)
     assert (report.rows, report.computed) == (204, 204 - finished)
+
+
+# --- the start ---------------------------------------------------------------------------------
+
+
+def test_the_network_is_built_while_the_first_images_are_read(out):
+    encoder, built = tiny_encoder(), threading.Event()
+    start = encoder.runtime.start
+    encoder.runtime.start = lambda: (start(), built.set())
+    source = MemorySource(pictures(N))
+    source.read = lambda key, read=source.read: read(key) if built.wait(HANG_SECONDS) else pytest.fail("not built")
+    encoder.runtime.caller_threads = 2
+    assert run(source, out, encoder).rows == N and built.is_set()
+
+
+def test_a_network_is_not_built_where_every_image_is_known_by_its_content(out):
+    known = run(MemorySource(pictures(N)), out.with_name("known.h5")).cache
+    encoder = tiny_encoder()
+    encoder.runtime.start = lambda: pytest.fail("built")
+    report = run(MemorySource(pictures(N), name="other"), out, encoder, reuse=[known])
+    assert (report.reused, report.computed) == (N, 0)

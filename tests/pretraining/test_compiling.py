@@ -1,0 +1,129 @@
+"""A compiled training step is the plain one up to rounding, and where it cannot be compiled the run goes on."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+from helpers.slow import slow
+from helpers.training_parts import IMAGES, SIDE, recipe, state, train, training, with_norms, without_norms
+from PIL import Image
+
+from pucache.encoders import pretrained_file
+from pucache.pretraining.network import NetworkConfig
+from pucache.pretraining.pretrain import pretrain
+from pucache.pretraining.train_step import Training
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NETWORK = NetworkConfig("test_resnet", stem="small", size=SIDE)
+SETTINGS = {"device": "cpu", "precision": "fp32", "workers": 0, "decode": "once"}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch traces and differentiates what it compiles, and computes it without a compiler, which takes a minute."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compiled(part, backend="aot_eager", dynamic=False))
+
+
+@pytest.fixture
+def no_compiler(monkeypatch):
+    def without(part, **options):
+        def call(*arguments, **named):
+            raise RuntimeError("no working C++ compiler\nset the environment variable CXX")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", without)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("photos")
+    for number, image in enumerate(IMAGES.numpy()):
+        Image.fromarray(image).save(folder / f"{number:03}.png")
+    return folder
+
+
+def warnings(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def batch(run):
+    return IMAGES[next(iter(run.batch_rows(0)))]
+
+
+def assert_same_steps(network, how, within):
+    plain, compiled = training(network(), how), training(network(), how)
+    compiled.compile(0, batch(compiled))
+    assert train(compiled, steps=5) == pytest.approx(train(plain, steps=5), abs=within)
+    found, wanted = state(compiled.network), state(plain.network)
+    assert list(found) == list(wanted)
+    for name in wanted:
+        torch.testing.assert_close(found[name], wanted[name], atol=within, rtol=0)
+
+
+# --- a step ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("views", ["natural", "overhead"])
+def test_a_traced_step_is_the_plain_one_dropout_included(traced, caplog, accumulate, views):
+    assert_same_steps(lambda: without_norms(0.3), recipe(accumulate=accumulate, views=views), 1e-5)
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize("accumulate", [slow(1), slow(2)])
+def test_a_compiled_step_is_the_plain_one_dropout_included(caplog, accumulate):
+    assert_same_steps(lambda: without_norms(0.3), recipe(accumulate=accumulate), 1e-5)
+    assert warnings(caplog) == []
+
+
+def test_compiling_changes_neither_network_nor_gradients(traced):
+    run = training(with_norms(), recipe())
+    before = state(run.network)
+    run.compile(0, batch(run))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in state(run.network).items())
+    assert all(parameter.grad is None for parameter in run.network.parameters())
+
+
+def test_where_compiling_fails_one_line_says_so_and_steps_are_plain(no_compiler, caplog):
+    plain, run = training(with_norms(), recipe()), training(with_norms(), recipe())
+    run.compile(0, batch(run))
+    [line] = warnings(caplog)
+    assert "the training step cannot be compiled (no working C++ compiler" in line and "\n" not in line
+    assert train(run, steps=3) == train(plain, steps=3)
+
+
+# --- a run -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
+def test_compiled_and_plain_runs_go_on_with_each_other(traced, photos, tmp_path, first, then):
+    how = recipe(epochs=2)
+    assert pretrain(photos, tmp_path / "run", NETWORK, how, minutes=1e-9, compile=first, **SETTINGS).steps == 1
+    report = pretrain(photos, tmp_path / "run", NETWORK, how, compile=then, **SETTINGS)
+    pretrain(photos, tmp_path / "plain", NETWORK, how, **SETTINGS)
+    assert report.steps == report.total
+    expected, weights = (pretrained_file.read(tmp_path / name)[0] for name in ("plain", "run"))
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+def test_a_run_without_a_compiler_ends_as_a_plain_one(no_compiler, photos, tmp_path, caplog):
+    for compile in ("on", "off"):
+        pretrain(photos, tmp_path / compile, NETWORK, recipe(epochs=1), compile=compile, **SETTINGS)
+    assert len(warnings(caplog)) == 1
+    files = [(tmp_path / compile / "encoder.safetensors").read_bytes() for compile in ("on", "off")]
+    assert files[0] == files[1]
+
+
+def test_by_default_nothing_is_compiled_on_a_cpu(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(Training, "compile", lambda *arguments: pytest.fail("compiled"))
+    assert pretrain(photos, tmp_path / "run", NETWORK, recipe(), **SETTINGS).steps == 12
+
+
+def test_a_compile_mode_that_is_none_is_refused(photos, tmp_path):
+    with pytest.raises(ValueError, match="compile is auto, on or off, got 'yes'"):
+        pretrain(photos, tmp_path / "run", NETWORK, recipe(), compile="yes", **SETTINGS)
+    assert not (tmp_path / "run").exists()
