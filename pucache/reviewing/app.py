@@ -22,6 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..pages.html import read_asset, template
@@ -113,7 +114,12 @@ class Application:
 
         async def answer(request: Request) -> Response:
             service = self._services.get(request.query_params.get("session", next(iter(self._services))))
-            return refused(404, NOTHING) if service is None else await handler(request, service)
+            if service is None:
+                return refused(404, NOTHING)
+            try:
+                return await handler(request, service)
+            except SessionError as error:  # the session has closed
+                return refused(507, one_line(error))
 
         return answer
 
@@ -169,21 +175,20 @@ class Application:
         address = request.client.host if request.client else ""
         if self._ended or self._streams[address] >= STREAMS:
             return Response(status_code=204)  # the browser asks no more; states come with every answer too
-        return StreamingResponse(self._stream(address, service), media_type="text/event-stream", headers=headers)
+        return _Events(self._stream(service), headers, address, self._streams)
 
-    async def _stream(self, address: str, service: ReviewService) -> AsyncIterator[str]:
-        """Tell the state now, and whenever it has changed."""
-        self._streams[address] += 1
-        try:
-            sent = -1
-            while not self._ended:
-                if service.changed_at != sent:
-                    sent = service.changed_at
+    async def _stream(self, service: ReviewService) -> AsyncIterator[str]:
+        """Tell the state now, and whenever it has changed, until the server ends or the session closes."""
+        sent = -1
+        while not self._ended:
+            if service.changed_at != sent:
+                sent = service.changed_at
+                try:
                     state = await run_in_threadpool(service.state)
-                    yield f"event: state\ndata: {json.dumps(state, allow_nan=False)}\n\n"
-                await asyncio.sleep(LOOK_SECONDS)
-        finally:
-            self._streams[address] -= 1
+                except SessionError:  # every other request says so
+                    return
+                yield f"event: state\ndata: {json.dumps(state, allow_nan=False)}\n\n"
+            await asyncio.sleep(LOOK_SECONDS)
 
     # --- changing ------------------------------------------------------------------------------------
 
@@ -207,6 +212,21 @@ class Application:
                 return refused(400, one_line(error))
 
         return answer
+
+
+class _Events(StreamingResponse):
+    """A stream of events, counted as open by its address from now until it has been answered."""
+
+    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], address: str, open_streams: Counter[str]):
+        super().__init__(events, media_type="text/event-stream", headers=headers)
+        self._address, self._open = address, open_streams
+        self._open[address] += 1  # before anything is awaited, so that of many at once no more get in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._open[self._address] -= 1
 
 
 def _next(body: Body, service: ReviewService) -> Body:
@@ -255,7 +275,10 @@ def live_page(title: str, *, session: str, warnings: Sequence[str] = (), overvie
 
 def overview_row(name: str, service: ReviewService) -> dict[str, Any]:
     """What the overview says about the session of a concept."""
-    state, changed = service.state(), service.session.last_change
+    try:
+        state, changed = service.state(), service.session.last_change
+    except SessionError:  # its page says why
+        return {"session": service.identifier, "name": name, "changed": "closed"}
     return {
         "session": service.identifier,
         "name": name,

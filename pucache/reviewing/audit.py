@@ -18,7 +18,8 @@ import numpy as np
 from ..errors import SessionError
 from .audit_log import ReplayedLog, looks_of, replay, replay_zone
 from .hidden_interval import DrawHistory, Looks, greatest_total, least_sensitivity, least_total, likeliest_total
-from .log import LOG, AuditedEntries, DecisionLog, Entry
+from .log import AuditedEntries, Entry
+from .session_folder import open_log
 
 if TYPE_CHECKING:
     from .session import Session
@@ -291,7 +292,7 @@ def _read(session: str | Path | Session) -> AuditedEntries:
     folder = Path(session)
     if folder.is_file():
         raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
-    log = DecisionLog.open(folder / LOG, read_only=True)
+    log = open_log(folder, read_only=True)
     try:
         return log.audited_entries()
     finally:

@@ -15,11 +15,11 @@ import numpy as np
 
 from ..errors import LabelError
 from ..labels.label_files import read_decisions, short_digest
-from ..pages.review_page import EXPORT
 from ..storage.atomic import check_writable, replacing
 from ..storage.tables import read_table
 from .log import Choice
 from .session import Session
+from .session_folder import EXPORT
 from .session_state import Proposal
 
 _CHOICES = {1: Choice.POSITIVE, -1: Choice.NEGATIVE}  # of labels

@@ -9,7 +9,6 @@ one cache and one pile.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,13 +17,24 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
-from ..errors import SessionError, one_line
-from ..storage.atomic import fsync_directory
+from ..errors import OutputError, SessionError, one_line
+from ..storage.atomic import remove_partials, replacing
 from ..version import __version__
+from .log_file import (
+    ACKNOWLEDGED,
+    REMEDY,
+    acknowledge,
+    acknowledged,
+    check_whole,
+    connect,
+    connect_to_read,
+    file_at,
+    is_empty,
+    missing_or_empty,
+    wal_of,
+)
 
-LOG = "decisions.sqlite"  # in the folder of a session
 FORMAT = "pucache review session"
 VERSION = 3  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone
 _TABLES = {
@@ -49,7 +59,6 @@ _INSERT = {
     name: f"INSERT INTO {name} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"  # noqa: S608
     for name, columns in _COLUMNS.items()
 }
-_REMEDY = "restore it from a copy, or name another folder with --session"
 
 
 class Choice(StrEnum):
@@ -162,38 +171,49 @@ class DecisionLog:
         self.path, self.read_only = path, read_only
         self.epoch, self.last = 0, 0
         with self._errors("open"):
-            self._connection = _connect_to_read(path) if read_only else _connect(path)
+            self._connection = connect_to_read(path) if read_only else connect(path)
         self._file: tuple[int, int] | None = None
 
     @classmethod
     def create(cls, path: Path, facts: EpochFacts, images: Sequence[LoggedImage] = ()) -> DecisionLog:
-        """Create a log with its first epoch; raises `SessionError` where the file cannot be written."""
-        with ExitStack() as stack:
-            log = cls(path)
-            stack.callback(log.close)
-            log._make_durable()
-            with log._transaction():
+        """Create a log with its first epoch, whole or not at all; `SessionError` where the file cannot be written."""
+        try:
+            remove_partials(path)
+            with replacing(path) as temporary, closing(cls(temporary)) as log, log._errors("write"):
+                log.path = path  # for messages
+                log._connection.execute("PRAGMA journal_mode = MEMORY")
+                log._connection.execute("BEGIN IMMEDIATE")
                 for name in _TABLES:
                     log._create_table(name)
                 log._insert_epoch(facts, images)
-            fsync_directory(path.parent)
-            stack.pop_all()
-        return log
+                log._connection.execute("COMMIT")
+        except OutputError as error:
+            raise SessionError(str(error)) from error
+        return cls.open(path)
 
     @classmethod
     def open(cls, path: Path, *, read_only: bool = False) -> DecisionLog:
-        """Open a log; to read it alone also while another process writes it. Raises `SessionError`, naming the file."""
-        if not path.is_file():
-            raise SessionError(f"no review session at {path.parent}: {path.name} is missing")
+        """Open a log; to read it alone also while another process writes it. Raises `SessionError`, naming the file.
+
+        A log that lacks what was acknowledged is refused, and so is one that its ``-wal`` does not belong to.
+        """
+        if is_empty(path):  # SQLite would delete the -wal of an empty file
+            raise SessionError(f"no review session at {path.parent}: {path.name} is {missing_or_empty(path)}")
+        check_whole(path)
         with ExitStack() as stack:
-            log = cls(path, read_only=read_only)
+            log = cls(path, read_only=True)  # a writer would put the -wal into the file before it is checked
             stack.callback(log.close)
             version = log._check()
+            log._count()
+            log._check_acknowledged()
             if not read_only:
+                stack.close()
+                log = cls(path)
+                stack.callback(log.close)
                 log._make_durable()
                 if version < VERSION:
                     log._upgrade()
-            log._count()
+                log._count()
             stack.pop_all()
         return log
 
@@ -221,9 +241,14 @@ class DecisionLog:
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
         with self._transaction():  # SQLite keeps None as NULL
+            if [entry.serial for entry in entries] != list(range(self.last + 1, self.last + 1 + len(entries))):
+                raise SessionError(
+                    f"entries for {self.path} do not follow its last one, {self.last:,}; send them again"
+                )
             rows = (vars(entry) | {"epoch": self.epoch, "image_group": entry.group} for entry in entries)
             self._connection.executemany(_INSERT["entries"], rows)
         self.last += len(entries)
+        acknowledge(self.path.parent, self.last, entries[-1].time)
 
     def facts(self) -> EpochFacts:
         """Facts of the present epoch."""
@@ -248,7 +273,7 @@ class DecisionLog:
             entries = [_entry(values) for values in self._select("SELECT * FROM entries ORDER BY serial")]
         for number, entry in enumerate(entries, 1):
             if entry.serial != number:
-                raise SessionError(f"{self.path} is damaged: entry {number:,} is missing; {_REMEDY}")
+                raise SessionError(f"{self.path} is damaged: entry {number:,} is missing; {REMEDY}")
         return entries
 
     def audited_entries(self) -> AuditedEntries:
@@ -263,6 +288,22 @@ class DecisionLog:
     def since(self, entries: Sequence[Entry]) -> int:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""
         return max((entry.serial for entry in entries if 0 < entry.epoch < self.epoch), default=0)
+
+    def acknowledge_all(self) -> None:
+        """Note the last entry, as a log of before 0.4 has not; nothing for a reader."""
+        if self.last and not self.read_only:
+            acknowledge(self.path.parent, self.last, self.entries()[-1].time)
+
+    def _check_acknowledged(self) -> None:
+        """Refuse a log that lacks the last acknowledged entry, or has another one in its place."""
+        serial, time_of = acknowledged(self.path.parent)
+        with self._errors("read"):
+            found = self._select("SELECT time FROM entries WHERE serial = ?", serial)
+        if serial and (not found or float(found[0]["time"]) != time_of):
+            held = f"{self.last:,} entries" if self.last < serial else "the entries of another review"
+            raise SessionError(
+                f"{self.path} holds {held}; {ACKNOWLEDGED} says that {serial:,} were acknowledged: {REMEDY}"
+            )
 
     def _count(self) -> None:
         with self._errors("read"):
@@ -279,7 +320,7 @@ class DecisionLog:
         with self._errors("open"):
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
-        self._file = _file_at(self.path)
+        self._file = file_at(self.path)
 
     def _create_table(self, name: str) -> None:
         self._connection.execute(f"CREATE TABLE {name} ({_TABLES[name]})")
@@ -327,10 +368,11 @@ class DecisionLog:
                     f"{self.path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
                     f"{VERSION}: upgrade pucache, or name another folder with --session"
                 )
-            found = execute("PRAGMA quick_check(1)").fetchone()[0]
+            check = "integrity_check" if wal_of(self.path).exists() else "quick_check"  # with indices, after a kill
+            found = execute(f"PRAGMA {check}(1)").fetchone()[0]
             expected = set(_TABLES) - ({"zones"} if written[1] < 3 else set())
             if found != "ok" or not tables >= expected:
-                raise SessionError(f"{self.path} is damaged ({' '.join(str(found).split())[:160]}); {_REMEDY}")
+                raise SessionError(f"{self.path} is damaged ({' '.join(str(found).split())[:160]}); {REMEDY}")
             return int(written[1])
 
     @contextmanager
@@ -341,7 +383,7 @@ class DecisionLog:
             epoch = self.epoch
             try:
                 yield
-                if self._file is None or _file_at(self.path) != self._file:  # SQLite would write the file that is gone
+                if self._file is None or file_at(self.path) != self._file:  # SQLite would write the file that is gone
                     raise SessionError(
                         f"{self.path} was moved, deleted or replaced while it was open; nothing was kept of what was "
                         "to be written: put its folder back, and send it again; or end the review and begin it anew"
@@ -361,15 +403,15 @@ class DecisionLog:
         except sqlite3.Error as error:
             reason, name = one_line(error), getattr(error, "sqlite_errorname", "") or ""
             if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-                raise SessionError(f"{self.path} is damaged ({reason}); {_REMEDY}") from error
-            remedy = _REMEDY
+                raise SessionError(f"{self.path} is damaged ({reason}); {REMEDY}") from error
+            remedy = REMEDY
             if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
                 remedy = "make its folder writable, or name another folder with --session"
             elif verb == "write":
                 remedy = "nothing was kept of what was to be written: make room, and send it again"
             raise SessionError(f"cannot {verb} {self.path}: {reason}; {remedy}") from error
         except (KeyError, TypeError, ValueError) as error:
-            raise SessionError(f"{self.path} is damaged ({one_line(error)}); {_REMEDY}") from error
+            raise SessionError(f"{self.path} is damaged ({one_line(error)}); {REMEDY}") from error
 
 
 def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:
@@ -404,42 +446,3 @@ def _entry(values: dict[str, Any]) -> Entry:
         key=str(values["key"]),
         digest=bytes(values["digest"]),
     )
-
-
-def _file_at(path: Path) -> tuple[int, int] | None:
-    """What file a path names; None where there is none."""
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-
-
-def _connect_to_read(path: Path) -> sqlite3.Connection:
-    """Connection that writes nothing; on a medium that cannot be written, there is no WAL to be read either."""
-    for suffix in ("", "&immutable=1"):
-        address = f"file:{quote(str(path.resolve()))}?mode=ro{suffix}"
-        connection = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
-        try:
-            connection.execute("SELECT count(*) FROM sqlite_master")
-            return connection
-        except sqlite3.OperationalError:
-            connection.close()
-            if suffix or path.with_name(path.name + "-wal").exists():
-                raise
-    raise AssertionError
-
-
-def is_unwritten(path: Path) -> bool:
-    """Whether no log is here yet; also where its writer was killed before the first transaction."""
-    if not path.exists() or not path.stat().st_size:
-        return True
-    try:
-        with closing(_connect(path)) as connection:
-            return not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.Error:
-        return False

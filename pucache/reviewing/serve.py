@@ -31,17 +31,17 @@ from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
 from .export import train_command
-from .log import LOG
+from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
 from .service import ReviewService
 from .session import Session, open_session
+from .session_folder import ADDRESS
 from .session_start import lock_folder, session_folder
 from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
-ADDRESS = "server.json"
 FIRST_PORT = 8321
 PORTS = 100  # tried after the wanted one
 _TOKEN_BYTES = 32
@@ -158,10 +158,8 @@ def review(
             server.run(sockets=[listener])
         finally:
             for name, one in sessions.items():
-                if not names or one.entries():
-                    statement = audit(one).statements()[0]
-                    announce(f"{name}: {statement}" if name else statement)
-                    announce(f"train on it: {train_command(one)}")
+                for line in _closing_lines(one, name):
+                    announce(line)
 
 
 def open_concept_sessions(
@@ -357,6 +355,17 @@ def open_in_browser(application: Application, host: str, port: int, announce: Ca
         announce("no browser could be started here; open the address in one")
 
     threading.Thread(target=start, name="browser", daemon=True).start()
+
+
+def _closing_lines(session: Session, name: str) -> Iterator[str]:
+    """What a review has found; nothing about a concept without a decision."""
+    try:
+        if not name or session.entries():
+            statement = audit(session).statements()[0]
+            yield f"{name}: {statement}" if name else statement
+            yield f"train on it: {train_command(session)}"
+    except SessionError as error:  # it has closed
+        yield str(error)
 
 
 def _has_display() -> bool:

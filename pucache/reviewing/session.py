@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import SessionError, StaleDecisionError
+from ..errors import SessionError, StaleDecisionError, one_line
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from .audit import Audit, audit
-from .log import DRAWN, AuditedEntries, Entry, Stream
+from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
+from .log_file import REMEDY, acknowledged
 from .pile import Twins
+from .session_folder import EXPORT, exported_decisions
 from .session_start import (
     ReplayBase,
     begin_or_resume,
@@ -53,6 +55,9 @@ class Session(SessionState):
         self._base, self._log = base, base.log
         super().__init__(base.labels, base.groups, base.urn_of)
         self._replay()
+        if not any(acknowledged(folder)):  # a log of before 0.4
+            self._check_export()
+            self._log.acknowledge_all()
 
     def _replay(self) -> None:
         """Bring labels and counts to what the log says."""
@@ -71,17 +76,36 @@ class Session(SessionState):
             if base.current and entry.epoch >= base.first:
                 if row < 0 or not self._can_apply(entry):
                     raise SessionError(
-                        f"{base.log.path} is damaged: entry {entry.serial} does not fit those before it; restore it "
-                        "from a copy, or name another folder with --session"
+                        f"{base.log.path} is damaged: entry {entry.serial} does not fit those before it; {REMEDY}"
                     )
                 self._apply(entry)
                 self._entries.append(entry)
+        self._replayed = len(logged)
+
+    def _check_export(self) -> None:
+        """Refuse a log without decisions that the table of an export beside it holds."""
+        if self._base.note:  # the cache has changed: other images may be twins
+            return
+        logged = rows_of(self.cache, self._log.entries())
+        known = self._labelled_before.copy()
+        known[logged[logged >= 0]] = True
+        exported = exported_decisions(self.folder)
+        rows = rows_of(self.cache, [LoggedImage(key, bytes(32)) for key in exported])
+        missing = int((~self._groups.spread(known)[rows[rows >= 0]]).sum())
+        if missing:
+            raise SessionError(
+                f"{self._log.path} lacks {missing:,} of the {len(exported):,} decisions that {EXPORT} beside it holds; "
+                f"{REMEDY}, or move {EXPORT} away if it is of another review"
+            )
 
     def close(self) -> None:
         """Close the log and release the folder; closing twice is allowed."""
-        with self.lock:
-            self._log.close()
-            self._stack.close()
+        with suppress(SessionError), self.lock:  # a session that failed is closed
+            self._close()
+
+    def _close(self) -> None:
+        self._log.close()
+        self._stack.close()
 
     def __enter__(self) -> Session:
         return self
@@ -175,7 +199,8 @@ class Session(SessionState):
             chosen = self._groups.spread(chosen) & self.unknown
             if chosen.any() and not self.zone.any():
                 self._check_writable()
-                self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
+                with self._as_logged():
+                    self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
                 self.zone |= chosen
 
     def draw(
@@ -240,16 +265,43 @@ class Session(SessionState):
         """Write the entries that the block collects. The state runs ahead of the log, and goes back if that fails."""
         self._check_writable()
         written: list[Entry] = []
-        try:
+        with self._as_logged():
             yield written
             if written:
+                self._check_counts(written)
                 self._log.append(written)
-        except BaseException:
-            self._reset()
-            self._replay()
-            raise
+        self._replayed += len(written)
         self._entries += written
         self._by_request |= {entry.request: entry for entry in written if entry.request is not None}
+
+    def _check_counts(self, written: Sequence[Entry]) -> None:
+        """Refuse entries that are not counted from what the log holds: they could never be taken out of it again."""
+        if self._replayed != self._log.last:
+            raise SessionError(f"{self._log.path} was written by another process meanwhile; send it again")
+        if any(entry.is_draw for entry in written):
+            counted = np.bincount(self._urn_of[self.unknown], minlength=len(self.urns)).tolist()
+            if counted != self._unknown_rows:
+                raise SessionError(
+                    f"{counted} rows are unknown, not {self._unknown_rows}; nothing was drawn: send it again"
+                )
+
+    @contextmanager
+    def _as_logged(self) -> Iterator[None]:
+        """Bring the state to what the log says where the block fails; close the session where that fails too."""
+        try:
+            yield
+        except BaseException:
+            try:
+                self._reset()
+                self._replay()
+            except BaseException as error:
+                self.lock.failure = (
+                    f"the review in {self.folder} has closed: its log could neither be written nor read back "
+                    f"({one_line(error)[:160]}); what was acknowledged is in it: end pucache review, and start it again"
+                )
+                self._close()
+                raise SessionError(self.lock.failure) from error
+            raise
 
 
 def open_session(

@@ -18,16 +18,16 @@ from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import exclusive_lock, make_folder
 from .log import (
     LABELS,
-    LOG,
     Choice,
     DecisionLog,
     Entry,
     EpochFacts,
     LoggedImage,
-    is_unwritten,
     labelling_decisions,
 )
+from .log_file import LOG
 from .pile import Groups, KeptPile, Twins, keep_pile, kept_pile, pile_path
+from .session_folder import is_first_start, open_log
 from .session_state import rows_of_urns
 
 _LOCK = ".lock"
@@ -113,14 +113,14 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
     SessionError
         It is of another cache, began with other labels or twins, is damaged, or cannot be written.
     """
-    path = folder / LOG
-    if is_unwritten(path):
+    if is_first_start(folder):
         labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(twins.group)
         urn_of = _urns(labels, groups, ())
         facts = _facts(cache, urn_of, twins)
+        log = DecisionLog.create(folder / LOG, facts, _images(cache, labels))
         keep_pile(pile_path(folder, facts.checksums), cache, urn_of, groups)
-        return ReplayBase(DecisionLog.create(path, facts, _images(cache, labels)), facts, labels, groups, urn_of)
-    log = DecisionLog.open(path)
+        return ReplayBase(log, facts, labels, groups, urn_of)
+    log = open_log(folder)
     try:
         base = _LoggedSession(log, cache, twins).base(given)
         if not base.kept:
@@ -135,7 +135,7 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
 
 def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
-    log = DecisionLog.open(folder / LOG, read_only=True)
+    log = open_log(folder, read_only=True)
     try:
         return _LoggedSession(log, cache, Twins(cache, log.facts().twins)).base(None)
     except BaseException:

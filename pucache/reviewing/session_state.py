@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import SessionError
 from ..labels.labels import Labels
 from .log import DRAWN, Choice, Entry, Stream
 from .pile import Groups, inherited
@@ -52,6 +53,23 @@ class SessionProgress:
     rate_of: int  # at most 100
 
 
+class SessionLock:
+    """A lock that a thread may take again; nobody gets it once the session has failed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self.failure = ""  # why the session takes and tells nothing more
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        if self.failure:
+            self._lock.release()
+            raise SessionError(self.failure)
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class SessionState:
     """What the entries of a log amount to. Methods without an underscore hold `lock`.
 
@@ -65,7 +83,7 @@ class SessionState:
 
     Attributes
     ----------
-    lock : threading.RLock
+    lock : SessionLock
         Hold it around several methods that belong together.
     file_labels : Labels
         Labels from before the session, without what twins inherit.
@@ -84,7 +102,7 @@ class SessionState:
     """
 
     def __init__(self, labels: Labels, groups: Groups, urn_of: np.ndarray):
-        self.lock = threading.RLock()
+        self.lock = SessionLock()
         self.file_labels, self.groups = labels, groups.group
         self._groups, self._urn_of = groups, urn_of
         self._reset()

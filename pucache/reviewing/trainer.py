@@ -24,10 +24,10 @@ import numpy as np
 from ..errors import OutputError, one_line
 from ..storage.atomic import replacing
 from ..threads import thread_defaults
+from .session_folder import RANKING
 
 _PATIENCE = (0.0, 0.0, 1.0, 4.0, 15.0, 60.0)  # seconds before a start, after so many deaths without a ranking between
 _GRACE = 2.0  # seconds that the child has to end by itself
-RANKING = "ranking.npz"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ import shutil
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -443,3 +444,26 @@ def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, mon
     monkeypatch.undo()
     client.close()
     assert client.post("/api/release")["state"]
+
+
+def test_the_pages_of_a_session_that_has_closed_say_so(opened, client):
+    opened.session.lock.failure = "the review in S has closed: its log could neither be written nor read back"
+    for path in ("/", "/api/state", "/api/past/0", "/api/card/7"):
+        status, _, content = client.ask("GET", path)
+        assert status == (200 if path == "/" else 507) and (path == "/" or b"has closed" in content), path
+    assert "has closed" in client.post("/api/decide", 507, decisions=[])["error"]
+    assert "has closed" in client.post("/api/next", 507, count=1)["error"]
+    events = Events(opened.server, client)
+    assert events.answer.status == 200 and not events.lines(), "it ends"
+    events.close()
+
+
+def test_of_many_streams_that_are_asked_for_at_once_no_more_than_the_limit_get_in(cache, pile, tmp_path):
+    with served(cache, tmp_path / "session", pile[1]) as (_, server):
+        client = server.client()
+        with ThreadPoolExecutor(40) as pool:
+            streams = list(pool.map(lambda _: Events(server, client), range(40)))
+        assert sum(stream.answer.status == 200 for stream in streams) == STREAMS
+        for stream in streams:
+            stream.close()
+        client.close()

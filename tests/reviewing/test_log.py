@@ -9,7 +9,8 @@ import pytest
 from faults.filling import can_mount, disk
 
 from pucache.errors import SessionError
-from pucache.reviewing.log import Choice, DecisionLog, Entry, EpochFacts, LoggedImage, Stream, is_unwritten
+from pucache.reviewing.log import Choice, DecisionLog, Entry, EpochFacts, LoggedImage, Stream
+from pucache.reviewing.log_file import is_unwritten
 
 FACTS = EpochFacts("pile.h5", ("ab", "cd"), 60, (50, 7), "0123", 0.999, "equal bytes")
 IMAGES = [LoggedImage("a.png", bytes(range(32)), 1, 0), LoggedImage("b\n é.png", bytes(32))]

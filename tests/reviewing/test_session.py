@@ -570,3 +570,88 @@ def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, r
         proposal = Proposal(request="c", row=5, choice=Choice.NEGATIVE, replaces=checked.serial, correction=True)
         (corrected,) = session.decide([proposal])
         assert corrected.stream is Stream.RANKED and session.labels()[1][5] == -1
+
+
+# --- a disk that fails ----------------------------------------------------------------------------
+
+
+class Disk:
+    """A network disk as SQLite sees it: it fails to write, or to read, from now on."""
+
+    def __init__(self, monkeypatch):
+        self.fails_to, disk, connect = (), self, sqlite3.connect
+
+        class Connection(sqlite3.Connection):
+            def execute(self, query, *values):
+                verb = "read" if query.startswith("SELECT") else "write"
+                if verb in disk.fails_to and not query.startswith("ROLLBACK"):
+                    raise sqlite3.OperationalError("disk I/O error")
+                return super().execute(query, *values)
+
+        monkeypatch.setattr(sqlite3, "connect", lambda *args, **kwargs: connect(*args, factory=Connection, **kwargs))
+
+
+WRITES = {
+    "decision": lambda session, rng: decide(session, 40, replaces=0),
+    "draw": lambda session, rng: session.draw(rng, Stream.AUDIT, 3),
+    "zone": lambda session, rng: session.fix_zone(np.arange(20, 40)),
+}
+READS = (
+    lambda session: session.labels(),
+    lambda session: session.counts(),
+    lambda session: session.entries(),
+    lambda session: session.pending_draws(),
+    lambda session: session.audited_entries(),
+    lambda session: session.decide([proposal(41)]),
+)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_session_whose_log_cannot_be_read_back_closes_and_a_restart_goes_on(cache, rng, monkeypatch, write):
+    disk = Disk(monkeypatch)
+    with open_session(cache, labels_of(60)) as session:
+        for row in range(12, 20):
+            decide(session, row, NEGATIVE)
+        disk.fails_to = ("write", "read")
+        with pytest.raises(SessionError, match="has closed: its log could neither be written nor read back"):
+            WRITES[write](session, rng)
+        disk.fails_to = ()
+        for use in (*READS, lambda session: WRITES[write](session, rng)):
+            with pytest.raises(SessionError, match="start it again") as caught:
+                use(session)
+            assert "\n" not in str(caught.value)
+        with open_session(cache) as again:
+            assert len(again.entries()) == 8, "the closed one has released the folder"
+            WRITES[write](again, rng)
+            for draw in again.draw(rng, Stream.AUDIT, 2):
+                decide(again, draw.row, NEGATIVE)
+            audit(again)
+            replay(again.entries(), again.urns)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_a_session_whose_log_can_be_read_back_goes_on_after_a_failed_write(cache, rng, monkeypatch, write):
+    disk = Disk(monkeypatch)
+    with open_session(cache, labels_of(60)) as session:
+        decide(session, 12, NEGATIVE)
+        unknown = session.unknown.copy()
+        disk.fails_to = ("write",)
+        with pytest.raises(SessionError, match="cannot write"):
+            WRITES[write](session, rng)
+        disk.fails_to = ()
+        assert np.array_equal(session.unknown, unknown) and not session.zone.any()
+        WRITES[write](session, rng)
+        for draw in session.draw(rng, Stream.AUDIT, 5):
+            decide(session, draw.row, NEGATIVE)
+        replay(session.entries(), session.urns)
+
+
+def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
+    with open_session(cache, labels_of(60)) as session:
+        decide(session, 12)
+        session.unknown[20:30] = False  # as a state would have it that has lost its way
+        with pytest.raises(SessionError, match="nothing was drawn"):
+            session.draw(rng, Stream.AUDIT, 2)
+        assert len(session.entries()) == 1 and session.unknown[20:30].all(), "it is that of the log again"
+        assert session.draw(rng, Stream.AUDIT, 2)
+        replay(session.entries(), session.urns)

@@ -1,0 +1,321 @@
+"""A session whose log was lost, emptied, cut or put back from another time: it is refused, and nothing is written."""
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import traceback
+
+import numpy as np
+import pytest
+from helpers.sessions import decide, labels_of, pile_of
+
+from pucache.errors import SessionError
+from pucache.reviewing.audit import audit
+from pucache.reviewing.export import export_session
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session_folder import is_first_start
+from pucache.reviewing.trainer import RankingResult, keep_ranking
+
+N = 120
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return pile_of(tmp_path, N, twins=[(1, 3), (10, 11)])
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "pile.h5.review"
+
+
+def review_some(cache, first, last, *, export=False, kill=False):
+    """Decide rows in a process of its own, which may kill itself while the session is open."""
+    child = os.fork()
+    if not child:
+        try:
+            with open_session(cache, labels_of(N)) as session:
+                for row in range(first, last):
+                    decide(session, row, Choice.POSITIVE if row % 3 else Choice.NEGATIVE)
+                if export:
+                    export_session(session)
+                if kill:
+                    os.kill(os.getpid(), signal.SIGKILL)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == (signal.SIGKILL if kill else 0)
+
+
+def content(folder):
+    """What the files of a folder hold; empty ones and the shared memory of SQLite hold nothing."""
+    files = (path for path in folder.iterdir() if path.is_file() and not path.name.endswith("-shm"))
+    return {path.name: path.read_bytes() for path in files if path.stat().st_size}
+
+
+def refusal(cache, folder):
+    """The one line by which each way to open a session refuses it; nothing in its folder changes."""
+    before, lines = content(folder), set()
+    for attempt in (lambda: open_session(cache), lambda: read_session(cache), lambda: audit(folder)):
+        with pytest.raises(SessionError) as caught:
+            attempt()
+        lines.add(str(caught.value))
+    assert content(folder) == before
+    (line,) = lines
+    assert "\n" not in line and "decisions.sqlite" in line
+    return line
+
+
+def decided(cache):
+    with open_session(cache) as session:
+        return len(session.entries())
+
+
+# --- the log is gone -----------------------------------------------------------------------------
+
+
+def emptied(log):
+    log.write_bytes(b"")
+
+
+def without_tables(log):
+    log.unlink()
+    with sqlite3.connect(log) as database:
+        database.execute("PRAGMA user_version = 1")
+    database.close()
+
+
+def link_to_nothing(log):
+    log.unlink()
+    log.symlink_to("/no/such/disk/decisions.sqlite")
+
+
+LOSSES = {"missing": os.unlink, "empty": emptied, "without tables": without_tables, "link": link_to_nothing}
+BESIDE = ("reviewed.csv", "acknowledged.txt", "ranking.npz", "pile-0123456789abcdef.npz", "server.json")
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("beside", [*BESIDE, "decisions.sqlite-wal"])
+def test_a_lost_log_is_no_first_start_where_anything_of_its_session_is_left(cache, folder, loss, beside):
+    with open_session(cache, labels_of(N)):
+        pass
+    for path in folder.iterdir():
+        if path.name != "decisions.sqlite":
+            path.unlink()
+    LOSSES[loss](folder / "decisions.sqlite")
+    if not (loss == "link" and beside == "decisions.sqlite-wal"):  # the WAL of a link lies where the link leads
+        (folder / beside).write_bytes(b"anything")
+    line = refusal(cache, folder)
+    assert "are lost" in line and "decisions.sqlite-wal" in line and "--session" in line
+    assert loss == "link" or beside in line
+
+
+@pytest.mark.parametrize("loss", ["missing", "empty", "without tables"])
+def test_where_nothing_of_a_session_is_left_it_begins(cache, folder, loss):
+    with open_session(cache, labels_of(N)):
+        pass
+    shutil.copy(folder / "decisions.sqlite", folder.parent / "kept")
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "notes.txt").write_text("mine")
+    (folder / ".lock").touch()
+    shutil.move(folder.parent / "kept", folder / "decisions.sqlite")
+    LOSSES[loss](folder / "decisions.sqlite")
+    assert decided(cache) == 0 and (folder / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_the_export_of_a_lost_review_is_not_replaced(cache, folder, loss):
+    review_some(cache, 20, 56, export=True)
+    written = (folder / "reviewed.csv").read_bytes()
+    LOSSES[loss](folder / "decisions.sqlite")
+    refusal(cache, folder)
+    assert (folder / "reviewed.csv").read_bytes() == written
+
+
+def test_a_folder_of_concepts_is_not_taken_for_a_review_whose_log_is_lost(cache, folder):
+    open_session(cache, labels_of(N), folder=folder / "deer").close()
+    (folder / "server.json").write_text("{}")
+    with pytest.raises(SessionError, match=r"holds the sessions of 1 concepts \(deer\); pass --concepts"):
+        open_session(cache)
+
+
+def test_a_first_start_that_is_killed_begins_again(cache, folder):
+    draw = random.Random(0)
+    for _ in range(8):
+        child = os.fork()
+        if not child:
+            signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.02 * draw.random())
+            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+            open_session(cache, labels_of(N)).close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        draw.random()
+        with open_session(cache, labels_of(N)) as session:
+            assert not session.entries()
+        shutil.rmtree(folder)
+
+
+# --- the log holds less than it did --------------------------------------------------------------
+
+
+def test_a_log_that_was_cut_is_refused(cache, folder):
+    review_some(cache, 20, 80)
+    log = folder / "decisions.sqlite"
+    whole = log.read_bytes()
+    for size in (1, 100, 4096, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
+        log.write_bytes(whole[:size])
+        refusal(cache, folder)
+    log.write_bytes(whole)
+    assert decided(cache) == 60
+
+
+def test_after_a_kill_nothing_but_the_whole_log_is_continued(cache, folder):
+    review_some(cache, 20, 30)
+    clean = (folder / "decisions.sqlite").read_bytes()
+    review_some(cache, 30, 56, kill=True)
+    wal = (folder / "decisions.sqlite-wal").read_bytes()
+    assert len(wal) > 0, "decisions that are only there"
+    log = (folder / "decisions.sqlite").read_bytes()
+
+    def put(log, wal):
+        for name, bytes_ in (("decisions.sqlite", log), ("decisions.sqlite-wal", wal)):
+            (folder / name).unlink(missing_ok=True)
+            if bytes_ is not None:
+                (folder / name).write_bytes(bytes_)
+        (folder / "decisions.sqlite-shm").unlink(missing_ok=True)
+
+    put(log, None)
+    assert "holds 10 entries; acknowledged.txt says that 36 were" in refusal(cache, folder)
+    put(log, b"")
+    refusal(cache, folder)
+    put(log, wal[: len(wal) // 2])
+    refusal(cache, folder)
+    put(clean, None)
+    refusal(cache, folder)
+    put(log, wal)
+    assert decided(cache) == 36
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_a_copy_beside_the_wal_of_another_time_is_refused_or_whole(cache, folder, is_noted):
+    """All pairs of a log and a WAL of one review, at different times: what opens holds all that either holds."""
+    logs, wals = {}, {}
+    for number, (first, last) in enumerate([(20, 22), (22, 56), (56, 60), (60, 100)]):
+        review_some(cache, first, last, kill=True)
+        logs[last - 20], wals[last - 20] = ((folder / f"decisions.sqlite{end}").read_bytes() for end in ("", "-wal"))
+        if number % 2:
+            assert decided(cache) == last - 20  # which puts the WAL into the log
+            logs[last - 20] = (folder / "decisions.sqlite").read_bytes()
+    opened = 0
+    for of_log, log in logs.items():
+        for of_wal, wal in wals.items():
+            for path in folder.glob("decisions.sqlite*"):
+                path.unlink()
+            (folder / "decisions.sqlite").write_bytes(log)
+            (folder / "decisions.sqlite-wal").write_bytes(wal)
+            if not is_noted:
+                (folder / "acknowledged.txt").unlink(missing_ok=True)
+            try:
+                with read_session(cache) as session:
+                    count = len(session.entries())
+            except SessionError as error:
+                assert "\n" not in str(error) and "decisions.sqlite-shm" in str(error)
+                continue
+            opened += 1
+            assert count >= max(of_wal, of_log if of_log in (56 - 20, 100 - 20) else 0), (of_log, of_wal)
+    assert opened
+
+
+def test_the_log_of_another_review_of_the_same_cache_is_refused(cache, folder, tmp_path):
+    with open_session(cache, labels_of(N), folder=tmp_path / "another") as session:
+        for row in range(20, 90):
+            decide(session, row)
+    review_some(cache, 20, 40)
+    shutil.copy(tmp_path / "another/decisions.sqlite", folder)
+    assert "holds the entries of another review" in refusal(cache, folder)
+
+
+# --- sessions of before 0.4, which note nothing --------------------------------------------------
+
+
+@pytest.mark.parametrize("proof", ["export", "ranking"])
+def test_a_log_of_before_is_held_against_export_and_ranking(cache, folder, proof):
+    review_some(cache, 20, 22)
+    early = (folder / "decisions.sqlite").read_bytes()
+    review_some(cache, 22, 56, export=proof == "export")
+    if proof == "ranking":
+        keep_ranking(folder, "any", RankingResult(np.zeros(N, np.float32), None, 0.0), 36)
+    (folder / "acknowledged.txt").unlink()
+    whole = (folder / "decisions.sqlite").read_bytes()
+    (folder / "decisions.sqlite").write_bytes(early)
+    for attempt in (open_session, read_session):
+        with pytest.raises(SessionError, match="reviewed.csv" if proof == "export" else "rests on 36"):
+            attempt(cache)
+    (folder / "decisions.sqlite").write_bytes(whole)
+    assert decided(cache) == 36 and (folder / "acknowledged.txt").read_text().startswith("36 ")
+
+
+def test_twins_undone_and_skipped_images_of_an_export_are_no_loss(cache, folder):
+    with open_session(cache, labels_of(N)) as session:
+        decide(session, 10), decide(session, 20), decide(session, 30, Choice.SKIP)
+        export_session(session)
+        decide(session, 20, Choice.UNDONE)
+    (folder / "acknowledged.txt").unlink()
+    assert decided(cache) == 4
+
+
+# --- copies --------------------------------------------------------------------------------------
+
+
+def test_two_copies_of_a_folder_are_two_reviews(cache, folder, tmp_path):
+    review_some(cache, 20, 30, kill=True)
+    shutil.copytree(folder, tmp_path / "copy")
+    for where, rows in ((folder, range(30, 40)), (tmp_path / "copy", range(40, 60))):
+        with open_session(cache, folder=where) as session:
+            assert len(session.entries()) == 10
+            for row in rows:
+                decide(session, row)
+    for where, count in ((folder, 20), (tmp_path / "copy", 30)):
+        with open_session(cache, folder=where) as session:
+            assert len(session.entries()) == count
+
+
+def test_a_folder_copied_in_the_order_of_names_while_it_is_written_opens_whole(cache, folder, tmp_path):
+    rng = np.random.default_rng(0)
+    with open_session(cache, labels_of(N)) as session:
+        for number, row in enumerate(range(20, 60)):
+            session.draw(rng, Stream.AUDIT, 1)
+            copy = tmp_path / f"copy{number}"
+            copy.mkdir()
+            for path in sorted(folder.iterdir()):
+                shutil.copy(path, copy)
+                if path.name == "acknowledged.txt":
+                    decide(session, row)
+            with read_session(cache, copy) as reader:
+                assert len(reader.entries()) == len(session.entries())
+
+
+def test_a_log_behind_a_link_is_checked_where_it_lies(cache, folder, tmp_path):
+    review_some(cache, 20, 30)
+    early = (folder / "decisions.sqlite").read_bytes()
+    shutil.move(folder / "decisions.sqlite", tmp_path / "real.sqlite")
+    (folder / "decisions.sqlite").symlink_to(tmp_path / "real.sqlite")
+    review_some(cache, 30, 50, kill=True)
+    assert (tmp_path / "real.sqlite-wal").stat().st_size
+    aside = (tmp_path / "real.sqlite-wal").rename(tmp_path / "aside")
+    with pytest.raises(SessionError, match="holds 10 entries"):
+        open_session(cache)
+    aside.rename(tmp_path / "real.sqlite-wal")
+    assert decided(cache) == 30
+    (tmp_path / "real.sqlite").write_bytes(early)
+    with pytest.raises(SessionError, match="holds 10 entries"):
+        open_session(cache)
+
+
+def test_a_folder_that_is_none_is_a_first_start(tmp_path):
+    assert is_first_start(tmp_path / "none")
