@@ -21,8 +21,7 @@ from benchmarks.common.tasks import ATTRIBUTES, CIFAR, FASHION, KINDS, TASKS, TO
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.solve import fit_heads
-from pucache.labels.folds import assign_folds
-from pucache.training.cross_fitting import CrossFitter
+from pucache.training.cross_fitting import CrossFitter, deal_folds
 from pucache.training.penalty import PENALTIES
 
 LABELLED, SHARES = (10, 20, 40, 100, 300), (0.01, 0.05, 0.2, 0.5)
@@ -52,7 +51,7 @@ def measure(at: Location, group: str, task: str, labelled: int, share: float, se
         return {"regret": None}
     s = (np.arange(len(rows)) < labelled).astype(np.int8)
     design = DesignMatrix(np.ascontiguousarray(X[rows]), s, None, torch.device("cpu"))
-    fitter = CrossFitter(design, TrainingLabels.of(s), assign_folds(s, FOLDS, seed, None))
+    fitter = CrossFitter(design, TrainingLabels.of(s), deal_folds(s, FOLDS, seed, None))
     margins = design.margins(fit_heads(design, penalty=np.array(PENALTIES), tolerance=2e-3))
     ap = np.array([average_precision_score(y[rows][s == 0], column[s == 0]) for column in margins.T])
     chosen = [PENALTIES.index(penalty) for penalty in (fitter.choose().penalty, 1e-3)]

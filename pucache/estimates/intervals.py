@@ -12,8 +12,8 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 
 A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
 can be. The quantiles of the figures over the draws are the ends of their intervals. No head is refitted. The figure
-that is stated is a count where it does not depend on the prior (PAUC and recall), and the mean of the draws where it
-does: at the likeliest prior a figure that is bounded, as precision is by 1, leans towards its bound.
+that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the draws
+lean low: the interval of the prior reaches further down than up, and hits are limited above.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def intervals_from_pu(
     threshold: float,
     *,
     seed: int = 0,
-) -> dict[str, tuple[float, float, float]]:
-    """Estimates and intervals of figures among the unlabelled rows.
+) -> dict[str, tuple[float, float]]:
+    """Intervals of figures among the unlabelled rows.
 
     Parameters
     ----------
@@ -67,8 +67,8 @@ def intervals_from_pu(
 
     Returns
     -------
-    dict of str to (float, float, float)
-        For each name in `WITH_INTERVAL`, the mean and the ends of the interval of coverage `LEVEL`.
+    dict of str to (float, float)
+        For each name in `WITH_INTERVAL`, the ends of the interval of coverage `LEVEL`.
     """
     margins = np.asarray(margins, np.float64)
     generator = np.random.default_rng(seed)
@@ -78,7 +78,8 @@ def intervals_from_pu(
     priors = _draw_priors(prior, *prior_range, generator)
     figures = _figures(*drawn, priors, called_share, len(unlabelled), generator)
     levels = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    return {name: (float(drawn.mean()), *np.quantile(drawn, levels).tolist()) for name, drawn in figures.items()}
+    ends = {name: np.quantile(drawn, levels).tolist() for name, drawn in figures.items()}
+    return {name: (low, high) for name, (low, high) in ends.items()}
 
 
 def _draw_priors(prior: float, low: float, high: float, generator: np.random.Generator) -> np.ndarray:
@@ -166,19 +167,16 @@ def stated_estimates(
     Returns
     -------
     dict
-        Figures of `from_pu`; those that depend on an uncertain prior are means of `intervals_from_pu`. ``NAME_low`` and
-        ``NAME_high`` for each NAME in `WITH_INTERVAL`; ``labels``, the number of labels. None stands for what the
-        labels are too few for: see `pucache.estimates.label_requirements`.
+        Figures of `from_pu`; ``NAME_low`` and ``NAME_high`` for each NAME in `WITH_INTERVAL`, between which the figure
+        lies; ``labels``, the number of labels. None stands for what the labels are too few for: see
+        `pucache.estimates.label_requirements`.
     """
     figures: dict[str, float | int | str | None] = dict(from_pu(margins, s, prior, threshold))
     ends: dict[str, float | None] = dict.fromkeys(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
     if labels.has_estimates:
         intervals = intervals_from_pu(margins, s, prior, prior_range or (prior, prior), threshold, seed=seed)
         for name in WITH_INTERVAL if prior_range else _WITHOUT_PRIOR:
-            mean, low, high = intervals[name]
-            if name not in _WITHOUT_PRIOR:
-                figures[name] = mean
-            point = float(figures[name] or 0.0)
+            point, (low, high) = float(figures[name] or 0.0), intervals[name]
             ends |= {f"{name}_low": min(low, point), f"{name}_high": max(high, point)}
     else:
         figures["collapsed"] = None

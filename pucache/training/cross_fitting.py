@@ -5,8 +5,10 @@ margins tell labelled from unlabelled rows best, by the likelihood of the labels
 the margins (`pucache.training.penalty`). The tilt allows for hidden positives: an unlabelled row that
 ranks high costs little.
 
-For a large cache, the penalty is chosen on all positives and as many evenly spaced unlabelled rows as fit
-into `SAMPLE_BYTES`: their number is not what limits it. The final heads are trained on all rows.
+Where rows are few, the likelihood is the mean over several deals of the rows to the folds: with one deal the
+penalty would hang on the seed. For a large cache, the penalty is chosen on all positives and as many evenly
+spaced unlabelled rows as fit into `SAMPLE_BYTES`: their number is not what limits it. The final heads are
+trained on all rows.
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from ..heads.linear_heads import FittedHeads
 from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..heads.solve import TOLERANCE, fit_heads
+from ..labels.folds import assign_folds
 from .penalty import PENALTIES, log_posteriors
 
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
 HALVES_TOLERANCE = 5e-3  # of the heads of halves of the labels, which are only compared
 _TOGETHER = 3  # penalties that are tried at once
+_DEALS, _FEW_ROWS = 5, 4096  # divisions into folds by which the penalty is chosen, where rows are at most so many
 SAMPLE_BYTES = 1 << 25
 
 
@@ -58,9 +62,14 @@ class CrossFitter:
 
     design: DesignMatrix  # with `labels.training_s`
     labels: TrainingLabels
-    fold: np.ndarray  # (n,), of `pucache.labels.folds.assign_folds`
+    deals: np.ndarray  # (n, S): divisions into folds; all of them choose the penalty, the first one holds out
     prior: float = 0.5  # among the rows that training calls unlabelled
     settings: HeadSettings = field(default_factory=HeadSettings)
+
+    @property
+    def fold(self) -> np.ndarray:
+        """Fold of each row, (n,), in the first deal."""
+        return self.deals[:, 0]
 
     @cached_property
     def folds(self) -> int:
@@ -78,7 +87,7 @@ class CrossFitter:
         rows = np.union1d(kept, self.design.positive_rows)
         labels = self.labels.take(rows, len(kept) / len(unlabelled))
         design = self.design.take(rows, labels.training_s)
-        return CrossFitter(design, labels, self.fold[rows], self.prior, self.settings)
+        return CrossFitter(design, labels, self.deals[rows], self.prior, self.settings)
 
     def cross_fit(
         self, penalties: tuple[float, ...] = PENALTIES, halves: np.ndarray | None = None
@@ -127,37 +136,54 @@ class CrossFitter:
         """
         fitter = self._sample
         penalties = penalties if self.folds >= 2 else (penalties[len(penalties) // 2],)
-        weaker, candidates, best = sorted(penalties, reverse=True), list[CrossFit](), 0
+        weaker, candidates, best = sorted(penalties, reverse=True), list[list[CrossFit]](), 0
         posteriors = np.empty(0)
         while weaker and best >= len(candidates) - 1:
             group, weaker = tuple(weaker[:_TOGETHER]), weaker[_TOGETHER:]
-            start = candidates[-1].heads.take(np.tile(np.arange(self.folds), len(group))) if candidates else None
+            start = _repeated(candidates[-1], len(group)) if candidates else None
             tried = fitter.fit(group, start=start)
-            posteriors = np.append(posteriors, log_posteriors([one.margins for one in tried], group, fitter.labels))
+            margins = [np.stack([deal.margins for deal in deals], axis=1) for deals in tried]
+            posteriors = np.append(posteriors, log_posteriors(margins, group, fitter.labels))
             candidates += tried
             best = int(np.argmax(posteriors))
-        return candidates[best]
+        return candidates[best][0]
 
     def fit(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
-    ) -> list[CrossFit]:
-        """Cross-fit at several penalties, all heads at once."""
+    ) -> list[list[CrossFit]]:
+        """Cross-fits at several penalties, one for each deal, all heads at once."""
+        S = self.deals.shape[1]
         heads, margins = fit_held_out(
             self.design,
             self.labels,
-            self.fold[:, None],
+            self.deals,
             prior=np.repeat(self.prior, len(penalties)),
             penalty=penalties,
-            seeds=[self.settings.seed],
+            seeds=[self.settings.seed] * S,
             settings=self.settings,
             tolerance=tolerance,
             start=start,
         )
-        own = np.arange(self.folds)
-        return [
-            CrossFit(penalty, heads.take(own + self.folds * number), self.fold, margins[:, number])
-            for number, penalty in enumerate(penalties)
+        of_deal = np.split(np.arange(len(heads.coef)), len(penalties) * S)
+        cross_fits = [
+            CrossFit(penalties[number // S], heads.take(own), self.deals[:, number % S], margins[:, number])
+            for number, own in enumerate(of_deal)
         ]
+        return [cross_fits[first : first + S] for first in range(0, len(cross_fits), S)]
+
+
+def deal_folds(s: np.ndarray, count: int, seed: int, groups: np.ndarray | None) -> np.ndarray:
+    """Divisions into at most `count` folds (n, S): one, and where rows are few further ones for the penalty."""
+    deals = _DEALS if len(s) <= _FEW_ROWS else 1
+    return np.stack([assign_folds(s, count, seed + deal, groups) for deal in range(deals)], axis=1)
+
+
+def _repeated(deals: list[CrossFit], times: int) -> FittedHeads:
+    """Heads of cross-fits, so many times over."""
+    heads = deals[0].heads
+    for deal in deals[1:]:
+        heads = heads.joined(deal.heads)
+    return heads.take(np.tile(np.arange(len(heads.coef)), times))
 
 
 def fit_held_out(

@@ -2,17 +2,19 @@ r"""Distillation: one linear head that has learnt what a classifier and its neig
 
 1. The classifier's margins become log density ratios by its tilt, and probabilities are propagated over
    the graph (`pucache.training.propagation`), `_FIRST_ROUNDS` rounds.
-2. A linear head is trained on the probabilities T as soft targets, by cross-entropy with the penalty
-   `_PENALTY`. Its margin minus logit(mean T) is a log density ratio.
+2. A linear head is trained on the probabilities T as soft targets, by cross-entropy with the penalty of
+   `penalty_of`. Its margin minus logit(mean T) is a log density ratio.
 3. From these, `_LATER_ROUNDS` more rounds of 1 and another head of 2, which is the result.
 
 The classifier is the linear head of `pucache.training.train_head`, so the result is one coefficient vector again.
 
 **Figures.** The targets of a head have seen the labels, so none of its margins of the rows it was trained
 on is fit for an estimate. The chain 1-3 therefore runs once for each fold, side by side: it starts from the
-head that was trained without the fold, and nowhere sees a label of the fold; the held-out positives are
-unlabelled rows to it as the hidden positives are. The margins of a fold by its chain are held out, and
-penalty, prior, tilt, threshold and all figures rest on them alone (docs/method.md has the measurements).
+head that was trained without the fold, nowhere sees a label of the fold, and trains its heads without the
+rows of the fold, as even without their labels it would know them better than new rows. The held-out
+positives are unlabelled rows to it as the hidden positives are. The margins of a fold by its chain are held
+out, and penalty, prior, tilt, threshold and all figures rest on them alone (docs/method.md has the
+measurements).
 
 Where rows are many, everything happens on the positives and an evenly spaced sample of the others.
 """
@@ -31,7 +33,7 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
 from ..heads.solve import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
-from .cross_fitting import CrossFit
+from .cross_fitting import CrossFit, weights_without_folds
 from .neighbour_evidence import WEIGHTS, NeighbourEvidence, held_out_gains
 from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
 
@@ -39,7 +41,7 @@ from .propagation import ChainLabels, neighbour_log_odds, probabilities, propaga
 GraphSource = Callable[[np.ndarray | None], NeighbourGraph]
 
 _FIRST_ROUNDS, _LATER_ROUNDS = 6, 3
-_PENALTY = 2e-6
+_LEAST_PENALTY, _PENALTY_OF_ROW = 2e-6, 0.06  # the second is divided by the number of rows
 _MEAN_LIMIT = 1e-5  # mean targets are kept this far from 0 and 1
 SAMPLE_ROWS, SAMPLE_BYTES = 1 << 16, 1 << 28  # greatest sample of rows and of their embeddings
 
@@ -106,6 +108,11 @@ class Distillation:
     scores: np.ndarray
 
 
+def penalty_of(rows: int) -> float:
+    """Penalty of a head that is distilled on so many rows: on fewer the targets say less about each direction."""
+    return max(_LEAST_PENALTY, _PENALTY_OF_ROW / rows)
+
+
 def distil(
     on: DistillationRows,
     design: DesignMatrix,
@@ -124,13 +131,15 @@ def distil(
     margins = on.design.margins(cross_fit.heads.joined(head))
     log_ratios = tilt.log_ratio(margins).astype(np.float32)
     targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
-    trainer = SoftTargetTrainer(on.design, weights=on.labels.training_weights, penalty=_PENALTY)
-    heads, log_ratios = _fit(trainer, on, targets)
+    of_folds = weights_without_folds(on.labels, on.fold[:, None])
+    weights = np.column_stack([of_folds, on.labels.row_weights])
+    trainer = SoftTargetTrainer(on.design, weights=weights, penalty=penalty_of(len(on.fold)))
+    heads, log_ratios = _fit(trainer, on, targets, weights)
     shares = labels.unlabelled_means(targets)
     targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
-    heads, log_ratios = _fit(trainer, on, targets, start=heads)
+    heads, log_ratios = _fit(trainer, on, targets, weights, start=heads)
     shares = labels.unlabelled_means(targets)
-    heads = _centred(heads, targets, on.labels.training_weights)
+    heads = _centred(heads, targets, weights)
     margins = _by_own_chain(log_ratios, on.fold)
     if on.rows is not None:
         margins = design.margins(heads.take(np.arange(folds)), cross_fit.fold[:, None])[:, 0]
@@ -172,14 +181,18 @@ def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
 
 
 def _fit(
-    trainer: SoftTargetTrainer, on: DistillationRows, targets: np.ndarray, start: FittedHeads | None = None
+    trainer: SoftTargetTrainer,
+    on: DistillationRows,
+    targets: np.ndarray,
+    weights: np.ndarray,
+    start: FittedHeads | None = None,
 ) -> tuple[FittedHeads, np.ndarray]:
-    """Heads of soft targets (m, C), and their margins as log density ratios, float32 (m, C)."""
+    """Heads of soft targets (m, C) at weights (m, C), and their margins as log density ratios, float32 (m, C)."""
     heads = trainer.fit(targets, start=start)
-    return heads, on.design.margins(_centred(heads, targets, on.labels.training_weights))
+    return heads, on.design.margins(_centred(heads, targets, weights))
 
 
-def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray | None) -> FittedHeads:
+def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray) -> FittedHeads:
     """The heads with logit(mean target), by the weights they were trained with, taken off their intercepts."""
     means = np.average(targets.astype(np.float64), axis=0, weights=weights).clip(_MEAN_LIMIT, 1 - _MEAN_LIMIT)
     return replace(heads, intercept=(heads.intercept - logit(means)).astype(np.float32))

@@ -14,13 +14,17 @@ _EXPECTED, _DECADES = 1e-3, 1.1  # log-normal prior on the penalty: its median, 
 
 
 def log_posteriors(margins: Sequence[np.ndarray], penalties: Sequence[float], labels: TrainingLabels) -> np.ndarray:
-    """Log posterior (J,) of each penalty, up to a constant, by the held-out margins (n,) of the heads of each.
+    """Log posterior (J,) of each penalty, up to a constant, by the held-out margins (n, S) of the heads of each.
 
     The likelihood is that of the labels given the held-out margins, at the tilt that fits these margins best
-    (`pucache.estimates.calibration`). The prior is log-normal: with few labels, when the likelihoods hardly differ, a
-    medium penalty is the safer choice. Positives that a review has confirmed count as labelled.
+    (`pucache.estimates.calibration`), and the mean over S divisions into folds. The prior is log-normal: with few
+    labels, when the likelihoods hardly differ, a medium penalty is the safer choice. Positives that a review has
+    confirmed count as labelled.
     """
-    likelihood = [log_likelihood(column, labels.training_s, labels.training_weights) for column in margins]
+    likelihood = [
+        np.mean([log_likelihood(column, labels.training_s, labels.training_weights) for column in deals.T])
+        for deals in margins
+    ]
     floor = PENALTIES[0]  # for a penalty of 0
     decades = np.log10(np.maximum(penalties, floor) / _EXPECTED)
     return np.asarray(likelihood - np.square(decades / _DECADES) / 2)

@@ -166,7 +166,7 @@ def sweep_on(
         penalty, *others = penalties_of(classifier)
         if others:  # at the first seed, as `train_pu` chooses it
             first = replace(settings, seed=seeds[0])
-            penalty = CrossFitter(design, labels, folds[:, 0], possible[0], first).choose().penalty
+            penalty = CrossFitter(design, labels, folds[:, :1], possible[0], first).choose().penalty
         stages.advance(1)
         trained = possible if settings.risk.needs_prior else possible[:1]  # else the same heads serve all priors
         heads, margins = fit_held_out(

@@ -21,11 +21,10 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
 from ..heads.risks import PURisk
 from ..heads.solve import SOLVERS
-from ..labels.folds import assign_folds
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..storage.rows import take_rows
-from .cross_fitting import CrossFit, CrossFitter, HeadSettings
+from .cross_fitting import CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, GraphSource, distil
 from .model_file import FittedState, stated_estimate
 from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
@@ -70,8 +69,8 @@ def train_head(
     given = classifier.prior if audited is None else audited.likeliest
     with progress or Silent() as stages:
         stages.start(_STAGES, "training")
-        fold = assign_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
-        fitter = CrossFitter(rows.design, labels, fold, _training_prior(rows, fold, given, settings), settings)
+        deals = deal_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
+        fitter = CrossFitter(rows.design, labels, deals, _training_prior(rows, deals, given, settings), settings)
         stages.advance(1)
         halves = _halves(rows, fitter) if _method(classifier) == "distilled" else None
         linear, head, of_halves = fitter.cross_fit(penalties_of(classifier), halves)
@@ -133,8 +132,8 @@ def train_head(
             encoder_=rows.encoder,
             neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share, sum_to),
             method_="linear" if helpful is None else "distilled",
-            pile_margins_=PileMargins.of(on_scale, labels.s, labels.weights, given),
-            pile_sample_=_pile_sample(rows, on_scale, settings.seed),
+            pile_margins_=PileMargins.of(margins, labels.s, labels.weights, given),
+            pile_sample_=_pile_sample(rows, margins, settings.seed),
         )
     )
     classifier.held_out_margins_, classifier.classifier_margins_ = margins, linear.margins
@@ -214,13 +213,13 @@ def _method(classifier: PULinearClassifier) -> str:
     return classifier.method or default
 
 
-def _training_prior(rows: TrainingRows, fold: np.ndarray, given: float | None, settings: HeadSettings) -> float:
+def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, settings: HeadSettings) -> float:
     """Prior that the risk is minimised with; where none is given, by heads of the default risk, which needs none."""
     labels, prior = rows.labels, given
     if prior is not None:
         labels.check(prior)
     elif settings.risk.needs_prior:
-        default = CrossFitter(rows.design, labels, fold, settings=HeadSettings(seed=settings.seed)).cross_fit()[0]
+        default = CrossFitter(rows.design, labels, deals, settings=HeadSettings(seed=settings.seed)).cross_fit()[0]
         prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 

@@ -37,7 +37,7 @@ def test_recall_has_the_posterior_of_a_uniform_prior_with_rows_of_lower_weight(a
     margins = np.concatenate([np.linspace(1, 2, above), np.linspace(-2, -1, 12 - above), np.linspace(-3, 3, 400_000)])
     s = np.repeat([1, 0], [12, 400_000])
     posterior = beta(0.8 * above + 1, 0.8 * (12 - above) + 1)
-    expected = [posterior.mean(), *posterior.ppf([0.05, 0.95])]
+    expected = posterior.ppf([0.05, 0.95])
     assert intervals_from_pu(margins, s, *GIVEN, 0.0)["recall"] == pytest.approx(expected, abs=0.02)
 
 
@@ -50,8 +50,8 @@ def test_any_margins_have_intervals_within_zero_and_one(positive, unlabelled, pr
     margins, s = np.array(positive + unlabelled), np.repeat([1, 0], [len(positive), len(unlabelled)])
     intervals = intervals_from_pu(margins, s, prior, (prior / 2, min(1.0, 2 * prior)), threshold)
     assert set(intervals) == set(WITH_INTERVAL)
-    for mean, low, high in intervals.values():
-        assert 0 <= low <= high <= 1 + 1e-12 and 0 <= mean <= 1 + 1e-12
+    for low, high in intervals.values():
+        assert 0 <= low <= high <= 1 + 1e-12
 
 
 # --- what is stated ------------------------------------------------------------------------------
@@ -70,14 +70,13 @@ def test_below_thirty_labels_intervals_alone_are_stated(labels):
     assert stated_text(estimates, "recall").count(" to ") == 1 and "(" not in stated_text(estimates, "recall")
 
 
-def test_from_thirty_labels_figures_lie_in_their_intervals():
-    estimates, (margins, s) = stated(30), normal_margins()
-    counted, means = from_pu(margins, s, 0.1, 1.0), intervals_from_pu(margins, s, 0.1, (0.1, 0.1), 1.0)
-    of_prior = {name: means[name][0] for name in set(WITH_INTERVAL) - {"pauc", "recall"}}
-    assert estimates.items() >= (counted | of_prior).items()
+@pytest.mark.parametrize("ends", [(0.1, 0.1), (0.01, 0.12), (0.09, 0.5)], ids=str)
+def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in_their_intervals(ends):
+    estimates, (margins, s) = stated(30, ends=ends), normal_margins()
+    assert estimates.items() >= from_pu(margins, s, 0.1, 1.0).items(), "whatever the interval of the prior"
     for name in WITH_INTERVAL:
         low, high = interval_of(estimates, name)
-        assert low <= estimates[name] <= high and estimates[name] == pytest.approx(counted[name], abs=0.05)
+        assert low <= estimates[name] <= high
     json.dumps(estimates, allow_nan=False)
 
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from pucache.heads.moments import Moments
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import cross_fitting
-from pucache.training.cross_fitting import CrossFitter, HeadSettings
+from pucache.training.cross_fitting import CrossFitter, HeadSettings, deal_folds
 from pucache.training.penalty import PENALTIES
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -19,7 +21,7 @@ FOLD = assign_folds(S, 3, 0, None)
 
 def fitter(X=X, S=S, weights=None, fold=FOLD, *, moments=None, **settings):
     design = DesignMatrix(X, S, moments or Moments.of(X), torch.device("cpu"))
-    return CrossFitter(design, TrainingLabels.of(S, weights=weights), fold, 0.3, HeadSettings(**settings))
+    return CrossFitter(design, TrainingLabels.of(S, weights=weights), fold[:, None], 0.3, HeadSettings(**settings))
 
 
 # --- held out ----------------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
             tolerance=1e-4,
             device="cpu",
         )
-        for column, one in enumerate(together):
+        for column, (one,) in enumerate(together):
             np.testing.assert_allclose(one.heads.coef[number], alone.coef[column], rtol=2e-2, atol=2e-2)
 
 
@@ -56,6 +58,24 @@ def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
     assert chosen.penalty in PENALTIES and chosen.penalty >= 1e-4
     grid = few.cross_fit((1e-6, 1e-5))[0]
     assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.fold).all()
+
+
+def test_small_piles_are_dealt_several_times_and_large_ones_once(monkeypatch):
+    deals = deal_folds(S, 3, 7, None)
+    assert (deals[:, 0] == assign_folds(S, 3, 7, None)).all() and (np.diff(deals, axis=1) != 0).any(0).all()
+    monkeypatch.setattr(cross_fitting, "_FEW_ROWS", len(S) - 1)
+    assert deal_folds(S, 3, 7, None).shape == (len(S), 1)
+
+
+def test_each_deal_is_cross_fitted_as_alone():
+    deals = deal_folds(S, 3, 0, None)
+    several = replace(fitter(), deals=deals)
+    for penalty in several.fit((1e-3, 1e-2), tolerance=1e-4):
+        for number, one in enumerate(penalty):
+            alone = fitter(fold=deals[:, number]).fit((one.penalty,), tolerance=1e-4)[0][0]
+            assert (one.fold == deals[:, number]).all()
+            np.testing.assert_allclose(one.margins, alone.margins, atol=2e-2)
+    assert (several.choose((1e-3, 1e-2)).fold == FOLD).all(), "the first deal holds out"
 
 
 def test_with_a_single_fold_the_middle_penalty_is_taken():
@@ -80,4 +100,4 @@ def test_of_many_unlabelled_rows_a_sample_chooses(monkeypatch):
     sampled = fitter()
     chosen, _, _ = sampled.cross_fit((1e-4, 1e-2))
     assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
-    np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0].margins, atol=0.2)
+    np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0][0].margins, atol=0.2)

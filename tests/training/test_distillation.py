@@ -13,7 +13,7 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import distillation
 from pucache.training.cross_fitting import CrossFitter
-from pucache.training.distillation import DistillationRows, distil
+from pucache.training.distillation import DistillationRows, distil, penalty_of
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -33,7 +33,7 @@ class Start:
         labels = labels or TrainingLabels.of(S)
         self.labels = labels
         self.design = DesignMatrix(X, labels.training_s, None, CPU)
-        self.cross_fit = CrossFitter(self.design, labels, FOLD).fit((1e-3,))[0]
+        self.cross_fit = CrossFitter(self.design, labels, FOLD[:, None]).fit((1e-3,))[0][0]
         self.head = fit_heads(self.design, penalty=1e-3, prior=0.5)
         self.tilt = fit_tilt(self.cross_fit.margins, labels.s, labels.weights)
 
@@ -74,17 +74,19 @@ def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(start
 class OneByOne:
     """Weighted least squares in place of the solver: heads that cannot influence each other by rounding."""
 
-    def __init__(self, design, *, weights=None, penalty):
+    def __init__(self, design, *, weights, penalty):
         self.rows = np.column_stack([design.X, np.ones(len(design.X))]).astype(float)
-        self.weights = np.ones(len(design.X)) if weights is None else weights
+        self.weights = weights
 
     def fit(self, targets, start=None):
-        weighted = (self.rows * self.weights[:, None]).T
-        gram = weighted @ self.rows + 1e-3 * np.eye(self.rows.shape[1])
-        solved = np.stack([np.linalg.solve(gram, weighted @ column) for column in targets.T])
+        solved = np.stack([self.solve(*column) for column in zip(targets.T, self.weights.T, strict=True)])
         nothing = np.zeros(len(solved), np.float32)
         coef, intercept = solved[:, :-1].astype(np.float32), solved[:, -1].astype(np.float32)
         return FittedHeads(coef, intercept, risk=nothing, clamped=nothing, residual=nothing, passes=1)
+
+    def solve(self, target, weights):
+        weighted = (self.rows * weights[:, None]).T
+        return np.linalg.solve(weighted @ self.rows + 1e-3 * np.eye(self.rows.shape[1]), weighted @ target)
 
 
 def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch):
@@ -102,6 +104,25 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.scores[of_fold] == second.scores[of_fold]).all()
     assert (first.margins[~of_fold] != second.margins[~of_fold]).mean() > 0.4
     assert (first.head.coef != second.head.coef).any()
+
+
+def test_margins_of_a_fold_are_by_heads_that_were_not_trained_on_its_rows(start, monkeypatch):
+    used = []
+
+    class Recorder(OneByOne):
+        def __init__(self, design, *, weights, penalty):
+            super().__init__(design, weights=weights, penalty=penalty)
+            used.append(weights)
+
+    monkeypatch.setattr(distillation, "SoftTargetTrainer", Recorder)
+    start.distil()
+    of_chains, of_all = np.split(used[0], [FOLDS], axis=1)
+    assert ((of_chains == 0) == (FOLD[:, None] == np.arange(FOLDS))).all() and (of_all > 0).all()
+
+
+@pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
+def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
+    assert penalty_of(rows) == pytest.approx(penalty)
 
 
 # --- which rows ----------------------------------------------------------------------------------

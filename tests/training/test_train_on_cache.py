@@ -14,6 +14,7 @@ from pucache.labels.folds import assign_folds
 from pucache.labels.labels import Labels
 from pucache.neighbours import graph
 from pucache.neighbours.graph_file import graph_path
+from pucache.training.cross_fitting import deal_folds
 from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_on_cache import summary, train_on_cache
@@ -166,15 +167,11 @@ def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
             assert len(set(fold[data.cache.keys.rows(pair)])) == 1
 
 
-def test_training_keeps_twins_together(twinned, monkeypatch):
-    dealt = []
-    monkeypatch.setattr(
-        "pucache.training.train_head.assign_folds", lambda *args: dealt.append(assign_folds(*args)) or dealt[-1]
-    )
-    train_pu(twinned, "found/**", twins=None, **OPTIONS)
+def test_training_keeps_twins_together_in_every_deal(twinned):
+    data = LabelledCache.of(twinned, "found/**", twins=None)
     ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
-    fold = dealt[0][ends]
-    assert fold[0] == fold[1] and fold[2] == fold[3] and dealt[0].max() == 4
+    for fold in deal_folds(data.s, 5, 0, data.group).T:
+        assert fold[ends[0]] == fold[ends[1]] and fold[ends[2]] == fold[ends[3]] and fold.max() == 4
 
 
 # --- the summary -------------------------------------------------------------------------------
