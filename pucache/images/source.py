@@ -44,8 +44,8 @@ class Source(Protocol):
         """
 
 
-def open_source(where: str | os.PathLike[str], *, key_column: str | None = None) -> Source:
-    """Open a folder, manifest (``.txt .lst .csv .tsv``), or tar, ZIP or Parquet file(s), local or behind a URL.
+def open_source(where: str | os.PathLike[str], *, key_column: str | None = None, encoding: str | None = None) -> Source:
+    """Open a folder, manifest (a list or a table), or tar, ZIP or Parquet file(s), local or behind a URL.
 
     Parameters
     ----------
@@ -56,7 +56,9 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
         Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
         password and no token of the URL.
     key_column : str, optional
-        Column of the keys of a Parquet source, as ``#key=COLUMN`` names it.
+        Column of the keys of a manifest, or of a Parquet source, as ``#key=COLUMN`` names it.
+    encoding : str, optional
+        Encoding of a manifest, as ``#encoding=NAME`` names it; by default UTF-8, or else cp1252, which a line says.
 
     Returns
     -------
@@ -68,12 +70,14 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     SourceError
         The path does not exist, or is not a source of a known kind.
     ValueError
-        A column of keys is named, and the source is not Parquet.
+        A column of keys is named, and the source is neither Parquet nor a manifest; or an encoding is, and it is no
+        manifest.
     """
     where = os.fspath(where)
-    if key_column is not None:
+    chosen = {name: value for name, value in (("key", key_column), ("encoding", encoding)) if value is not None}
+    if chosen:
         path, options = split_options(where)
-        where = f"{path}#" + "&".join(f"{name}={value}" for name, value in {**options, "key": key_column}.items())
+        where = f"{path}#" + "&".join(f"{name}={value}" for name, value in {**options, **chosen}.items())
     path, columns = split_options(where)
     if not is_url(path) and _holds_parquet(path):
         where = where.replace(path, f"{path.rstrip('/')}/*.parquet", 1)
@@ -81,12 +85,20 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     if path.lower().endswith(PARQUET) and not os.path.isdir(path):
         if not is_url(path) and is_special_file(path):
             raise SourceError(f"{path} is not a regular file; {EXPECTED}")
+        if "encoding" in columns:
+            raise ValueError(f"an encoding is that of a manifest; {path} is Parquet: leave it out")
         return ParquetSource(where if is_url(where) else os.path.abspath(where))
+    if _ending(path) in MANIFESTS and not os.path.isdir(path) and "image" not in columns:
+        if not is_url(path) and is_special_file(path):
+            raise SourceError(f"{path} is not a regular file; {EXPECTED}")
+        return ManifestSource(path if is_url(path) else os.path.abspath(path), **columns)
     if columns:
-        raise ValueError(f"columns are named for Parquet files; {path} is none: leave them out")
+        raise ValueError(
+            f"columns are named for Parquet files and manifests, encodings for manifests; {path} is none: leave them out"
+        )
     remote = is_url(where)
     name = without_secrets(where) if remote else where
-    extension = os.path.splitext(name.rstrip("/"))[1].lower()
+    extension = _ending(where)
     location = where if remote else os.path.abspath(where)
     if not remote and os.path.isdir(where):
         return LocalFolder(location)
@@ -98,13 +110,16 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
         return CompressedTarSource(location)
     if extension == ".zip" and "::" not in name:  # a chain such as zip://::FILE is a folder of fsspec's
         return ZipSource(location)
-    if extension in MANIFESTS:
-        return ManifestSource(location)
     if remote:
         return RemoteFolder(location)
     if not os.path.exists(where):
         raise SourceError(f"no such source: {where}; {EXPECTED}")
     raise SourceError(f"{where} is not a source; {EXPECTED}")
+
+
+def _ending(where: str) -> str:
+    name = without_secrets(where) if is_url(where) else where
+    return os.path.splitext(name.rstrip("/"))[1].lower()
 
 
 def _holds_parquet(folder: str) -> bool:
