@@ -15,7 +15,7 @@ from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
 from pucache.storage.atomic import replacing
-from pucache.storage.tables import table_writer
+from pucache.storage.table_writer import table_writer
 
 from . import options, output
 from .decoding import decoding_options
@@ -34,8 +34,11 @@ _SHOWN_ENDINGS = 4
     help="Encoder that computes the embeddings.",
 )
 @options.option(
-    "--key-column", metavar="NAME", help="Column of the keys of Parquet files.  [default: the path beside each image]"
+    "--key-column",
+    metavar="NAME",
+    help="Column of the keys of a manifest, or of Parquet files.  [default: that of the paths; the path beside each image]",
 )
+@options.encoding_of_text
 @options.option(
     "--labels-to",
     metavar="FILE",
@@ -86,13 +89,14 @@ def embed(
     profile: bool,
     strict: bool,
     key_column: str | None,
+    encoding: str | None,
     labels_to: str | None,
     label_column: str | None,
     **rest: Any,
 ) -> None:
     """Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.
 
-    SOURCE is a folder, a manifest (.txt, .csv, .tsv), .tar, .zip or .parquet files ('shards/*.tar'), or an
+    SOURCE is a folder, a manifest (.txt, .csv, .xlsx, .json), .tar, .zip or .parquet files ('shards/*.tar'), or an
     fsspec URL of any of these. CACHE is a path or an fsspec URL. The key of an image is its path within SOURCE.
     Run the command again to continue after an interruption, or to add new and changed images; unchanged
     images are not computed again. `pucache info` lists the images that could not be read.
@@ -113,7 +117,9 @@ def embed(
     names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
-    opened = source if key_column is None and labels_to is None else open_source(source, key_column=key_column)
+    opened: Any = source
+    if key_column is not None or encoding is not None or labels_to is not None:
+        opened = open_source(source, key_column=key_column, encoding=encoding)
     more: dict[str, Any] = {}
     # read first, so that a column that is missing costs no embeddings
     labels = label_rows(opened, label_column, labels_to) if label_column and labels_to else None

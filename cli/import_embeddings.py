@@ -8,6 +8,7 @@ import click
 
 from pucache.cache.importing import import_embeddings as run
 from pucache.storage.atomic import check_writable
+from pucache.storage.tables import LabelTable
 
 from . import options, output
 from .progress import terminal_progress
@@ -19,7 +20,7 @@ from .progress import terminal_progress
 @options.option(
     "--keys",
     metavar="FILE",
-    help="Keys of the rows (unique names), in order: a text file, or a CSV with a 'key' column.",
+    help="Keys of the rows (unique names), in order: a text file, or a table with a 'key' column.",
 )
 @options.option(
     "--key-column",
@@ -27,6 +28,7 @@ from .progress import terminal_progress
     help="Column of the metadata, or of the Parquet file, to take as keys.  [default: the first of key, image_path, "
     "path, file_name, filename, url, id, image_id, uid that exists; else the numbers of the rows]",
 )
+@options.encoding_of_text
 @options.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
 @options.option(
     "--embedding-column",
@@ -54,7 +56,7 @@ from .progress import terminal_progress
 )
 @options.force
 @options.as_json
-def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
+def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
     """Write embeddings from another program, one row per key, into the file CACHE.
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
@@ -67,6 +69,10 @@ def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     pucache import-embeddings table.parquet cache.h5
     """
     inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
+    if encoding is not None:
+        if chosen["keys"] is None:
+            raise ValueError("--encoding is that of the file of --keys; name one")
+        chosen["keys"] = LabelTable(chosen["keys"], encoding=encoding)
     check_writable(cache, inputs=inputs, file_format=None)
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"

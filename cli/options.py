@@ -237,27 +237,55 @@ training = all_of(  # options of commands that train linear heads
 )
 
 
-_COLUMNS = all_of(
-    option("--key-column", metavar="NAME", help="Column of keys in tables of labels.  [default: key]"),
-    option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
-    option("--label-value", metavar="TEXT", help="Cell of the column of labels that means positive."),
+encoding_of_text = option(
+    "--encoding",
+    metavar="NAME",
+    help="Encoding of text files, such as shift_jis.  [default: UTF-8; cp1252 where a file is not, which a line says]",
 )
+_COLUMNS = all_of(
+    option(
+        "--key-column",
+        metavar="NAME",
+        help="Column of keys in tables of labels.  [default: key, image_path, path, file_name or the like]",
+    ),
+    option("--label-column", metavar="NAME", help="Column of labels in tables of labels.  [default: label]"),
+    option(
+        "--label-value",
+        metavar="TEXT",
+        help="Cell of the column of labels that means positive, in any case; others that are not blank mean negative.",
+    ),
+    option("--label-value-exact", is_flag=True, help="Compare cells with --label-value exactly as they are written."),
+    option(
+        "--match-keys",
+        metavar="RULE",
+        help="How to match keys that are spelled otherwise than in the cache: auto, or rules joined by + of quotes, "
+        "slashes, url, unicode, case, hash, numbers, endings, folders, ends and names.",
+    ),
+    encoding_of_text,
+)
+_TABLES = ("positives", "negatives", "concepts", "truth")
 
 
 def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that name the columns of tables of labels, and apply them to these."""
+    """Add the options that tell how to read tables of labels, and apply them to these."""
 
     @functools.wraps(command)
     def run(*args: Any, **parameters: Any) -> Any:
         columns = {name: parameters.pop(f"{name}_column") for name in ("key", "label")}
-        columns = {name: column.strip().lower() for name, column in columns.items() if column is not None}
-        value = parameters.pop("label_value")
-        tables = ("positives", "negatives", "concepts", "truth")
-        files = [name for name in tables if parameters.get(name) is not None]
-        if columns or value is not None:
-            if not any(has_columns(parameters[name]) or os.path.isdir(parameters[name]) for name in files):
-                raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
-            parameters.update({name: LabelTable(parameters[name], **columns, value=value) for name in files})
+        columns["value"] = parameters.pop("label_value")
+        exact = parameters.pop("label_value_exact")
+        text = {name: parameters.pop(name) for name in ("encoding", "match_keys")}
+        files = [name for name in _TABLES if parameters.get(name) is not None]
+        if exact and columns["value"] is None:
+            raise ValueError("--label-value-exact goes with --label-value; name the cell that means positive")
+        if any(value is not None for value in columns.values()) and not any(
+            has_columns(parameters[name]) or os.path.isdir(parameters[name]) for name in files
+        ):
+            raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
+        if any(value is not None for value in text.values()) and not files:
+            raise ValueError("--encoding and --match-keys are for files of labels; name one")
+        if any(value is not None for value in (*columns.values(), *text.values())):
+            parameters.update({name: LabelTable(parameters[name], **columns, **text, exact=exact) for name in files})
         return command(*args, **parameters)
 
     return _COLUMNS(run)

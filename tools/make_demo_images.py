@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pucache.storage.tables import table_writer
+from pucache.storage.table_writer import table_writer
 
 CLASSES = "t-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
 POSITIVE = "dress"

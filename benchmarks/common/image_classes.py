@@ -10,7 +10,7 @@ import numpy as np
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheLockedError
-from pucache.storage.tables import table_writer
+from pucache.storage.table_writer import table_writer
 
 QUICK = 4  # the small version takes every image whose index this divides
 

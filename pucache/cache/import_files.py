@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
 import pyarrow.parquet
 import safetensors
 from pyarrow import compute
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
+from ..storage.arrow_types import floats_of, is_key, texts
+from ..storage.table_columns import IMPORT_NAMES, find_column
 
 EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
-KEY_NAMES = ("key", "image_path", "path", "file_name", "filename", "url", "id", "image_id", "uid")
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
@@ -231,19 +231,23 @@ class ParquetFile:
 
     def key_column(self, name: str | None) -> str | None:
         """Name of the column of keys, of text or integers: the given one, else the first usual name, else None."""
-        fitting = [field.name for field in self._schema if _is_key(field.type)]
+        fitting = [field.name for field in self._schema if is_key(field.type)]
         if name is None:
-            return next((each for each in KEY_NAMES if each in fitting), None)
+            return find_column(fitting, IMPORT_NAMES, str(self.path))
         return _choose(self.path, name, self.columns, fitting, expected="columns of text or integers")
 
     def keys(self, column: str) -> Iterator[str | None]:
         """Read keys in row order; None where there is none."""
         for batch in self._batches([column], BATCH_KEYS):
-            yield from batch.column(0).cast(pyarrow.large_string()).to_pylist()
+            try:
+                yield from texts(batch.column(0))
+            except ValueError as error:
+                problem = f"{self.path} has the column {column!r} of {batch.column(0).type}, which is not UTF-8 text"
+                raise CacheError(f"{problem}; name another with --key-column") from error
 
     def embeddings(self, name: str | None) -> Input:
         """Open the list column of floats: the given one, a usual name, or the only one."""
-        value_types = {field.name: _value_type(field.type) for field in self._schema}
+        value_types = {field.name: floats_of(field.type) for field in self._schema}
         fitting = [each for each, dtype in value_types.items() if dtype is not None]
         column = _choose(self.path, name, self.columns, fitting, expected="columns with lists of floats")
         with closing(self._batches([column], 1)) as batches:  # type: ignore[type-var]
@@ -287,17 +291,3 @@ class ParquetFile:
             got = str(lists[wrong].as_py())[:60]
             raise CacheError(f"row {start + wrong} of {self.path} holds {got}; expected a list of {dim} numbers")
         return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)  # a missing number becomes NaN
-
-
-def _is_key(kind: Any) -> bool:
-    types = pyarrow.types
-    kind = kind.value_type if types.is_dictionary(kind) else kind
-    return types.is_string(kind) or types.is_large_string(kind) or types.is_integer(kind)
-
-
-def _value_type(kind: Any) -> np.dtype | None:
-    """Type of the floats in a list column; None for another column."""
-    types = pyarrow.types
-    if not (types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)):
-        return None
-    return np.dtype(kind.value_type.to_pandas_dtype()) if types.is_floating(kind.value_type) else None

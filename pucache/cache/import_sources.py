@@ -18,10 +18,10 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError
 from ..progress import Progress
-from ..storage.tables import read_table
+from ..storage.table_columns import IMPORT_NAMES, KEY_COLUMNS
+from ..storage.tables import LabelTable, read_table
 from ..storage.urls import is_url, without_secrets
 from .import_files import (
-    KEY_NAMES,
     ExportedState,
     FileState,
     Input,
@@ -44,7 +44,7 @@ Opened = list[tuple[Input, ParquetFile | None]]  # each file of embeddings, and 
 class ImportOptions:
     """What the user chose for an import; see `pucache.cache.importing.import_embeddings`."""
 
-    keys: str | Path | Sequence[str] | None = None
+    keys: str | Path | LabelTable | Sequence[str] | None = None
     key_column: str | None = None
     row_numbers: bool = False
     embedding_column: str | None = None
@@ -75,7 +75,7 @@ class ImportSource:
         self.inputs, tables = [each for each, _ in opened], [table for _, table in opened if table is not None]
         self.starts = np.cumsum([0, *(each.rows for each in self.inputs)])  # of the inputs; then the number of rows
         states = [each.state for each in self.inputs] + [table.state for table in tables]
-        if isinstance(options.keys, str | Path):
+        if isinstance(options.keys, str | os.PathLike):
             states.append(FileState.of(Path(options.keys)))
         self.states = [state for state in states if state is not None]  # of every file that is read
         self.keys, self._texts = _keys(options, tables, self.rows)  # what the keys are, in words
@@ -165,15 +165,16 @@ def _exported(opened: Opened) -> list[ExportedState]:
 
 def _keys(options: ImportOptions, tables: list[ParquetFile], n: int) -> tuple[str, Iterable[str | None]]:
     """What the keys are, and their texts; raises `CacheError` or `LabelError` if there is no such file or column."""
-    if isinstance(options.keys, str | Path):
-        return str(options.keys), (row["key"] for row in read_table(options.keys))
+    if isinstance(options.keys, str | os.PathLike):
+        return str(options.keys), (row["key"] for row in read_table(options.keys, KEY_COLUMNS))
     if options.keys is not None:
         return _IN_MEMORY, options.keys
     column, reason = None, ""
     if tables and not options.row_numbers:
         column = tables[0].key_column(options.key_column)
         listing = ", ".join(tables[0].columns)
-        reason = f" (no column of {tables[0].path.name} is called {', '.join(KEY_NAMES)}: it has {listing})"
+        kinds = f"no column of text or integers in {tables[0].path.name} is called {', '.join(IMPORT_NAMES)}"
+        reason = f" ({kinds}: it has {listing})"
     elif options.key_column is not None:
         raise CacheError(f"there is no metadata with a column {options.key_column!r}; name it with --metadata")
     elif not options.row_numbers:

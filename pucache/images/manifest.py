@@ -2,39 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 
-from ..errors import MissingExtraError, SourceError
-from ..storage.filesystem import open_filesystem, source_errors
+from ..errors import LabelError, MissingExtraError, SourceError
+from ..storage.filesystem import open_filesystem
 from ..storage.retries import error_text, is_permanent, remedy_for, with_retries
+from ..storage.table_columns import KEY_COLUMNS, MANIFEST_COLUMNS
+from ..storage.tables import TABLES, read_rows
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
 from .listing import Listing, ListingBuilder
 from .remote import read_image, size_mtime
 
-MANIFESTS = {".txt": None, ".lst": None, ".csv": ",", ".tsv": "\t"}  # file extension: delimiter
+MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
 _REMOTE_THREADS = 16
 _BATCH = 10_000  # images looked up at a time, because a pool keeps two kilobytes for each that is pending
-_PATH_COLUMNS = ("path", "image", "file", "filename", "url", "key")
 
 
 class ManifestSource:
-    """Images named one by one in a text file (one path a line) or a CSV/TSV file with a header.
+    """Images named one by one in a text file (one path a line) or a table.
 
     Paths are relative to the manifest, absolute, or URLs. The key is the path as written, including the
-    query of a URL, unless the table has a ``key`` column beside its ``path`` column. A key must not hold
-    a password.
+    query of a URL, unless the table has a ``key`` column beside its ``path`` column, or `key` names one. A key must not
+    hold a password.
     """
 
-    def __init__(self, manifest: str):
-        self.name = without_secrets(manifest) if is_url(manifest) else manifest
-        self._location = manifest
+    def __init__(self, manifest: str, *, key: str | None = None, encoding: str | None = None):
+        options = "&".join(f"{name}={value}" for name, value in (("encoding", encoding), ("key", key)) if value)
+        self.name = (without_secrets(manifest) if is_url(manifest) else manifest) + "#" * bool(options) + options
+        self._location, self._key, self._encoding = manifest, key, encoding
         self._paths: dict[str, str] | None = None
 
     @property
@@ -62,33 +61,17 @@ class ManifestSource:
 
     def _rows(self) -> Iterator[tuple[str, str]]:
         """Yield key and path of each row."""
-        with source_errors(self.name):
-            data = _read_manifest(self._location)
+        named = {"key": self._key} if self._key is not None else {}
+        columns = {**KEY_COLUMNS, **MANIFEST_COLUMNS} if named else MANIFEST_COLUMNS
         try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise SourceError(f"{self.name} is not UTF-8 text (byte {error.start}); save it as UTF-8") from error
-        delimiter = MANIFESTS[os.path.splitext(self.name)[1].lower()]
-        if delimiter is not None:
-            yield from self._table_rows(text, delimiter)
-            return
-        lines = (line.rstrip("\n") for line in io.StringIO(text, newline=None))
-        yield from ((line, line) for line in lines if line.strip())
-
-    def _table_rows(self, text: str, delimiter: str) -> Iterator[tuple[str, str]]:
-        table = csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
-        try:
-            columns = table.fieldnames or []
-            path_column = next((name for name in _PATH_COLUMNS if name in columns), None)
-            if path_column is None:
-                names = " ".join(", ".join(columns).split()) or "(none)"
-                raise SourceError(f"{self.name} has columns {names}; expected one called 'path'")
-            key_column = "key" if "key" in columns else path_column
-            for row in table:
-                if row[path_column]:
-                    yield row[key_column] or row[path_column], row[path_column]
-        except csv.Error as error:
-            raise SourceError(f"{self.name} line {table.reader.line_num}: {error}") from error
+            table = read_rows(self._location, columns, named, encoding=self._encoding)
+        except LabelError as error:
+            raise SourceError(str(error)) from error
+        path = table.found.get("path") or table.found["key"]
+        key = table.found.get("key", path)
+        for row in table.rows:
+            if row[path]:
+                yield row[key] or row[path], row[path]
 
     def scan(self) -> Listing:
         """Look up size and modification time of every image; a missing image becomes a failure.
@@ -117,13 +100,6 @@ class ManifestSource:
         """Read the file or URL of one image; raises `ImageError`."""
         path = self.paths[key]
         return read_image(*open_filesystem(path)) if is_url(path) else read_local(path)
-
-
-def _read_manifest(location: str) -> bytes:
-    if not is_url(location):
-        return Path(location).read_bytes()
-    fs, path = open_filesystem(location, retry_each_request=True)
-    return bytes(with_retries(lambda: fs.cat_file(path)))
 
 
 def _look_up(path: str) -> tuple[int, int] | str | SourceError:

@@ -24,7 +24,7 @@ from .remote import size_mtime
 from .shards import ShardSource
 
 EXTENSIONS = (".parquet", ".pq")
-_OPTIONS = re.compile(r"#((?:key|image)=[^#&]+(?:&(?:key|image)=[^#&]+)*)$")
+_OPTIONS = re.compile(r"#((?:key|image|encoding)=[^#&]+(?:&(?:key|image|encoding)=[^#&]+)*)$")
 _IMAGE_NAMES = ("image", "img", "images", "jpg", "png", "webp", "picture", "photo", "image_bytes", "bytes")
 _BATCH_BYTES = 8 << 20  # images that are read together
 _MOST_ROWS = 1024
@@ -230,13 +230,15 @@ def _leaves(file: Any) -> list[str]:
 
 def _image_column(schema: Any, name: str | None) -> str:
     """Path of the column of the images' bytes; raises `ImageError` where there is none, or more than one."""
+    from ..storage.arrow_types import is_bytes
+
     fitting = {}
     for field in schema:
         kind = getattr(field.type, "storage_type", field.type)
-        if _is_binary(kind):
+        if is_bytes(kind):
             fitting[field.name] = field.name
         elif str(kind).startswith("struct") and any(
-            kind.field(at).name == "bytes" and _is_binary(kind.field(at).type) for at in range(kind.num_fields)
+            kind.field(at).name == "bytes" and is_bytes(kind.field(at).type) for at in range(kind.num_fields)
         ):
             fitting[field.name] = f"{field.name}.bytes"
     names = ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema) or "none"
@@ -253,27 +255,24 @@ def _image_column(schema: Any, name: str | None) -> str:
     return fitting[chosen]
 
 
-def _is_binary(kind: Any) -> bool:
-    from pyarrow import types
-
-    return types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-
-
 def _texts(file: Any, column: str) -> list[str | None]:
     """Values of a column, or of a field such as ``image.path``, as text; raises `ImageError` where it has none."""
-    import pyarrow
+    from ..storage.arrow_types import is_cell, texts
 
     if column not in _leaves(file):
         raise ImageError(f"has no column {column!r} of text or numbers; it has {', '.join(_leaves(file))}")
-    texts: list[str | None] = []
+    cells: list[str | None] = []
     for batch in file.iter_batches(1 << 16, columns=[column], use_threads=False):
         values = batch.column(0)
-        for name in column.split(".")[1:] if pyarrow.types.is_struct(values.type) else []:
+        for name in column.split(".")[1:] if hasattr(values, "field") else []:
             values = values.field(name)
-        if _is_binary(values.type):
-            raise ImageError(f"has bytes in the column {column!r}; expected text or numbers")
-        texts += values.cast(pyarrow.string()).to_pylist()
-    return texts
+        if not is_cell(values.type):
+            raise ImageError(f"has the column {column!r} of {values.type}; expected text or numbers")
+        try:
+            cells += texts(values)
+        except ValueError as error:
+            raise ImageError(f"has bytes in the column {column!r}; expected text or numbers") from error
+    return cells
 
 
 def _class_names(file: Any, column: str, texts: list[str | None]) -> list[str | None]:

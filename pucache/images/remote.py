@@ -21,7 +21,7 @@ from ..storage.retries import RetriesExhausted, error_text, with_retries
 from ..storage.urls import without_secrets
 from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
 
-EXPECTED = "expected a folder, a manifest (.txt, .csv, .tsv), or .tar, .zip or .parquet files"
+EXPECTED = "expected a folder, a manifest (.txt, .csv, .xlsx, .json), or .tar, .zip or .parquet files"
 _Infos = dict[str, dict[str, Any]]  # path of a file to fsspec's info
 
 

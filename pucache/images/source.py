@@ -45,8 +45,8 @@ class Source(Protocol):
         """
 
 
-def open_source(where: str | os.PathLike[str], *, key_column: str | None = None) -> Source:
-    """Open a folder, manifest (``.txt .lst .csv .tsv``), or tar, ZIP or Parquet file(s), local or behind a URL.
+def open_source(where: str | os.PathLike[str], *, key_column: str | None = None, encoding: str | None = None) -> Source:
+    """Open a folder, manifest (a list or a table), or tar, ZIP or Parquet file(s), local or behind a URL.
 
     Parameters
     ----------
@@ -59,7 +59,10 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
         Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
         password and no token of the URL.
     key_column : str, optional
-        Column of the keys of a Parquet source, as ``#key=COLUMN`` names it.
+        Column of the keys of a manifest, or of a Parquet source, as ``#key=COLUMN`` names it.
+    encoding : str, optional
+        Encoding of a manifest, or of names in an archive, as ``#encoding=NAME`` names it; by default UTF-8, or else
+        cp1252 for a manifest, which a line says.
 
     Returns
     -------
@@ -71,59 +74,68 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None)
     SourceError
         The path does not exist, or is not a source of a known kind.
     ValueError
-        A column of keys is named, and the source is not Parquet.
+        A column of keys is named, and the source is neither Parquet nor a manifest; an encoding is, and it is neither a
+        manifest nor an archive; or the encoding is unknown.
     """
-    where = os.fspath(where)
-    if key_column is not None:
-        path, options = split_options(where)
-        where = f"{path}#" + "&".join(f"{name}={value}" for name, value in {**options, "key": key_column}.items())
-    where, encoding = _split_encoding(where)
-    path, columns = split_options(where)
-    if not is_url(path) and _holds_parquet(path):
-        where = where.replace(path, f"{path.rstrip('/')}/*.parquet", 1)
-        path = split_options(where)[0]
-    if path.lower().endswith(PARQUET) and not os.path.isdir(path):
-        if not is_url(path) and is_special_file(path):
-            raise SourceError(f"{path} is not a regular file; {EXPECTED}")
-        return ParquetSource(where if is_url(where) else os.path.abspath(where))
-    if columns:
-        raise ValueError(f"columns are named for Parquet files; {path} is none: leave them out")
-    remote = is_url(where)
-    name = without_secrets(where) if remote else where
-    extension = os.path.splitext(name.rstrip("/"))[1].lower()
-    location = where if remote else os.path.abspath(where)
-    if not remote and os.path.isdir(where):
+    path, options = split_options(os.fspath(where))
+    options |= {name: value for name, value in (("key", key_column), ("encoding", encoding)) if value is not None}
+    _check_encoding(options.get("encoding"))
+    remote = is_url(path)
+    if not remote and _holds_parquet(path):
+        path = f"{path.rstrip('/')}/*.parquet"
+    if not remote and not os.path.isdir(path) and is_special_file(path):
+        raise SourceError(f"{path} is not a regular file; {EXPECTED}")
+    location = path if remote else os.path.abspath(path)
+    return _of_kind(path, location, options)
+
+
+def _of_kind(path: str, location: str, options: dict[str, str]) -> Source:
+    """Source of the kind that the ending of a path tells; `options` are those of `split_options`."""
+    remote = is_url(path)
+    name = without_secrets(path) if remote else path
+    ending = os.path.splitext(name.rstrip("/"))[1].lower()
+    if not remote and os.path.isdir(path):
+        _check_options(options, (), name)
         return LocalFolder(location)
-    if not remote and is_special_file(where):
-        raise SourceError(f"{where} is not a regular file; {EXPECTED}")
-    if extension == ".tar":
-        return TarSource(location, encoding)
-    if name.lower().endswith(COMPRESSED):
-        return CompressedTarSource(location, encoding)
-    if extension == ".zip" and "::" not in name:  # a chain such as zip://::FILE is a folder of fsspec's
-        return ZipSource(location, encoding)
-    if encoding:
-        raise ValueError(f"an encoding is named for tar and ZIP files; {name} is none: leave it out")
-    if extension in MANIFESTS:
-        return ManifestSource(location)
+    if path.lower().endswith(PARQUET):
+        _check_options(options, ("key", "image"), name)
+        return ParquetSource(location + "#" * bool(options) + "&".join(f"{key}={options[key]}" for key in options))
+    if ending in MANIFESTS:
+        _check_options(options, ("key", "encoding"), name)
+        return ManifestSource(location, **options)
+    archives = {".tar": TarSource, ".zip": ZipSource}
+    # a chain such as zip://::FILE is a folder of fsspec's
+    archive = CompressedTarSource if name.lower().endswith(COMPRESSED) else archives.get(ending)
+    if archive is not None and not (archive is ZipSource and "::" in name):
+        _check_options(options, ("encoding",), name)
+        return archive(location, options.get("encoding", ""))
+    _check_options(options, (), name)
     if remote:
         return RemoteFolder(location)
-    if not os.path.exists(where):
-        raise SourceError(f"no such source: {where}; {EXPECTED}")
-    raise SourceError(f"{where} is not a source; {EXPECTED}")
+    if not os.path.exists(path):
+        raise SourceError(f"no such source: {path}; {EXPECTED}")
+    raise SourceError(f"{path} is not a source; {EXPECTED}")
 
 
-def _split_encoding(where: str) -> tuple[str, str]:
-    """Split ``FILE#encoding=NAME`` into the file and the encoding; a file of that very name has none."""
-    path, mark, encoding = where.rpartition("#encoding=")
-    if not mark or (not is_url(where) and os.path.exists(where)):
-        return where, ""
+def _check_encoding(encoding: str | None) -> None:
     try:
-        return path, codecs.lookup(encoding).name
+        codecs.lookup(encoding or "utf-8")
     except LookupError as error:
         raise ValueError(
             f"unknown encoding {encoding!r}; use one of Python's, such as cp932, gbk or latin-1"
         ) from error
+
+
+def _check_options(options: dict[str, str], allowed: tuple[str, ...], name: str) -> None:
+    """Raise `ValueError` for a column or an encoding that a source of its kind does not have."""
+    for option in options:
+        if option not in allowed:
+            what, kinds = {
+                "encoding": ("an encoding is named", "manifests, tar and ZIP files"),
+                "image": ("a column of images is named", "Parquet files"),
+                "key": ("a column of keys is named", "Parquet files and manifests"),
+            }[option]
+            raise ValueError(f"{what}, which is for {kinds}; {name} is none: leave it out")
 
 
 def _holds_parquet(folder: str) -> bool:

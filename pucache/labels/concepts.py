@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import LabelError, one_line
+from ..storage.table_columns import CONCEPT_COLUMNS
 from ..storage.tables import LabelTable, Row, read_table
-from .label_files import decided_rows, name_first
+from ..storage.urls import is_url
+from .label_files import decided_rows, match_keys, name_first
 from .labels import Labels, open_labels
 
 if TYPE_CHECKING:
@@ -70,7 +72,7 @@ def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabe
         The table or the folder cannot be read; a name is no plain file name; two names differ in case only; no concept
         has labels that can be used.
     """
-    given = dict(concepts) if isinstance(concepts, Mapping) else _read(concepts)
+    given = dict(concepts) if isinstance(concepts, Mapping) else _read(cache, concepts)
     where = "the mapping" if isinstance(concepts, Mapping) else str(concepts)
     if not given:
         raise LabelError(f"{where} names no concepts; expected one at least")
@@ -103,10 +105,10 @@ def check_names(names: Iterable[str], where: str) -> None:
             )
 
 
-def _read(concepts: str | os.PathLike[str]) -> dict[str, Positives | list[Row]]:
+def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, Positives | list[Row]]:
     """Path of the list, or rows of the table, of each concept."""
     path = Path(concepts)
-    if path.is_dir():
+    if path.is_dir() and not is_url(concepts):
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in LISTS and file.name[0] != ".")
         if not files:
             raise LabelError(f"{path} holds no lists; expected CONCEPT.txt or CONCEPT.csv for each concept")
@@ -117,9 +119,9 @@ def _read(concepts: str | os.PathLike[str]) -> dict[str, Positives | list[Row]]:
         return {
             file.stem: replace(concepts, path=str(file)) if isinstance(concepts, LabelTable) else file for file in files
         }
-    if not path.exists():
+    if not is_url(concepts) and not path.exists():
         raise LabelError(f"no such file: {path}; expected a table with the columns key,concept or a folder of lists")
-    table = read_table(concepts)  # a LabelTable names its columns
+    table = match_keys(read_table(concepts, CONCEPT_COLUMNS), cache.keys, concepts)  # a LabelTable names its columns
     if table and "concept" not in table[0]:
         columns = ", ".join(table[0])
         raise LabelError(f"{path} has columns {columns}; expected key,concept and possibly label; or a folder of lists")
@@ -133,7 +135,7 @@ def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) ->
     if isinstance(given, str | np.ndarray | Labels):
         return open_labels(cache, given)
     if isinstance(given, Path | LabelTable):
-        given, source = read_table(given), str(given)
+        given, source = match_keys(read_table(given), cache.keys, given), str(given)
     table = [row if isinstance(row, Row) else Row(key=row) for row in given]
     s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
     rows, confirmed = decided_rows(cache, table, 1, source)

@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import LabelError
-from ..storage.tables import Row, read_table
+from ..storage.label_cells import is_blank, meaning
+from ..storage.table_columns import KEY_NAMES
+from ..storage.tables import LabelTable, Row, read_table
+from ..storage.urls import is_url
 from .key_globs import compile_glob
+from .key_matching import RULES, offered_rule, respelled
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
@@ -22,11 +26,8 @@ _SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their firs
 _DIGEST_DIGITS = 16  # hexadecimal digits of an image's sha256 in a review sheet
 _DIGEST_PREFIX = "sha256:"  # a spreadsheet would turn 12345678e9012345 into a number
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
-_UNLABELLED = {"key", "reviewed", "digest", "rank", "score"}  # columns of a list of keys; a ranking is one
-_LABELS = {
-    **dict.fromkeys(("1", "1.0", "true", "yes", "positive"), 1),
-    **dict.fromkeys(("0", "0.0", "-1", "-1.0", "false", "no", "negative"), 0),
-}
+# columns of a list of keys, which a ranking is too, and of the numbers of rows that pandas writes
+_UNLABELLED = {"key", "reviewed", "digest", "rank", "score", *KEY_NAMES, "unnamed: 0", "__index_level_0__"}
 
 
 def find_keys(keys: Keys, listing: str | os.PathLike[str], *, holder: str = "the cache") -> np.ndarray:
@@ -56,12 +57,13 @@ def find_keys(keys: Keys, listing: str | os.PathLike[str], *, holder: str = "the
     table = _read_listing(listing)
     if table is None:
         return _matching_rows(keys, str(listing))
+    table = match_keys(table, keys, listing)
     return np.unique(_row_numbers(keys, _rows_with_label(table, 1, listing), listing, holder))
 
 
-def listed_positives(path: str | os.PathLike[str]) -> set[str]:
-    """Keys that a text file or a CSV lists as positive, as `find_keys` does, without a cache."""
-    return {row["key"] for row in _rows_with_label(read_table(path), 1, path)}
+def listed_positives(path: str | os.PathLike[str], keys: Sequence[str] = ()) -> set[str]:
+    """Keys that a text file or a table lists as positive, as `find_keys` does, spelled as the `keys` of scores are."""
+    return {row["key"] for row in _rows_with_label(_matched(read_table(path), path, keys), 1, path)}
 
 
 def read_decisions(cache: EmbeddingCache, listing: str | os.PathLike[str], label: int) -> tuple[np.ndarray, np.ndarray]:
@@ -81,7 +83,7 @@ def decided_rows(
     cache: EmbeddingCache, table: list[Row], label: int, listing: str | os.PathLike[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `read_decisions`, of a table that was read from `listing`."""
-    table = _rows_with_label(table, label, listing)
+    table = _rows_with_label(match_keys(table, cache.keys, listing), label, listing)
     sources = sorted({file.source for file in cache.files})
     rows = _row_numbers(cache.keys, table, listing, "the cache", sources)
     _check_digests(cache, rows, table, listing)
@@ -111,25 +113,57 @@ def read_truth(path: str | os.PathLike[str], keys: Sequence[str]) -> np.ndarray:
     LabelError
         The file is unreadable, has an unknown label, or shares no key with `keys`.
     """
-    table = read_table(path)
+    table = _matched(read_table(path), path, keys)
     if table and not _has_labels(table, path):
         positives = {row["key"] for row in table}
         y = np.array([key in positives for key in keys], np.int8)
         if not y.any():
             raise _no_scores(positives, keys, path)
         return y
-    truth = {row["key"]: _parse_label(row, path) for row in table}
+    for row in table:
+        if row["label"] is None:  # a row that is cut short
+            _parse_label(row, path)
+    truth = {row["key"]: label for row, label in _decided(table, path)}
     y = np.array([truth.get(key, -1) for key in keys], np.int8)
     if not (y >= 0).any():
         raise _no_scores(truth, keys, path)
     return y
 
 
+def _matched(table: list[Row], path: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
+    """Rows whose keys are spelled as those of scores are, where the user asks for it; others may be there too."""
+    asked = isinstance(path, LabelTable) and path.match_keys is not None
+    return match_keys(table, _sorted_keys(keys), path, partial=True) if asked else table
+
+
+def _sorted_keys(keys: Sequence[str]) -> Keys:
+    from ..cache.keys import Keys, encode_keys  # for keys that are spelled otherwise alone
+
+    return Keys([np.unique(encode_keys(keys))])
+
+
+def match_keys(table: list[Row], keys: Keys, path: str | os.PathLike[str], *, partial: bool = False) -> list[Row]:
+    """Rows of a table, whose keys are spelled as those of the cache where `LabelTable.match_keys` asks for it."""
+    if isinstance(path, LabelTable) and path.match_keys is not None:
+        spelled = respelled([row["key"] for row in table], keys, path.match_keys, path, partial=partial)
+        for row, key in zip(table, spelled, strict=True):
+            row["key"] = key
+    return table
+
+
 def _no_scores(listed: Iterable[str], keys: Sequence[str], path: str | os.PathLike[str]) -> LabelError:
     listed, scored = list(listed), set(keys)
-    remedy = _remedy(listed, lambda changed: any(key in scored for key in changed))
+    remedy = _remedy(listed, lambda changed: any(key in scored for key in changed)) if scored else ""
+    if not remedy and scored and (rule := offered_rule(_sorted_keys(keys), listed, partial=True)):
+        remedy = _offer(rule)
     text = f"none of the {len(listed)} keys in {path} has a score ({name_first(listed)})"
     return LabelError("; ".join(filter(None, [text, remedy])))
+
+
+def _offer(rule: str) -> str:
+    """What a rule does, and how to take it."""
+    words = ", ".join(RULES[name] for name in rule.split("+"))
+    return f"{words} each names one image: --match-keys {rule}"
 
 
 def short_digest(digest: np.ndarray) -> str:
@@ -146,11 +180,11 @@ def name_first(keys: Iterable[str]) -> str:
 
 def _read_listing(listing: str | os.PathLike[str]) -> list[Row] | None:
     """Rows of a file; None if `listing` is a glob."""
-    if not os.path.isfile(listing) and any(character in str(listing) for character in "*?["):
+    if not is_url(listing) and not os.path.isfile(listing) and any(character in str(listing) for character in "*?["):
         return None
-    if not os.path.exists(listing):  # unlike Path.exists, False for names that no file can have
+    if not is_url(listing) and not os.path.exists(listing):  # unlike Path.exists, False for names that no file can have
         raise LabelError(
-            f"no such file: {listing}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
+            f"no such file: {listing}; expected a text file of keys, a table, or a glob such as 'positives/**'"
         )
     return read_table(listing)
 
@@ -165,15 +199,21 @@ def _rows_with_label(table: list[Row], label: int, path: str | os.PathLike[str])
         raise LabelError(
             f"{path} is a table of scores, whose labels are the model's own; list keys that a person decided"
         )
-    decided = [(row, _parse_label(row, path)) for row in table if (row["label"] or "").strip()]
+    decided = _decided(table, path)
+    if label == 1 and not any(value == 1 for _, value in decided):
+        raise LabelError(f"{path} lists no keys with the label 1")
+    return [row for row, value in decided if value == label]
+
+
+def _decided(table: list[Row], path: str | os.PathLike[str]) -> list[tuple[Row, int]]:
+    """Rows with a label, 1 or 0, and it; raises `LabelError` where a key has both."""
+    decided = [(row, _parse_label(row, path)) for row in table if not is_blank(row["label"])]
     positive, negative = ({row["key"] for row, value in decided if value == kind} for kind in (1, 0))
     if contradictory := sorted(positive & negative):
         raise LabelError(
             f"{len(contradictory)} keys in {path} have both labels, 1 and 0 ({name_first(contradictory)}); decide which"
         )
-    if not positive and label == 1:
-        raise LabelError(f"{path} lists no keys with the label 1")
-    return [row for row, value in decided if value == label]
+    return decided
 
 
 def _has_labels(table: list[Row], path: str | os.PathLike[str]) -> bool:
@@ -208,9 +248,12 @@ def _row_numbers(
         log.warning("the keys of %s begin with %r, the source itself: it is left out", path, prefix)
         rows[rows < 0] = keys.rows([key.removeprefix(prefix) for key in unknown])
         return rows
+    remedy = _remedy(unknown, are_known)
+    if rule := offered_rule(keys, unknown, {key for key, row in zip(listed, rows, strict=True) if row >= 0}):
+        remedy = f"{remedy}, or take them so: --match-keys {rule}" if remedy else _offer(rule)
     raise LabelError(
         f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
-        + (_remedy(unknown, are_known) or f"keys are paths relative to the source, such as {keys[0]!r}")
+        + (remedy or f"keys are paths relative to the source, such as {keys[0]!r}")
     )
 
 
@@ -255,7 +298,7 @@ def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
 
 
 def _is_reviewed(row: Row, path: str | os.PathLike[str]) -> bool:
-    return bool((row.get("reviewed") or "").strip()) and _parse_label(row, path, "reviewed") == 1
+    return not is_blank(row.get("reviewed")) and _parse_label(row, path, "reviewed") == 1
 
 
 def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[Row], path: str | os.PathLike[str]) -> None:
@@ -280,11 +323,10 @@ def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[Row], pa
 
 def _parse_label(row: Row, path: str | os.PathLike[str], column: str = "label") -> int:
     value = row[column]
-    try:
-        return _LABELS[(value or "").strip().lower()]
-    except KeyError as error:
-        what = "label" if column == "label" else f"value of {column!r}"
-        raise LabelError(
-            f"{path} has the {what} {value!r}; expected 1 or 0 (or true/false, yes/no) in row {row.line}"
-            + (", or name the value that means 1: --label-value" if column == "label" else "")
-        ) from error
+    if (label := meaning(value)) is not None:
+        return label
+    what = "label" if column == "label" else f"value of {column!r}"
+    raise LabelError(
+        f"{path} has the {what} {value!r}; expected 1 or 0 (or true/false, yes/no) in row {row.line}"
+        + (", or name the value that means 1: --label-value" if column == "label" else "")
+    )

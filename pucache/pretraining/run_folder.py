@@ -26,7 +26,7 @@ from ..encoders import pretrained_file
 from ..errors import EncoderError, MissingExtraError, OutputError, RunError, one_line
 from ..storage import tensor_file
 from ..storage.atomic import check_writable, exclusive_lock, fsync_directory, make_folder, replacing
-from ..storage.tables import table_writer
+from ..storage.table_writer import table_writer
 from ..version import __version__
 from .losses import ProjectionGeometry
 from .recipes import Recipe

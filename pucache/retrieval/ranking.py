@@ -14,7 +14,7 @@ from ..errors import MissingExtraError
 from ..labels.labels import Labels
 from ..progress import Progress
 from ..storage.atomic import check_writable, replacing
-from ..storage.tables import open_table
+from ..storage.table_writer import open_table
 from ..threads import one_blas_thread
 
 if TYPE_CHECKING:

@@ -58,7 +58,7 @@ def evaluate(
     keep = y >= 0
     without_truth = int((~keep).sum())
     if positives is not None:
-        labelled = listed_positives(positives)
+        labelled = listed_positives(positives, table["key"].tolist())
         keep &= np.array([key not in labelled for key in table["key"]], bool)
     if not keep.any():
         raise LabelError(

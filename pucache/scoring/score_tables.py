@@ -15,7 +15,7 @@ from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
 from ..storage.atomic import check_writable, is_standard_output
 from ..storage.filesystem import folder_files, open_filesystem, store_errors
-from ..storage.tables import open_table, six_digits
+from ..storage.table_writer import open_table, six_digits
 from ..storage.urls import is_url, path_or_url, without_secrets
 
 if TYPE_CHECKING:

@@ -1,334 +1,214 @@
-"""Tables: CSV files and text files of keys that people write, and tables of many rows, which pyarrow writes."""
+"""One reader for every table that people give: labels, truth, concepts, manifests, keys; local or behind a URL.
+
+What a file holds is told by its content, and by its ending where content does not tell.
+"""
 
 from __future__ import annotations
 
-import codecs
-import csv
 import io
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, TextIO
+from typing import BinaryIO
 
-import numpy as np
-
-from ..errors import LabelError, one_line
+from ..errors import LabelError
+from . import table_formats as formats
 from .atomic import open_regular
+from .filesystem import open_filesystem, store_errors
+from .label_cells import as_labels
+from .retries import with_retries
+from .table_columns import KEY_COLUMNS, LABEL_COLUMNS, Wanted, check_found, find_columns
+from .table_formats import Row, Table
+from .urls import is_url, path_or_url, without_secrets
 
-# endings of label tables, of which those of workbooks are refused; other files list keys, one a line
-TABLES = (".csv", ".tsv", ".parquet", ".pq", ".xlsx", ".ods", ".xls")
-_BLANK_LINES = r'(?:(?:[ \t,;]|"")*(?:\r\n?|\n))*'
-# before the names of the columns: blank lines, and Excel's line of the separator, such as sep=;
-_PREAMBLE = re.compile(rf'{_BLANK_LINES}(?:"?sep=([^\w"\r\n])"?[,;\t]*(?:\r\n?|\n){_BLANK_LINES})?', re.IGNORECASE)
-_SPREADSHEETS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
+_PARQUET, _ARROW = (".parquet", ".pq"), (".feather", ".arrow", ".ipc")
+_JSON = (".json", ".jsonl", ".ndjson")
+_SPREADSHEETS = (".xlsx", ".xlsm", ".ods", ".xls")
+# by their ending; other text files list keys
+TABLES = (".csv", ".tsv", ".tab", *_JSON, *_SPREADSHEETS, *_ARROW, *_PARQUET)
+_BOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
+_ARROW_FORMATS = {b"PAR1": "Parquet", b"ARROW1\0\0": "Arrow", b"\xff\xff\xff\xff": "an Arrow stream"}  # by these
 
 
 @dataclass(frozen=True)
 class LabelTable:
-    """A table of labels, and the columns that stand for ``key`` and ``label``; stands wherever its path does.
+    """A table of labels, and how it is to be read; stands wherever its path does.
 
     Attributes
     ----------
     path : str
-    key, label : str
-        Names of columns, in lower case.
+        A path or a URL.
+    key, label : str, optional
+        Names of columns, in any case; by default the usual ones, such as key, path or file_name, and label.
     value : str, optional
-        Cell of the column of labels that means 1; any other that is not blank means 0.
+        Cell of the column of labels that means 1, whatever its case and the spaces around it; any other that is not
+        blank means 0. Blank, which is undecided, are an empty cell, nan, none, null and na.
+    exact : bool
+        Whether cells are compared with `value` exactly as they are written.
+    encoding : str, optional
+        Encoding of a text file, such as shift_jis; by default UTF-8, or else cp1252, which a line says.
+    match_keys : str, optional
+        How keys that are spelled otherwise than in the cache are matched: rules of `pucache.labels.key_matching.RULES`,
+        joined by ``+``, or ``auto``.
     """
 
     path: str
-    key: str = "key"
-    label: str = "label"
+    key: str | None = None
+    label: str | None = None
     value: str | None = None
+    exact: bool = False
+    encoding: str | None = None
+    match_keys: str | None = None
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)
 
     def __str__(self) -> str:
-        return str(self.path)
-
-
-class Row(dict[str, str]):
-    """Cells of a row by the name of the column; `line` is the number of its last line in the file, or of the row."""
-
-    line = 0
+        return without_secrets(str(self.path))
 
 
 def has_columns(path: str | os.PathLike[str]) -> bool:
-    """Whether a file of labels is a table, by its ending, and no list of keys."""
-    return os.path.splitext(path)[1].lower() in TABLES
+    """Whether a file of labels is a table, by its ending or its first bytes, and no list of keys."""
+    if _ending(path) in TABLES or is_url(path):
+        return _ending(path) in TABLES
+    try:
+        with open_regular(path) as stream:
+            head = stream.read(8)
+    except (OSError, ValueError):  # whoever reads it says so
+        return False
+    return head.startswith((*_BOOKS, b"{", b"[")) or _arrow_format(head, "") != ""
 
 
-def read_table(path: str | os.PathLike[str]) -> list[Row]:
+def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) -> list[Row]:
     """Read a table with a column of keys, or a text file with one key a line.
 
     Parameters
     ----------
     path : path or LabelTable
-        Its ending tells the form: ``.csv`` or ``.tsv`` (separated by commas, semicolons or tabs), ``.parquet``, or any
-        other for a text file; UTF-8 or, with a byte order mark, UTF-16.
+        CSV, TSV, JSON, JSON Lines, a spreadsheet, Parquet, Feather, or a text file of keys; or the URL of one.
+    columns : mapping of str to sequence of str
+        Columns by their meaning, and the names under which each may go.
 
     Returns
     -------
     list of dict of str to str
-        One dict per row, column name to cell; ``key`` and ``label`` are those that a `LabelTable` names. Names are in
-        lower case, without spaces around them. Empty rows are left out.
+        One dict per row, column name to cell. Columns that were wanted are called by their meaning; names of others are
+        in lower case, without spaces around them. Empty rows are left out.
 
     Raises
     ------
     LabelError
-        The file is missing, not UTF-8 or not a table, or lacks a column or a key.
+        The file is missing or no table; a column or a key is missing; two columns may be the one that is wanted, or it
+        cannot be read as text.
     """
-    table = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
-    if not has_columns(table):
-        text = _read_text(table.path)
-        # unlike str.splitlines, StringIO does not break lines at U+2028 and its like, which a key may hold
-        return [Row(key=line.rstrip("\n")) for line in io.StringIO(text, newline=None) if line.strip()]
-    columns, rows = read_rows(table.path, expected=table.key)
-    named = {table.key, *([table.label] if table.label != "label" or table.value is not None else [])}
-    if any(columns.count(name) > 1 for name in (table.key, table.label)):
-        raise LabelError(
-            f"{path} has columns {', '.join(columns)}; expected one called {table.key!r}, and one {table.label!r} at "
-            "most"
-        )
-    if missing := sorted(named - set(columns)):
-        raise LabelError(
-            f"{path} has columns {' '.join(', '.join(columns).split())}; expected one called {missing[0]!r}"
-            + (": each row is one quoted cell, remove the quotes around rows" if "," in columns[0] else "")
-        )
-    if rows and all(None in row.values() and ";" in (row[table.key] or "") for row in rows):
-        raise LabelError(
-            f"the rows of {path} have one column for {len(columns)} names; columns are separated by semicolons there "
-            "and by commas in the first line: save it again"
-        )
-    if empty := next((row for row in rows if not row[table.key]), None):
-        raise LabelError(f"{path} has a row without a key, {empty.line}; complete or remove it")
-    return _as_labels(table, rows)
+    chosen = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
+    label = chosen.label or ("label" if chosen.value is not None and "label" in columns else None)
+    table = read_rows(chosen.path, columns, {"key": chosen.key, "label": label}, encoding=chosen.encoding)
+    renamed = {column: meaning for meaning, column in table.found.items() if meaning != column}
+    for row in table.rows if renamed else ():
+        cells = [row.pop(column) for column in renamed]
+        row.update(zip(renamed.values(), cells, strict=True))
+    if empty := next((row for row in table.rows if not row["key"]), None):
+        raise LabelError(f"{chosen} has a row without a key, {empty.line}; complete or remove it")
+    if "label" in table.found:
+        column = f"{chosen}, column {table.found['label']!r}"
+        as_labels(table.rows, column, chosen.value, exact=chosen.exact)
+    return table.rows
 
 
-def _as_labels(table: LabelTable, rows: list[Row]) -> list[Row]:
-    """Rows with the columns ``key`` and ``label``; with a value, labels are 1 and 0."""
-    found = {(row.get(table.label) or "").strip() for row in rows} if table.value is not None else set()
-    if rows and table.value is not None and table.value.strip() not in found:
-        values = ", ".join(map(repr, sorted(found - {""})[:5])) or "blank cells alone"
-        raise LabelError(f"{table} has no {table.value!r} in the column {table.label!r}; it has {values}")
-    for row in rows:
-        row["key"] = row.pop(table.key)
-        if table.label in row:
-            cell = row.pop(table.label)
-            is_blank = table.value is None or not (cell or "").strip()
-            row["label"] = cell if is_blank else str(int(cell.strip() == (table.value or "").strip()))
-    return rows
-
-
-def read_rows(path: str | os.PathLike[str], *, expected: str = "") -> tuple[list[str], list[Row]]:
-    """Read a table of any columns: CSV with commas, semicolons or tabs, TSV or Parquet; see `read_table`.
+def read_rows(
+    path: str | os.PathLike[str],
+    columns: Wanted = KEY_COLUMNS,
+    named: Mapping[str, str | None] | None = None,
+    *,
+    encoding: str | None = None,
+) -> Table:
+    """Read a table of any form; its `found` tells which column has which meaning.
 
     Parameters
     ----------
-    path : path
-    expected : str
-        A column that the table should have, by which separators are told apart.
+    path : path or str
+        A path or a URL.
+    columns : mapping of str to sequence of str
+        As for `read_table`.
+    named : mapping of str to str or None, optional
+        Columns that the user has named, by their meaning.
+    encoding : str, optional
+        As in `LabelTable`.
 
     Returns
     -------
-    columns : list of str
-    rows : list of Row
-        Cells of Parquet are given as text; columns of lists, structs or bytes are left out.
+    Table
 
     Raises
     ------
     LabelError
-        The file is missing, not UTF-8, or not a table.
+        As `read_table`, but for keys that are missing.
     """
-    if os.path.splitext(path)[1].lower() in (".parquet", ".pq"):
-        return _parquet_rows(path)
-    text = _read_text(path)
-    preamble = _PREAMBLE.match(text)
-    assert preamble is not None
-    text, skipped = text[preamble.end() :], len(preamble[0].splitlines())
-    header = text.splitlines()[0] if text else ""
-    marks = preamble[1] or ("\t,;" if _is_tsv(path) else ",;\t")
-    names = {mark: _names(next(csv.reader([header], delimiter=mark), [])) for mark in marks}
-    fitting = [mark for mark in names if expected in names[mark]] or [mark for mark in names if len(names[mark]) > 1]
-    table = csv.DictReader(io.StringIO(text, newline=""), delimiter=(fitting or list(names))[0], strict=True)
-    rows = []
-    try:
-        columns = table.fieldnames = _names(table.fieldnames or ["(none)"])
-        for cells in table:
-            if any(cells.values()):  # spreadsheets leave rows of commas
-                rows.append(Row(cells))
-                rows[-1].line = skipped + table.reader.line_num
-    except csv.Error as error:
-        raise LabelError(f"{path} line {skipped + table.reader.line_num}: {error}") from error
-    return list(columns), rows
+    given = {meaning: (column,) for meaning, column in (named or {}).items() if column is not None}
+    wanted, name = {**given, **{each: columns[each] for each in columns if each not in given}}, _name(path)
 
-
-def _names(cells: Sequence[str]) -> list[str]:
-    return [name.strip().lower() for name in cells]
-
-
-def _is_tsv(path: str | os.PathLike[str]) -> bool:
-    return os.path.splitext(path)[1].lower() == ".tsv"
-
-
-def _parquet_rows(path: str | os.PathLike[str]) -> tuple[list[str], list[Row]]:
-    from pyarrow import parquet, string, types
+    def find(offered: Sequence[str]) -> dict[str, str]:
+        return find_columns(offered, wanted, name)
 
     try:
-        with open_regular(path) as stream, parquet.ParquetFile(stream) as file:
-            kinds = {field.name: getattr(field.type, "value_type", field.type) for field in file.schema_arrow}
-            flat = [name for name, kind in kinds.items() if types.is_primitive(kind) or types.is_string(kind)]
-            table = file.read(
-                columns=[name for name in flat if not types.is_nested(file.schema_arrow.field(name).type)]
-            )
-            cells = [column.cast(string()).to_pylist() for column in table.columns]
-    except Exception as error:  # damage makes pyarrow raise almost anything
-        raise LabelError(f"cannot read {path} as Parquet: {one_line(error)}") from error
-    columns = _names(table.column_names) or ["(none)"]
-    rows = [Row(zip(columns, (cell or "" for cell in row), strict=True)) for row in zip(*cells, strict=True)]
-    for number, row in enumerate(rows, 1):
-        row.line = number
-    return columns, rows
-
-
-def _read_text(path: str | os.PathLike[str]) -> str:
-    try:
-        with open_regular(path) as stream:
-            data = stream.read()
-        if data.startswith(_SPREADSHEETS):
-            raise LabelError(f"{path} is a spreadsheet (.xlsx, .ods or .xls); save its sheet as CSV in UTF-8")
-        if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-            return data.decode("utf-16")
-        if b"\0" in data:
-            raise LabelError(
-                f"{path} is not a text file (it holds NUL bytes); expected keys, one a line, or a CSV with a 'key' "
-                "column: save it as CSV in UTF-8"
-            )
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise LabelError(
-            f"{path} is not {error.encoding.upper()} text (byte {error.start}); save it as UTF-8"
-        ) from error
+        with _opened(path, name) as stream:
+            table = _read(stream, path, name, find, encoding)
     except OSError as error:
-        raise LabelError(f"cannot read {path}: {error.strerror}") from error
+        raise LabelError(f"cannot read {name}: {error.strerror or error}") from error
+    table.found = table.found or find(table.columns)
+    check_found(table.found, table.columns, columns, given, name)
+    for column in table.found.values():
+        if column in table.unreadable:
+            raise LabelError(
+                f"{name} has the column {column!r} of {table.unreadable[column]}, which cannot be read as text; "
+                "expected text, numbers, or true and false"
+            )
+    return table
 
 
-def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
-    r"""Return a function that writes one row of a CSV file, ended by ``\n``; open the stream with ``newline=""``."""
-    minimal = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
-    quote_all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
-
-    def write_row(row: Sequence[object]) -> object:
-        # csv quotes a lone carriage return only since Python 3.13
-        has_return = any(isinstance(cell, str) and "\r" in cell for cell in row)
-        return (quote_all if has_return else minimal).writerow(row)
-
-    return write_row
+def _name(path: str | os.PathLike[str]) -> str:
+    return without_secrets(os.fspath(path))
 
 
-# --- tables of many rows ---------------------------------------------------------------------------
-
-# name to values: an array, or texts without NUL as a list or as UTF-8 of dtype S, or None for empty cells
-Columns = Mapping[str, Any]
-_ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
-_LEAST = 1e-17  # from here up to `_MOST`, a number times a power of ten, exact up to 10^22, has six digits before the
-_MOST = 1e5  # point
-_TIE = 1e-6  # nearer than this to a tie the scaled number, rounded itself, decides nothing: Python rounds the exact one
-_POWERS = np.array([float(f"1e{power}") for power in range(23)])
+def _opened(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    where = path_or_url(path)
+    if not is_url(where):
+        return open_regular(where)
+    with store_errors(LabelError, "read", name):
+        fs, remote_path = open_filesystem(where, retry_each_request=True)
+        return io.BytesIO(with_retries(lambda: fs.cat_file(remote_path)))
 
 
-@contextmanager
-def open_table(path: Path, types: Mapping[str, str], *, parquet: bool) -> Iterator[Callable[[Columns], None]]:
-    """Open a new table and yield a function that appends rows; the file does not depend on how rows are divided.
+def _read(
+    stream: BinaryIO, path: str | os.PathLike[str], name: str, find: formats.Finder, encoding: str | None
+) -> Table:
+    head, ending = stream.read(8), _ending(path)
+    stream.seek(0)
+    if kind := _arrow_format(head, ending):
+        from .arrow_tables import arrow_table
 
-    `types` are Arrow's names of the type of each column, such as "string" and "float32". In CSV floating-point numbers
-    are rounded as by `six_digits`, and texts are quoted.
-    """
-    import pyarrow as arrow  # not for commands that write no table
-
-    schema = arrow.schema([(name, arrow.type_for_alias(alias)) for name, alias in types.items()])
-    with path.open("wb") as stream, (_parquet_writer if parquet else _csv_writer)(stream, schema) as write:
-        yield lambda columns: write(columns)
-
-
-@contextmanager
-def _csv_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
-    import pyarrow as arrow
-    from pyarrow import csv as arrow_csv
-
-    numbers = {field.name for field in schema if arrow.types.is_floating(field.type)}
-    wide = arrow.schema([(field.name, arrow.float64() if field.name in numbers else field.type) for field in schema])
-    stream.write((",".join(schema.names) + "\n").encode())
-    with arrow_csv.CSVWriter(stream, wide, write_options=arrow_csv.WriteOptions(include_header=False)) as writer:
-
-        def write(columns: Columns) -> None:
-            rounded = {
-                name: six_digits(values) if name in numbers and values is not None else values
-                for name, values in columns.items()
-            }
-            writer.write_table(_arrow_table(rounded, wide))
-
-        yield write
+        return arrow_table(stream, name, kind, find)
+    data = stream.read()
+    if data.startswith(_BOOKS):
+        return formats.spreadsheet_table(data, name)
+    text = formats.decode(data, name, encoding)
+    if ending in _JSON or text.lstrip()[:1] in ("{", "["):
+        table = formats.json_table(text, name, find, must=ending in _JSON)
+        if table is not None:
+            return table
+    if ending in TABLES:
+        return formats.csv_table(text, name, find, tabs=ending in (".tsv", ".tab"))
+    return formats.list_table(text)
 
 
-def _arrow_table(columns: Columns, schema: Any) -> Any:
-    """Arrow's table of columns, made of buffers: `pyarrow.array` imports pandas where that is installed."""
-    import pyarrow as arrow
-
-    arrays: list[Any] = []
-    for field in schema:
-        values, buffers = columns[field.name], [None]
-        if values is None:
-            arrays.append(arrow.nulls(len(arrays[0]), field.type))
-            continue
-        if arrow.types.is_string(field.type):
-            values = values if isinstance(values, np.ndarray) else np.array([text.encode() for text in values], "S")
-            characters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.itemsize)
-            used = characters != 0
-            buffers.append(arrow.py_buffer(np.concatenate([[0], used.sum(1).cumsum()]).astype(np.int32)))
-            buffers.append(arrow.py_buffer(characters[used]))
-        else:
-            buffers.append(arrow.py_buffer(np.ascontiguousarray(values, field.type.to_pandas_dtype())))
-        arrays.append(arrow.Array.from_buffers(field.type, len(values), buffers))
-    return arrow.Table.from_arrays(arrays, schema=schema)
+def _arrow_format(head: bytes, ending: str) -> str:
+    """Which of Arrow's formats a file has, by its first eight bytes; else ""."""
+    kind = next((kind for magic, kind in _ARROW_FORMATS.items() if head.startswith(magic)), "")
+    # after its name Parquet has a control character, and a key that begins so has none
+    return "" if kind == "Parquet" and ending not in _PARQUET and head[4:5] != b"\x15" else kind
 
 
-@contextmanager
-def _parquet_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
-    import pyarrow as arrow
-    from pyarrow import parquet
-
-    waiting = schema.empty_table()
-    with parquet.ParquetWriter(stream, schema, use_dictionary=False) as writer:  # keys are unique
-
-        def write(columns: Columns) -> None:
-            """Write the row groups that are complete."""
-            nonlocal waiting
-            waiting = arrow.concat_tables([waiting, _arrow_table(columns, schema)])
-            while len(waiting) >= _ROW_GROUP:
-                writer.write_table(waiting.slice(0, _ROW_GROUP).combine_chunks())
-                waiting = waiting.slice(_ROW_GROUP)
-
-        yield write
-        if len(waiting):
-            writer.write_table(waiting.combine_chunks())
-
-
-def six_digits(values: np.ndarray) -> np.ndarray:
-    """Round to the numbers that ``%.6g`` writes, float64 (n,)."""
-    values = np.asarray(values, np.float64)
-    magnitude = np.abs(values)
-    ordinary = (magnitude >= _LEAST) & (magnitude < _MOST)
-    exponent = np.floor(np.log10(np.where(ordinary, magnitude, 1.0))).astype(np.int64)
-    power = _POWERS[5 - exponent]
-    scaled = np.where(ordinary, values, 0.0) * power
-    digits = np.rint(scaled)
-    rounded = digits / power  # the number nearest to the decimal one: both are exact
-    tied = np.abs(np.abs(scaled - digits) - 0.5) < _TIE
-    for row in np.flatnonzero(tied | ~(ordinary | (magnitude == 0))).tolist():
-        rounded[row] = float(f"{values[row]:.6g}")
-    return rounded
+def _ending(path: str | os.PathLike[str]) -> str:
+    name = os.fspath(path)
+    return os.path.splitext(without_secrets(name) if is_url(name) else name)[1].lower()

@@ -24,7 +24,7 @@ from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..storage.atomic import replacing
-from ..storage.tables import table_writer
+from ..storage.table_writer import table_writer
 from .cross_fitting import CrossFitter, fit_held_out
 from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier

@@ -1,13 +1,13 @@
 import re
 
-import numpy as np
 import pytest
 from helpers.refusals import one_line
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.errors import LabelError
-from pucache.storage.tables import read_table, six_digits, table_writer
+from pucache.storage.table_writer import table_writer
+from pucache.storage.tables import read_table
 
 
 @pytest.mark.parametrize("bom", ["", "\ufeff"], ids=["plain", "BOM"])
@@ -51,10 +51,3 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
 )
 def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, message):
     assert re.search(message, one_line(LabelError, read_table, write(name, content)))
-
-
-@given(values=st.lists(st.one_of(st.floats(), st.floats(-20, 20), st.integers(-(10**8), 10**8)), max_size=20))
-@example([0.5, 1.0000005, 100000.5, 99999.95, 0.1234565, -0.0, 1e-17, 5e-324, 1e300, 9.999995e-5])
-def test_numbers_are_rounded_as_text_of_six_digits_is(values):
-    values = np.array(values, np.float64)
-    np.testing.assert_array_equal(six_digits(values), [float(f"{value:.6g}") for value in values])

@@ -1,0 +1,89 @@
+"""Names under which columns go in tables of other people, and finding the columns of a table by them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from ..errors import LabelError
+
+# The most usual first; case, spaces, hyphens and underscores make no difference where no name fits as it is
+_FILE_NAMES = ("image", "file", "file_path", "image_file", "image_name", "img")
+KEY_NAMES = ("key", "image_path", "path", "file_name", "filename", *_FILE_NAMES, "url", "id", "image_id", "uid")
+IMPORT_NAMES = tuple(sorted(KEY_NAMES, key=lambda name: name in _FILE_NAMES))  # those of 0.3 first
+PATH_NAMES = tuple(  # of a manifest
+    dict.fromkeys(("path", "image", "file", "filename", "url", "key", "image_path", "file_name", *_FILE_NAMES))
+)
+LABEL_NAMES = ("label", "labels", "class", "is_positive", "positive", "target", "truth", "choice")
+# Columns by their meaning, and the names under which each may go; a table must have the first
+Wanted = Mapping[str, Sequence[str]]
+KEY_COLUMNS: Wanted = {"key": KEY_NAMES}
+MANIFEST_COLUMNS: Wanted = {"path": PATH_NAMES, "key": ("key",)}
+_REVIEW = {"reviewed": ("reviewed",), "digest": ("digest",)}
+LABEL_COLUMNS: Wanted = {"key": KEY_NAMES, "label": LABEL_NAMES, **_REVIEW}
+CONCEPT_COLUMNS: Wanted = {
+    "key": KEY_NAMES,
+    "concept": ("concept", "concepts", "class", "category"),
+    "label": ("label", "labels"),
+    **_REVIEW,
+}
+_OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column"}
+
+
+def plain_name(name: object) -> str:
+    """Name of a column in lower case, without spaces around it."""
+    return str(name).strip().lower()
+
+
+def _loose_name(name: str) -> str:
+    return re.sub(r"[\s_-]", "", plain_name(name))
+
+
+def find_column(columns: Sequence[str], names: Sequence[str], where: str, meaning: str = "key") -> str | None:
+    """The column that goes under the first of the names that any has; None where none has one.
+
+    Raises `LabelError` where two columns have that name.
+    """
+    for form in (plain_name, _loose_name):
+        for name in names:
+            fitting = [column for column in columns if form(column) == form(name)]
+            if len(fitting) > 1:
+                raise LabelError(_two(fitting, where, meaning))
+            if fitting:
+                return fitting[0]
+    return None
+
+
+def _two(fitting: Sequence[str], where: str, meaning: str) -> str:
+    option = _OPTIONS.get(meaning)
+    if len(set(fitting)) == 1:
+        text = f"{where} has two columns {fitting[0]!r}; rename one" + (", or name another" if option else "")
+    else:
+        text = f"{where} has columns {fitting[0]!r} and {fitting[1]!r}, and either may be the {meaning}; rename one"
+        text += ", or name the one to take" if option else ""
+    return text + (f": {option}" if option else "")
+
+
+def find_columns(columns: Sequence[str], wanted: Wanted, where: str) -> dict[str, str]:
+    """Columns of a table by their meaning; raises `LabelError` where two may be one that is wanted."""
+    found: dict[str, str] = {}
+    for meaning, names in wanted.items():
+        left = [column for column in columns if column not in found.values()]
+        if (column := find_column(left, names, where, meaning)) is not None:
+            found[meaning] = column
+    return found
+
+
+def check_found(found: Mapping[str, str], columns: Sequence[str], wanted: Wanted, named: Wanted, where: str) -> None:
+    """Raise `LabelError` where the first of the wanted columns is missing, or one that the user has named."""
+    for meaning in dict.fromkeys([next(iter(wanted)), *named]):
+        if meaning in found:
+            continue
+        listed = " ".join(", ".join(columns).split()) or "(none)"
+        first, *more = named.get(meaning) or wanted[meaning]
+        text = f"{where} has columns {listed}; expected one called {first!r}"
+        if len(columns) == 1 and "," in columns[0]:
+            text += ": each row is one quoted cell, remove the quotes around rows"
+        elif more:
+            text += f", {', '.join(more[:4])} or the like: name the one to take by {_OPTIONS[meaning]}"
+        raise LabelError(text)
