@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from ..errors import LabelError, one_line
 from ..storage.tables import LabelTable, Row, read_table
 from .label_files import decided_rows, name_first
 from .labels import Labels, open_labels
+from .row_values import RowValues
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
 LISTS = (".txt", ".csv")  # of a folder: a list of keys for each concept
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
-# positives of a concept: keys, a file of keys, a glob on keys, the label vector s, or labels with a review
-Positives = Sequence[str] | str | Path | LabelTable | np.ndarray | Labels
+# positives of a concept: a file of keys, a glob on keys, values in memory (keys, s, a Series), or labels with a review
+Positives = str | Path | LabelTable | RowValues | Labels
 ConceptSource = str | Path | LabelTable | Mapping[str, Positives]
 
 
@@ -130,11 +131,11 @@ def _read(concepts: str | os.PathLike[str]) -> dict[str, Positives | list[Row]]:
 
 
 def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) -> Labels:
-    if isinstance(given, str | np.ndarray | Labels):
-        return open_labels(cache, given)
     if isinstance(given, Path | LabelTable):
         given, source = read_table(given), str(given)
-    table = [row if isinstance(row, Row) else Row(key=row) for row in given]
+    if not (isinstance(given, list) and given and isinstance(given[0], Row)):  # values in memory, or Labels
+        return open_labels(cache, given)
+    table = given
     s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
     rows, confirmed = decided_rows(cache, table, 1, source)
     s[rows[~confirmed]], reviewed[rows[confirmed]] = 1, 1
