@@ -64,7 +64,7 @@ def estimate_prior(
     methods = methods or tuple(METHODS)
     check_request(methods, level=parameters["level"])
     request = {"methods": methods, "progress": terminal_progress(), **parameters}
-    rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"]}
+    rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
     opened = open_cache(cache)
     if concepts is not None:
         _estimate_concepts(opened, concepts, rows | {"twins": twins}, request)

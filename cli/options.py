@@ -88,7 +88,7 @@ truth = option(
 )
 images = option("--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made.")
 device = option("--device", default="auto", help="Device: auto, cpu, cuda or cuda:N.")
-seed = option("--seed", default=0, type=click.IntRange(min=0), help="Random seed.")
+seed = option("--seed", default=0, type=click.IntRange(0, (1 << 64) - 1), help="Random seed.")
 all_rows = option(
     "--all",
     "all_rows",

@@ -91,7 +91,7 @@ def train_pu(
     from pucache.training.labelled_cache import LabelledCache
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
-    rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed}
+    rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     if concepts is not None:
         _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics)
         return

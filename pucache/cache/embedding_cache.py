@@ -78,6 +78,11 @@ class EmbeddingCache:
         return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
+    def reordered(self) -> bool:
+        """Whether rows were sorted by key out of the order of the import or the table of images they came from."""
+        return any(file.reordered for file in self.files)
+
+    @property
     def failures(self) -> dict[str, str]:
         """Reason by key of every image of the files that could not be read."""
         return {key: reason for file in self.files for key, reason in file.failures.items()}

@@ -128,6 +128,8 @@ def _schema(cache: EmbeddingCache) -> Any:
         "source": sources.pop() if len(sources) == 1 else "",
         "failures": without_embedded(cache.failures | cache.partial, (file.raw_keys for file in cache.files)),
     }
+    if cache.reordered:
+        state["reordered"] = True
     types = {
         "key": pyarrow.string(),
         "embedding": pyarrow.list_(pyarrow.field("element", value, nullable=False), cache.encoder.dim),

@@ -178,11 +178,12 @@ def _without_origin(X: np.ndarray) -> Columns:
 
 @dataclass(frozen=True)
 class ExportedState:
-    """What an export of pucache holds beside its rows: the encoder, the source, and reasons by key."""
+    """What an export of pucache holds beside its rows: encoder, source, reasons by key, and `CacheFile.reordered`."""
 
     encoder: EncoderSpec
     source: str
     failures: dict[str, str]
+    reordered: bool
 
     @classmethod
     def parse(cls, path: Path, text: bytes) -> ExportedState:
@@ -192,7 +193,8 @@ class ExportedState:
             if content["version"] != 1:
                 raise ValueError(f"version {content['version']}, expected 1")
             failures = {str(key): str(reason) for key, reason in content["failures"].items()}
-            return cls(EncoderSpec.from_json(content["encoder"]), str(content["source"]), failures)
+            encoder, reordered = EncoderSpec.from_json(content["encoder"]), bool(content.get("reordered"))
+            return cls(encoder, str(content["source"]), failures, reordered)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             problem = f"{path} has metadata of pucache that cannot be read ({one_line(error)})"
             raise CacheError(f"{problem}; export the cache again") from error

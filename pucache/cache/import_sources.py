@@ -94,6 +94,8 @@ class ImportSource:
         self.encoder = replace(encoder, normalization="l2") if options.normalize else encoder
         sources = {state.source for state in exported}
         self.image_source = sources.pop() if len(sources) == 1 else ""
+        self.is_export = bool(exported) and options.keys is None  # of a cache, whose rows were sorted already
+        self.reordered = any(state.reordered for state in exported)
         # reason by key, in an export of pucache
         self.failures = {key: reason for state in exported for key, reason in state.failures.items()}
 

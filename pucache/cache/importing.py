@@ -145,6 +145,7 @@ def import_embeddings(
         sorted_keys = _sorted_unique(row_keys, opened)
         check_replaces(out, opened.encoder, sorted_keys, force=force)
         failures = without_embedded(opened.failures, [sorted_keys])
+        reordered = opened.reordered or not (opened.is_export or sorted_keys is row_keys)
         del sorted_keys
         plan = _plan(opened, options)
         parts = _open_parts(out, plan, opened, stored)
@@ -162,6 +163,7 @@ def import_embeddings(
                 dtype=stored,
                 source=opened.image_source,
                 failures=failures,
+                reordered=reordered,
                 advance=progress.advance,
             )
         except CacheError:  # of a row that no run can import

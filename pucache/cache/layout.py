@@ -18,7 +18,7 @@ FORMAT = "pucache"
 VERSION = 2
 DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 ATTRIBUTES = ("format", "version", "encoder", "created", "pucache_version", "source")
-OPTIONAL_ATTRIBUTES = ("shard",)
+OPTIONAL_ATTRIBUTES = ("shard", "reordered")
 COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
 FAILURES = ("failures/keys", "failures/reasons")
 PARTIAL = "read in part: "  # begins the reason of an image that has a row, though not all of it was read
@@ -34,6 +34,7 @@ class FileAttributes:
     pucache_version: str
     source: str
     shard: str
+    reordered: bool  # whether sorting by key changed the order that the rows had in an import or a table of images
 
     @classmethod
     def parse(cls, path: str | Path, attributes: Attributes) -> FileAttributes:
@@ -58,6 +59,7 @@ class FileAttributes:
             pucache_version=str(attributes["pucache_version"]),
             source=str(attributes["source"]),
             shard=str(attributes["shard"] or ""),
+            reordered=bool(attributes["reordered"]),
         )
 
 

@@ -68,6 +68,7 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         source=sources[0] if len(sources) == 1 else "",
         failures=without_embedded(failures, map(_keys, files)),
         created=max(file.created for file in files),
+        reordered=any(file.reordered for file in files),
     )
 
 
@@ -130,6 +131,7 @@ def merge(
     failures: dict[str, str],
     created: str = "",
     shard: str = "",
+    reordered: bool = False,
     advance: Callable[[int], object] = lambda rows: None,
 ) -> int:
     """Write chosen rows of several files, sorted by key, as one file; returns the number of rows.
@@ -143,7 +145,17 @@ def merge(
     shape = (len(keys), longest, dtype)
     failures = dict(sorted({**failures, **partial_rows(picks)}.items()))
     with closing(prefetch(_blocks(picks, keys, encoder.dim, dtype, advance))) as blocks:
-        write_file(out, encoder, source, blocks, shape=shape, failures=failures, created=created, shard=shard)
+        write_file(
+            out,
+            encoder,
+            source,
+            blocks,
+            shape=shape,
+            failures=failures,
+            created=created,
+            shard=shard,
+            reordered=reordered,
+        )
     return len(keys)
 
 

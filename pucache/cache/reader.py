@@ -143,6 +143,7 @@ class CacheFile:
         attributes = self.header.attributes
         self.encoder, self.source, self.shard = attributes.encoder, attributes.source, attributes.shard
         self.created, self.pucache_version = attributes.created, attributes.pucache_version
+        self.reordered = attributes.reordered
 
     def __len__(self) -> int:
         return self.header.rows

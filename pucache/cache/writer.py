@@ -44,11 +44,12 @@ def write_file(
     failures: dict[str, str],
     created: str = "",
     shard: str = "",
+    reordered: bool = False,
 ) -> None:
     """Write one cache file from blocks of rows in key order; it appears under its name when it is complete.
 
     `shape` is (n, key width in bytes, dtype of the embeddings), `failures` are reasons by key, sorted. `created` is the
-    UTC time of writing, by default now. Raises `OutputError`.
+    UTC time of writing, by default now; `reordered` says that the rows came in another order. Raises `OutputError`.
     """
     with replacing(path) as temporary:
         with hdf5.new_file(temporary) as file:
@@ -58,6 +59,7 @@ def write_file(
             attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
             attributes |= {"created": created or creation_time(), "pucache_version": __version__, "source": source}
             attributes |= {"shard": shard} if shard else {}
+            attributes |= {"reordered": 1} if reordered else {}
             file.set_attributes(attributes)
             checksums = {name: column.checksums() for name, column in columns.items()}
         append_table(temporary, checksums)

@@ -428,6 +428,8 @@ class _Plan:
             self.parts.remove()
             assert self.existing.file is not None
             return self.existing.file.path, False
+        was_reordered = self.existing.file is not None and self.existing.file.reordered
+        keeps_more = bool(len(self.existing.vanished)) and not self.options.prune
         merge(
             self.destination.local,
             inventory.picks,
@@ -436,6 +438,7 @@ class _Plan:
             source=self.source.name,
             failures=inventory.failures,
             shard=self.options.shard_name,
+            reordered=self.listing.reordered or (was_reordered and keeps_more),
         )
         path = self.destination.publish(force=self.options.force)
         self.parts.remove()

@@ -37,6 +37,8 @@ class Listing:
     order, groups : ndarray of int64, (n,), optional
         Of images in shards that are decoded from their beginning: the order in which they are best read, and a number
         that is equal for images which one share takes together.
+    reordered : bool
+        Whether the source is a table whose rows had another order.
     """
 
     keys: list[str]
@@ -45,6 +47,7 @@ class Listing:
     ignored: Counter[str] = field(default_factory=Counter)
     order: np.ndarray | None = None
     groups: np.ndarray | None = None
+    reordered: bool = False
 
 
 class ListingBuilder:
@@ -173,7 +176,7 @@ def _select(listing: Listing, positions: list[int], shard: tuple[int, int]) -> L
     }
     keys = [listing.keys[position] for position in positions]
     order, groups = (None if each is None else each[positions] for each in (listing.order, listing.groups))
-    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored, order, groups)
+    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored, order, groups, listing.reordered)
 
 
 def _ignored_note(listing: Listing) -> str:

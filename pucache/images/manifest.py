@@ -94,7 +94,9 @@ class ManifestSource:
         if unanswered:
             count = f"{len(unanswered)} of the {len(self.paths)} images"
             raise SourceError(f"cannot look up {count} that {self.name} names; first {unanswered[0]}")
-        return builder.build()
+        listing = builder.build()
+        listing.reordered = listing.keys != list(builder.images)
+        return listing
 
     def read(self, key: str) -> bytes:
         """Read the file or URL of one image; raises `ImageError`."""

@@ -61,7 +61,7 @@ class ParquetSource(ShardSource):
     the row in the file, of nine digits; or the value of the column `key`, which must be unique in all files.
     """
 
-    kind, sequential = "Parquet", True
+    kind, sequential, is_table = "Parquet", True, True
 
     def __init__(self, where: str):
         where, options = split_options(where)

@@ -33,11 +33,13 @@ class ShardSource:
     ----------
     kind : str
         Format of the shards, for messages.
+    is_table : bool
+        Whether images are rows of a table, whose order users know.
     sequential : bool
         Whether a shard is decoded from its beginning, so that its images are best read in order, once.
     """
 
-    kind, sequential = "", False
+    kind, sequential, is_table = "", False, False
 
     def __init__(self, where: str, encoding: str = ""):
         self.name = (without_secrets(where) if is_url(where) else where) + (f"#encoding={encoding}" if encoding else "")
@@ -58,6 +60,7 @@ class ShardSource:
         if self.sequential:
             in_order = [key for key in self._members if key in builder.images]
             listing.order = np.array(sorted(range(len(in_order)), key=in_order.__getitem__), np.int64)
+            listing.reordered = self.is_table and in_order != listing.keys
             groups = (self._group(self._members[key]) for key in listing.keys)
             listing.groups = np.fromiter(groups, np.int64, len(listing.keys))
         return listing

@@ -9,7 +9,7 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +22,7 @@ from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
 from .label_files import decided_rows, match_keys, name_first
 from .labels import Labels, open_labels
+from .row_values import RowValues
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
 LISTS = (".txt", ".csv")  # of a folder: a list of keys for each concept
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
-# positives of a concept: keys, a file of keys, a glob on keys, the label vector s, or labels with a review
-Positives = Sequence[str] | str | Path | LabelTable | np.ndarray | Labels
+# positives of a concept: a file of keys, a glob on keys, values in memory (keys, s, a Series), or labels with a review
+Positives = str | Path | LabelTable | RowValues | Labels
 ConceptSource = str | Path | LabelTable | Mapping[str, Positives]
 
 
@@ -132,11 +133,11 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
 
 
 def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) -> Labels:
-    if isinstance(given, str | np.ndarray | Labels):
-        return open_labels(cache, given)
     if isinstance(given, Path | LabelTable):
         given, source = match_keys(read_table(given), cache.keys, given), str(given)
-    table = [row if isinstance(row, Row) else Row(key=row) for row in given]
+    if not (isinstance(given, list) and given and isinstance(given[0], Row)):  # values in memory, or Labels
+        return open_labels(cache, given)
+    table = given
     s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
     rows, confirmed = decided_rows(cache, table, 1, source)
     s[rows[~confirmed]], reviewed[rows[confirmed]] = 1, 1

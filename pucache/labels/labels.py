@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
 from ..errors import LabelError
 from .label_files import name_first, read_decisions
+from .row_values import RowValues, by_position, labels_of_rows
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
@@ -44,10 +45,10 @@ class Labels:
     hidden: AuditedHidden | None = None
 
     def __post_init__(self) -> None:
-        if self.s.ndim != 1 or self.s.shape != self.reviewed.shape:
+        object.__setattr__(self, "s", by_position(self.s, (0, 1), "labels"))
+        object.__setattr__(self, "reviewed", by_position(self.reviewed, (-1, 0, 1), "decisions"))
+        if self.s.shape != self.reviewed.shape:
             raise LabelError(f"expected a label and a decision a row, got {self.s.shape} and {self.reviewed.shape}")
-        if not (np.isin(self.s, (0, 1)).all() and np.isin(self.reviewed, (-1, 0, 1)).all()):
-            raise LabelError("expected s of 0 and 1, and reviewed of -1, 0 and 1; got other values")
         if self.reviewed[self.s == 1].any():
             raise LabelError("rows that are labelled positive are reviewed too; decide which")
 
@@ -88,31 +89,38 @@ class Labels:
         return Labels(self.s[rows], self.reviewed[rows])
 
     @classmethod
-    def of(cls, s: np.ndarray) -> Labels:
-        """Labels without a review.
+    def of(cls, s: RowValues) -> Labels:
+        """Labels without a review, in the order of the rows of the cache, which is that of its `keys`.
 
         Parameters
         ----------
         s : array of 0 and 1, (n,)
-            1 labelled positive.
+            1 labelled positive. What carries keys is for the functions that take positives, which join it with a cache.
 
         Returns
         -------
         Labels
         """
-        return cls(np.asarray(s, np.int8), np.zeros(len(s), np.int8))
+        checked = by_position(s, (0, 1), "labels")
+        return cls(checked, np.zeros(len(checked), np.int8))
 
     @classmethod
-    def read(cls, cache: EmbeddingCache, positives: str | Path, negatives: str | Path | None = None) -> Labels:
-        """Read labels from files of keys or globs on keys.
+    def read(
+        cls,
+        cache: EmbeddingCache,
+        positives: str | Path | RowValues,
+        negatives: str | Path | RowValues | None = None,
+    ) -> Labels:
+        """Read labels from files of keys, globs on keys, or values in memory.
 
         Parameters
         ----------
         cache : EmbeddingCache
-        positives : path or str
-            As for `find_keys`. In a CSV with a ``reviewed`` column, rows with 1 in it are positives
-            that a review confirmed; the others are labelled positives.
-        negatives : path or str, optional
+        positives : path, str or RowValues
+            A path or str as for `find_keys`: in a CSV with a ``reviewed`` column, rows with 1 in it are positives
+            that a review confirmed; the others are labelled positives. Or as for
+            `pucache.labels.row_values.labels_of_rows`.
+        negatives : path, str or RowValues, optional
             Known negatives, in the same forms; in a CSV with a ``label`` column the rows with 0.
 
         Returns
@@ -122,58 +130,70 @@ class Labels:
         Raises
         ------
         LabelError
-            As `find_keys`; also when a key is both positive and negative, when digests are those of
-            other images, or when no row is left unlabelled.
+            As `find_keys` and `labels_of_rows`; also when a key is both positive and negative, when digests are those
+            of other images, or when no row is left unlabelled.
         """
         s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
-        rows, confirmed = read_decisions(cache, positives, 1)
-        s[rows[~confirmed]], reviewed[rows[confirmed]] = 1, 1
-        if not s.any():
-            raise LabelError(
-                f"{positives} holds only positives that a review confirmed; figures rest on those labelled before it: "
-                "give all that the page exported, or remove the column 'reviewed' to count these as labelled"
-            )
+        if _is_named(positives):
+            rows, confirmed = read_decisions(cache, positives, 1)
+            s[rows[~confirmed]], reviewed[rows[confirmed]] = 1, 1
+            if not s.any():
+                raise LabelError(
+                    f"{positives} holds only positives that a review confirmed; figures rest on those labelled before "
+                    "it: give all that the page exported, or remove the column 'reviewed' to count these as labelled"
+                )
+        else:
+            s = labels_of_rows(positives, cache)
         if negatives is not None:
-            rows, _ = read_decisions(cache, negatives, 0)
+            rows = negative_rows(cache, negatives)
             contradictory = rows[(s[rows] == 1) | (reviewed[rows] == 1)]
             if len(contradictory):
                 examples = name_first([cache.keys[int(row)] for row in contradictory])
+                names = [text if _is_named(text) else "the values given" for text in (positives, negatives)]
                 raise LabelError(
-                    f"{len(contradictory)} keys are both in {positives} and in {negatives} ({examples}); decide which"
+                    f"{len(contradictory)} keys are both in {names[0]} and in {names[1]} ({examples}); decide which"
                 )
             reviewed[rows] = -1
         labels = cls(s, reviewed)
         labels.check()
         return labels
 
+    def __repr__(self) -> str:
+        counts = [(self.s == 1, "labelled positive"), (self.reviewed == 1, "confirmed"), (self.negative, "negative")]
+        shown = ", ".join(f"{int(rows.sum()):,} {name}" for rows, name in counts if name[0] == "l" or rows.any())
+        return f"Labels({len(self.s):,} rows: {shown}" + (", audited)" if self.hidden is not None else ")")
+
 
 def open_labels(
-    cache: EmbeddingCache, positives: str | Path | np.ndarray | Labels, negatives: str | Path | None = None
+    cache: EmbeddingCache,
+    positives: str | Path | RowValues | Labels,
+    negatives: str | Path | RowValues | None = None,
 ) -> Labels:
-    """Labels of a cache: those of `Labels.read`, or a given s or `Labels`, with which no `negatives` go.
+    """Labels of a cache: those of `Labels.read`, or given `Labels`, with which no `negatives` go.
 
-    Raises `LabelError` as `Labels.read`, and for an s of another length; `ValueError` for negatives beside an array or
-    `Labels`.
+    Raises `LabelError` as `Labels.read`, for `Labels` of another length; `ValueError` for negatives beside
+    `Labels` or a vector.
     """
-    if negatives is not None and not isinstance(positives, str | os.PathLike):
-        raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
-    if isinstance(positives, str | os.PathLike):
-        labels = Labels.read(cache, positives, negatives)
-    else:
-        labels = positives if isinstance(positives, Labels) else _labels_of(positives)
-    if labels.s.shape != (len(cache),):
+    is_vector = isinstance(positives, np.ndarray) and positives.dtype.kind in "biuf"
+    if negatives is not None and (is_vector or isinstance(positives, Labels)):
+        raise ValueError("negatives go with a file or a glob of positives, or with keys; give Labels that hold both")
+    if not isinstance(positives, Labels):
+        return Labels.read(cache, positives, negatives)
+    if positives.s.shape != (len(cache),):
         raise LabelError(
-            f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {labels.s.shape}"
+            f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {positives.s.shape}"
         )
-    labels.check()
-    return labels
+    positives.check()
+    return positives
 
 
-def _labels_of(s: np.ndarray) -> Labels:
-    values = np.asarray(s)
-    if values.dtype.kind not in "biuf":
-        raise LabelError(
-            "expected a file of keys, a glob on keys, an array of a label (1 or 0) for each row, or Labels; got "
-            f"{s!r:.80}" + ("; write keys to a file, one a line" if values.dtype.kind == "U" else "")
-        )
-    return Labels.of(values)
+def _is_named(given: Any) -> TypeGuard[str | Path]:
+    """Whether labels are named by a path or a glob."""
+    return isinstance(given, str | os.PathLike)
+
+
+def negative_rows(cache: EmbeddingCache, negatives: str | Path | RowValues) -> np.ndarray:
+    """Rows of known negatives, int64 (m,), ascending, which are given as positives are."""
+    if _is_named(negatives):
+        return read_decisions(cache, negatives, 0)[0]
+    return np.flatnonzero(labels_of_rows(negatives, cache, what="negatives"))

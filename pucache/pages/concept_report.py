@@ -17,6 +17,7 @@ from ..estimates.intervals import interval_of, say_nothing, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
+from ..seeds import Seed, drawn_seed
 from ..storage.atomic import check_writable
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
@@ -37,7 +38,7 @@ def report_concepts(
     models: ConceptModels | str | Path | None = None,
     images: str | Path | None = None,
     sample: int = 1500,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
@@ -68,7 +69,7 @@ def report_concepts(
     LabelError, CacheError, ModelError, OutputError
         As `pucache.report`, for what concerns all concepts.
     """
-    opened, path = open_cache(cache), Path(path)
+    opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
     trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
@@ -95,7 +96,7 @@ def report_concepts(
         called[name] = data.cache_rows(rows)
         numbers[name], intervals[name] = of_page | {"called": len(rows)}, content.prior_interval
 
-    failures = each_concept(opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed)
+    failures = each_concept(opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed, device=device)
     shared = _shared(called)
     page = render(
         "concept_report",

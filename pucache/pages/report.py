@@ -16,15 +16,16 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..encoders.spec import ROUNDING
-from ..errors import CacheError, LabelError
+from ..errors import CacheError
 from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
-from ..labels.label_files import read_truth
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues, open_truth
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress
 from ..scoring.new_images import NewImages, check_new_images
+from ..seeds import Seed, drawn_seed
 from ..storage.atomic import check_writable
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
@@ -44,16 +45,16 @@ _CLASSES = {1: "positive", 0: "negative", -1: "not known"}
 
 def report(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     path: str | Path,
     *,
     model: PULinearClassifier | str | Path | None = None,
-    negatives: str | Path | None = None,
-    truth: str | Path | np.ndarray | None = None,
+    negatives: str | Path | RowValues | None = None,
+    truth: str | Path | RowValues | None = None,
     images: str | Path | None = None,
     new_images: CacheLike | None = None,
     sample: int = 1500,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
@@ -69,16 +70,16 @@ def report(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, ndarray of int8 (n,) or Labels
+    positives : path, str, RowValues or Labels
         As for `pucache.train_pu`.
     path : path
         HTML file to write.
     model : PULinearClassifier or path, optional
         Must be of the encoder of the cache.
-    negatives : path or str, optional
+    negatives : path, str or RowValues, optional
         Known negatives, as for `pucache.train_pu`.
-    truth : path, str or ndarray of int8 (n,), optional
-        True classes: a file as for `pucache.labels.label_files.read_truth`, or 1, 0, and -1 for unknown. True figures
+    truth : path, str or RowValues, optional
+        True classes, as for `pucache.labels.row_values.open_truth`: a file, or 1, 0, and -1 for unknown. True figures
         are shown beside the estimates.
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.
@@ -86,7 +87,7 @@ def report(
         Later images, which a section compares with the cache (`pucache.check_new_images`).
     sample : int
         Images on the map, at least 3.
-    seed : int
+    seed : int, RandomState, Generator or None
         Seed of the samples and the map, and of the training if `model` is None.
     device : str
     twins : float or None
@@ -105,7 +106,7 @@ def report(
     Raises
     ------
     LabelError, CacheError
-        As `LabelledCache.of` and `read_truth`; or `truth` has another length than the cache.
+        As `LabelledCache.of` and `open_truth`.
     ModelError
         The model cannot be read, or expects another encoder.
     SourceError
@@ -115,13 +116,11 @@ def report(
     ValueError
         `sample` is below 3.
     """
-    cache = open_cache(cache)
+    cache, seed = open_cache(cache), drawn_seed(seed)
     classifier = PULinearClassifier.load(model) if isinstance(model, str | os.PathLike) else model
-    y = read_truth(truth, cache.keys) if isinstance(truth, str | os.PathLike) else truth
+    y = None if truth is None else open_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    if y is not None and y.shape != (len(cache),):
-        raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {y.shape}")
     named = [Path(name) for name in (positives, negatives, model, truth) if isinstance(name, str | os.PathLike)]
     path = check_writable(path, inputs=[*(file.path for file in cache.files), *named])
     if classifier is not None:
@@ -132,7 +131,9 @@ def report(
     if images is not None:
         open_source(images)  # fails before the training rather than after it
     sample_seed = seed if classifier is None else classifier.seed_
-    data = LabelledCache.of(cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed)
+    data = LabelledCache.of(
+        cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed, device=device
+    )
     known = None if y is None else data.take(y)
     content = train(data, classifier, truth=known, seed=seed, device=device, progress=progress)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}

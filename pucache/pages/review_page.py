@@ -21,6 +21,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.label_files import short_digest
 from ..labels.labels import Labels, open_labels
+from ..labels.row_values import RowValues
 from ..progress import Progress
 from ..retrieval.ranking import Ranking
 from . import html as page
@@ -52,10 +53,10 @@ class ReviewPage:
 def write_review_page(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
     ranking: Ranking,
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     path: str | Path,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     images: str | Path | None = None,
     side: int = 160,
     progress: Progress | None = None,
@@ -69,12 +70,12 @@ def write_review_page(
     ranking : Ranking
         The candidates, best first; may be empty. Its scorer is named at the top of the page. Its probabilities are
         shown where it has them.
-    positives : path, str, ndarray of int8 (n,) or Labels
+    positives : path, str, RowValues or Labels
         As for `pucache.retrieve_positives`; the page exports these labels together with its decisions.
     path : str or path
         HTML file to write.
-    negatives : path or str, optional
-        A file of keys or a glob on keys of known negatives.
+    negatives : path, str or RowValues, optional
+        Known negatives, in the same forms.
     images, side, progress
         As for `pucache.pages.thumbnails.thumbnails`.
 

@@ -13,6 +13,7 @@ from ..errors import ModelError, PUCacheError, one_line
 from ..labels.concepts import ConceptLabels, ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..labels.near_duplicates import duplicates_of
+from ..labels.row_values import RowValues
 from ..neighbours import whitening
 from ..neighbours.row_source import row_source
 from ..progress import Progress, Silent
@@ -30,11 +31,11 @@ _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates o
 
 def retrieve_positives(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     model: str | Path | PULinearClassifier | None = None,
     *,
     k: int | None = 100,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     by: str | None = None,
     similarity: str | None = None,
     index: str = "exact",
@@ -51,14 +52,14 @@ def retrieve_positives(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, ndarray of int8 (n,) or Labels
-        A file of keys, a glob on keys, s itself (1 labelled positive, 0 unlabelled), or labels with a review.
+    positives : path, str, RowValues or Labels
+        As for `pucache.train_pu`.
     model : PULinearClassifier or path, optional
         Of the cache's encoder.
     k : int or None
         None for all unlabelled images.
-    negatives : path or str, optional
-        A file of keys or a glob on keys of known negatives.
+    negatives : path, str or RowValues, optional
+        Known negatives, in the same forms.
     by : {"similarity", "classifier", "fused"}, optional
         Rank by similarity to the positives, by the model's margins, or by margins and the classes of the
         nearest images. With a model the default is ``fused`` where the model chose a weight for neighbours,

@@ -27,6 +27,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues
 from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
@@ -52,9 +53,9 @@ ENDING_SECONDS = 5  # for which answers under way are waited for
 
 def review(
     cache: CacheLike,
-    positives: str | Path | np.ndarray | Labels | None = None,
+    positives: str | Path | RowValues | Labels | None = None,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     concepts: ConceptSource | None = None,
     session: str | Path | None = None,
     images: str | Path | None = None,

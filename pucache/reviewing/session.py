@@ -15,6 +15,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, StaleDecisionError, one_line
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues
 from .audit import Audit, audit
 from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
 from .log_file import REMEDY, acknowledged
@@ -306,9 +307,9 @@ class Session(SessionState):
 
 def open_session(
     cache: CacheLike,
-    positives: str | Path | np.ndarray | Labels | None = None,
+    positives: str | Path | RowValues | Labels | None = None,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     folder: str | Path | None = None,
     twins: float | Twins | None = TWIN_COSINE,
 ) -> Session:

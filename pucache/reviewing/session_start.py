@@ -12,8 +12,9 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import SessionError, SessionLockedError, one_line
-from ..labels.label_files import name_first, read_decisions
-from ..labels.labels import Labels, open_labels
+from ..labels.label_files import name_first
+from ..labels.labels import Labels, negative_rows, open_labels
+from ..labels.row_values import RowValues
 from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import exclusive_lock, make_folder
 from .log import (
@@ -93,7 +94,7 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
 
 
 def labels_before(
-    cache: EmbeddingCache, positives: str | Path | np.ndarray | Labels | None, negatives: str | Path | None
+    cache: EmbeddingCache, positives: str | Path | RowValues | Labels | None, negatives: str | Path | RowValues | None
 ) -> Labels | None:
     """Labels that a session is to begin with; None where none are named."""
     if positives is not None:
@@ -101,7 +102,7 @@ def labels_before(
     if negatives is None:
         return None
     reviewed = np.zeros(len(cache), np.int8)
-    reviewed[read_decisions(cache, negatives, 0)[0]] = -1
+    reviewed[negative_rows(cache, negatives)] = -1
     return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 

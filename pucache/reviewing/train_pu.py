@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
-
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..heads.minibatch import SGDSettings
 from ..labels.concepts import ConceptSource
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues
 from ..progress import Progress
+from ..seeds import Seed, drawn_seed
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
@@ -24,7 +24,7 @@ from .session import read_labels
 @overload
 def train_pu(
     cache: CacheLike,
-    positives: str | Path | np.ndarray | Labels | None = None,
+    positives: str | Path | RowValues | Labels | None = None,
     *,
     concepts: None = None,
     **parameters: Any,
@@ -37,9 +37,9 @@ def train_pu(cache: CacheLike, *, concepts: ConceptSource, **parameters: Any) ->
 
 def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     cache: str | Path | Sequence[str | Path] | EmbeddingCache,
-    positives: str | Path | np.ndarray | Labels | None = None,
+    positives: str | Path | RowValues | Labels | None = None,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     session: str | Path | None = None,
     concepts: ConceptSource | None = None,
     twins: float | None = TWIN_COSINE,
@@ -55,7 +55,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     threshold: float | str = "f1",
     deploy_prior: float | None = None,
     n_folds: int = 5,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     method: str | None = None,
 ) -> PULinearClassifier | ConceptModels:
@@ -67,10 +67,11 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, ndarray of int8 (n,) or Labels
-        A file of keys, a glob on keys, the label vector s, or labels with a review.
-    negatives : path or str, optional
-        Known negatives: a file of keys or a glob on keys.
+    positives : path, str, RowValues or Labels
+        A file of keys or a glob on keys; keys in a list, set or index; 1 and 0 by key in a dict, Series or table, or by
+        position in an array (`pucache.labels.row_values.read_values`); or labels with a review.
+    negatives : path, str or RowValues, optional
+        Known negatives, in the same forms.
     session : path, optional
         Folder of a review, such as ``cache.h5.review``, in place of `positives` and `negatives`: its labels, and its
         audit, on which prior, recall, precision and F1 then rest.
@@ -85,8 +86,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     progress : Progress, optional
     prior, loss, surrogate, target_prior, penalty, solver, sgd_settings, threshold, deploy_prior, n_folds
         As for `pucache.PULinearClassifier`.
-    seed : int
-        Of the sample, of folds and initial coefficients: `random_state` of `pucache.PULinearClassifier`.
+    seed : int, RandomState, Generator or None
+        Of the sample, of folds and initial coefficients: `random_state` of `pucache.PULinearClassifier`. What is no
+        number draws one, which is the model's `seed_`.
     device, method
         As for `pucache.PULinearClassifier`.
 
@@ -110,6 +112,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         raise ValueError(
             "train_pu takes positives (and negatives), or a session, which has the labels of a review, or concepts"
         )
+    number = drawn_seed(seed)
     classifier = PULinearClassifier(
         prior,
         loss=loss,
@@ -121,7 +124,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         threshold=threshold,
         deploy_prior=deploy_prior,
         n_folds=n_folds,
-        random_state=seed,
+        random_state=number,
         device=device,
         method=method,
     )
@@ -129,5 +132,5 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     if concepts is not None:
         return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
     labels = read_labels(opened, session) if positives is None else positives
-    data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=seed)
+    data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device)
     return train_on_cache(classifier, data, progress=progress)

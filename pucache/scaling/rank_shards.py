@@ -16,6 +16,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
+from ..labels.row_values import RowValues
 from ..neighbours.whitening import Whitening
 from ..progress import Progress, Silent
 from ..retrieval.model_scorers import Fused, Margins
@@ -33,11 +34,11 @@ _TORCH_PAYS = 1 << 28  # values of a shard whose conversion by numpy takes longe
 
 def rank_shards(
     cache: CacheLike,
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     model: str | Path | PULinearClassifier | None = None,
     *,
     k: int | None = 100,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     by: str | None = None,
     similarity: str | None = None,
     diverse: float = 0.0,

@@ -10,15 +10,16 @@ import numpy as np
 
 from ..errors import LabelError
 from ..estimates.metrics import precision_at, with_labels
-from ..labels.label_files import listed_positives, name_first, read_truth
+from ..labels.label_files import name_first
+from ..labels.row_values import RowValues, named_positives, open_truth
 from .score_tables import read_scores
 
 
 def evaluate(
     scores: str | Path,
-    truth: str | Path,
+    truth: str | Path | RowValues,
     *,
-    positives: str | Path | None = None,
+    positives: str | Path | RowValues | None = None,
     at: Sequence[int] = (100, 1000),
 ) -> dict[str, float]:
     """Compute metrics of scored images whose true class is known.
@@ -27,10 +28,10 @@ def evaluate(
     ----------
     scores : path or str
         Table written by `pucache.score`.
-    truth : path or str
-        See `pucache.labels.label_files.read_truth`. Images that it does not name are left out.
-    positives : path or str, optional
-        Labelled positives, which are left out too, so that only hidden positives count.
+    truth : path, str or RowValues
+        See `pucache.labels.row_values.open_truth`; by key. Images that it does not name are left out.
+    positives : path, str or RowValues, optional
+        Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
     at : sequence of int
         Ranks at which the precision is computed; ranks beyond the number of images are left out.
 
@@ -54,15 +55,16 @@ def evaluate(
             f"{scores} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
             "count more than once; keep one row for each"
         )
-    y = read_truth(truth, table["key"].tolist())
+    y = open_truth(truth, table["key"].tolist())
     keep = y >= 0
     without_truth = int((~keep).sum())
     if positives is not None:
-        labelled = listed_positives(positives, table["key"].tolist())
+        labelled = named_positives(positives, table["key"].tolist())
         keep &= np.array([key not in labelled for key in table["key"]], bool)
     if not keep.any():
+        named = truth if isinstance(truth, str | Path) else "the true classes"
         raise LabelError(
-            f"no image of {scores} is left to evaluate; {truth} and the positives cover all or none of them"
+            f"no image of {scores} is left to evaluate; {named} and the positives cover all or none of them"
         )
     y, margins = y[keep], table["margin"][keep]
     figures = with_labels(y, margins, table["label"][keep])

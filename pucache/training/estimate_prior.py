@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues
 from ..progress import Progress
+from ..seeds import Seed, drawn_seed
 from .labelled_cache import LabelledCache
 from .model_file import label_count
 from .sklearn_classifier import PULinearClassifier
@@ -19,15 +19,15 @@ from .train_on_cache import is_audited, train_on_cache
 
 def estimate_prior(
     cache: str | Path | Sequence[str | Path] | EmbeddingCache,
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     methods: Sequence[str] = tuple(METHODS),
     level: float = 0.9,
     n_folds: int = 5,
-    seed: int = 0,
+    seed: Seed = 0,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
@@ -52,9 +52,13 @@ def estimate_prior(
     ValueError
         Unknown method, or a number outside its domain.
     """
-    data = LabelledCache.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
+    check_request(methods, level=level, n_folds=n_folds)
+    opened, number = open_cache(cache), drawn_seed(seed)
+    data = LabelledCache.of(
+        opened, positives, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device
+    )
     return estimate_prior_on(
-        data, methods=methods, level=level, n_folds=n_folds, seed=seed, device=device, progress=progress
+        data, methods=methods, level=level, n_folds=n_folds, seed=number, device=device, progress=progress
     )
 
 

@@ -17,6 +17,7 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..labels.near_duplicates import DuplicateScan, groups, unlabelled_twins
+from ..labels.row_values import RowValues
 from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
 from ..storage.rows import RowMatrix, take_rows
 
@@ -119,28 +120,31 @@ class LabelledCache:
     def of(
         cls,
         cache: EmbeddingCache,
-        positives: str | Path | np.ndarray | Labels,
+        positives: str | Path | RowValues | Labels,
         twins: float | None = TWIN_COSINE,
         *,
-        negatives: str | Path | None = None,
+        negatives: str | Path | RowValues | None = None,
         all_rows: bool = False,
         seed: int = 0,
+        device: str = "auto",
     ) -> LabelledCache:
         """Join a cache with labels.
 
         Parameters
         ----------
         cache : EmbeddingCache
-        positives : path, str, ndarray of int8 (n,) or Labels
-            A file of keys, a glob on keys, the label vector s, or labels with a review.
+        positives : path, str, RowValues or Labels
+            As for `pucache.train_pu`.
         twins : float or None
             As for `pucache.train_pu`.
-        negatives : path or str, optional
-            As for `pucache.train_pu`; only beside a file or a glob of positives.
+        negatives : path, str or RowValues, optional
+            As for `pucache.train_pu`.
         all_rows : bool
             Take all unlabelled rows, however many there are.
         seed : int
             Of the sample of unlabelled rows.
+        device : str
+            Where heads will be trained; on a GPU moments are computed there.
 
         Returns
         -------
@@ -153,11 +157,19 @@ class LabelledCache:
         CacheError
             The cache is damaged, or holds embeddings that are not finite.
         """
-        return cls.prepare(cache, open_labels(cache, positives, negatives), twins, all_rows=all_rows, seed=seed)
+        labels = open_labels(cache, positives, negatives)
+        return cls.prepare(cache, labels, twins, all_rows=all_rows, seed=seed, device=device)
 
     @classmethod
     def prepare(
-        cls, cache: EmbeddingCache, labels: Labels, twins: float | None, *, all_rows: bool = False, seed: int = 0
+        cls,
+        cache: EmbeddingCache,
+        labels: Labels,
+        twins: float | None,
+        *,
+        all_rows: bool = False,
+        seed: int = 0,
+        device: str = "auto",
     ) -> LabelledCache:
         """Join a cache with labels that were checked.
 
@@ -166,14 +178,14 @@ class LabelledCache:
         cache : EmbeddingCache
         labels : Labels
             Unlike those of `of`, they may leave no row unlabelled.
-        twins, all_rows, seed
+        twins, all_rows, seed, device
             As for `of`.
 
         Returns
         -------
         LabelledCache
         """
-        on_host = choose_device().type == "cpu"
+        on_host = choose_device(device).type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
         if drawn is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -19,10 +18,11 @@ from ..estimates.metrics import with_labels
 from ..estimates.thresholds import choose_threshold
 from ..heads.risks import PURisk
 from ..labels.folds import assign_folds
-from ..labels.label_files import read_truth
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.row_values import RowValues, open_truth
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
+from ..seeds import Seed, drawn_seed
 from ..storage.atomic import replacing
 from ..storage.table_writer import table_writer
 from .cross_fitting import CrossFitter, fit_held_out
@@ -74,15 +74,15 @@ class Sweep:
 
 def sweep_priors(
     cache: str | Path | Sequence[str | Path] | EmbeddingCache,
-    positives: str | Path | np.ndarray | Labels,
+    positives: str | Path | RowValues | Labels,
     classifier: PULinearClassifier | None = None,
     *,
-    negatives: str | Path | None = None,
+    negatives: str | Path | RowValues | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
-    truth: str | Path | np.ndarray | None = None,
+    truth: str | Path | RowValues | None = None,
     priors: Sequence[float] = PRIORS,
-    seeds: Sequence[int] = (0, 1, 2),
+    seeds: Sequence[Seed] = (0, 1, 2),
     progress: Progress | None = None,
 ) -> Sweep:
     """Train at many priors and seeds on a cache.
@@ -95,8 +95,8 @@ def sweep_priors(
         As for `sweep_on`.
     negatives, twins, all_rows
         As for `pucache.train_pu`; the first seed is that of the sample of unlabelled rows.
-    truth : path, str or ndarray of int8 (n,), optional
-        True classes: a file as for `pucache.labels.label_files.read_truth`, or 1, 0, and -1 for unknown.
+    truth : path, str or RowValues, optional
+        True classes, as for `pucache.labels.row_values.open_truth`: a file, or 1, 0, and -1 for unknown.
     priors, seeds, progress
         As for `sweep_on`.
 
@@ -107,15 +107,23 @@ def sweep_priors(
     Raises
     ------
     LabelError, CacheError
-        As `LabelledCache.of` and `read_truth`.
+        As `LabelledCache.of` and `open_truth`.
     ValueError
         A parameter outside its domain.
     """
-    seed = next(iter(seeds), 0)
-    data = LabelledCache.of(open_cache(cache), positives, twins, negatives=negatives, all_rows=all_rows, seed=seed)
-    y = read_truth(truth, data.cache.keys) if isinstance(truth, str | os.PathLike) else truth
+    opened, numbers = open_cache(cache), [drawn_seed(seed) for seed in seeds]
+    y = None if truth is None else open_truth(truth, opened.keys, opened)
+    data = LabelledCache.of(
+        opened,
+        positives,
+        twins,
+        negatives=negatives,
+        all_rows=all_rows,
+        seed=next(iter(numbers), 0),
+        device="auto" if classifier is None else classifier.device,
+    )
     y = None if y is None else data.take(y)
-    return sweep_on(data, classifier, priors=priors, seeds=seeds, truth=y, progress=progress)
+    return sweep_on(data, classifier, priors=priors, seeds=numbers, truth=y, progress=progress)
 
 
 def sweep_on(

@@ -15,6 +15,7 @@ from ..errors import PUCacheError, one_line
 from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
+from ..seeds import drawn_seed
 from .concept_models import ConceptModels
 from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
@@ -29,6 +30,7 @@ def each_concept(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     seed: int = 0,
+    device: str = "auto",
 ) -> dict[str, str]:
     """Do some work with the labels of each concept, on rows that are prepared once; one that fails stops no other.
 
@@ -39,7 +41,7 @@ def each_concept(
         As for `pucache.labels.concepts.open_concepts`.
     work : callable
         Takes the name of a concept and its data.
-    twins, all_rows, seed
+    twins, all_rows, seed, device
         As for `LabelledCache.of`.
 
     Returns
@@ -50,7 +52,7 @@ def each_concept(
     opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
     failures = dict(opened.failures)
     joint = joint_labels(opened.labels.values())
-    shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed)
+    shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed, device=device)
     for name, data in shared.of_concepts(opened.labels):
         try:
             work(name, data)
@@ -77,7 +79,7 @@ def train_concepts(
     concepts
         As for `pucache.labels.concepts.open_concepts`.
     classifier : PULinearClassifier, optional
-        With the parameters of all.
+        With the parameters of all. A `random_state` that is no number draws one seed for all.
     twins, all_rows, progress
         As for `pucache.train_pu`.
 
@@ -88,12 +90,13 @@ def train_concepts(
     """
     models: dict[str, PULinearClassifier] = {}
     parameters = (classifier or PULinearClassifier()).get_params()
+    parameters["random_state"] = drawn_seed(parameters["random_state"])
 
     def train(name: str, data: LabelledCache) -> None:
         model = train_on_cache(PULinearClassifier(**parameters), data, progress=progress)
         del model.held_out_margins_, model.classifier_margins_
         models[name] = model
 
-    seed = parameters["random_state"]
-    failures = each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, seed=seed)
+    rows = {"seed": parameters["random_state"], "device": parameters["device"]}
+    failures = each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows)
     return ConceptModels(models, failures)

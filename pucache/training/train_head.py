@@ -23,6 +23,7 @@ from ..heads.risks import PURisk
 from ..heads.solve import SOLVERS
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
+from ..seeds import check_seed, drawn_seed
 from ..storage.rows import take_rows
 from .cross_fitting import CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, GraphSource, distil
@@ -174,9 +175,7 @@ def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
             )
     if not (isinstance(classifier.n_folds, _INTEGER) and classifier.n_folds >= 2):
         raise ValueError(f"n_folds must be a whole number, at least 2, got {classifier.n_folds!r}")
-    state = classifier.random_state
-    if not (state is None or isinstance(state, np.random.RandomState) or (isinstance(state, _INTEGER) and state >= 0)):
-        raise ValueError(f"random_state must be a whole number, at least 0, None or a RandomState, got {state!r}")
+    check_seed(classifier.random_state)
     penalty, solver = classifier.penalty, classifier.solver
     if penalty != "auto" and not (isinstance(penalty, _NUMBER) and 0 <= penalty < np.inf):
         raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
@@ -192,13 +191,6 @@ def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
     parse_rule(classifier.threshold)
     risk = PURisk(classifier.loss, classifier.surrogate, target_prior=classifier.target_prior)
     return HeadSettings(risk, solver, classifier.sgd_settings)
-
-
-def drawn_seed(random_state: int | np.random.RandomState | None) -> int:
-    """The number itself, or one drawn from a RandomState; from that of numpy for None, as in scikit-learn."""
-    if isinstance(random_state, _INTEGER):
-        return int(random_state)
-    return int((np.random if random_state is None else random_state).randint(2**31 - 1))
 
 
 def penalties_of(classifier: PULinearClassifier) -> tuple[float, ...]:

@@ -142,7 +142,7 @@ def test_labels_that_contradict_themselves_are_refused():
     for bad in ([-1, 0, 0], [1, 0, 0], [0, 7, 0], [0, 0]):
         with pytest.raises(LabelError):
             Labels(s, np.array(bad, np.int8))
-    with pytest.raises(LabelError, match="got other values"):
+    with pytest.raises(LabelError, match="labels are numbers, 1 or 0; row 0 has 2"):
         Labels.of(2 * s)
     with pytest.raises(LabelError, match="no labelled positives; name at least one"):
         Labels.of(0 * s).check()
@@ -170,8 +170,7 @@ def test_reviewing_every_row_leaves_nothing_to_find(odd, write_sheet):
     assert Labels.read(odd, path).unlabelled.sum() == 6
 
 
-@pytest.mark.parametrize("bad", [["a.png", "b.png"], None, {"a.png": 1}], ids=str)
+@pytest.mark.parametrize("bad", [None, 7, 1.5, b"a.png", object()], ids=str)
 def test_what_is_no_kind_of_labels_is_refused_with_the_kinds_that_are(odd, bad):
     text = one_line(LabelError, open_labels, odd, bad)
-    assert re.search("expected a file of keys, a glob on keys, an array .* or Labels; got", text)
-    assert ("write keys to a file" in text) == isinstance(bad, list)
+    assert re.search("expected labels as a file or list of keys, or one value .* a row; got", text)

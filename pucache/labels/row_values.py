@@ -1,0 +1,269 @@
+"""Values of rows as people have them in Python: arrays and tensors, dicts, sets and lists of keys, Series and tables.
+
+What carries keys is joined by them; only what carries none counts by position, and only where the rows of the cache
+stand in the order that its maker saw. Values are checked as they are given, before any cast. Objects of pandas, Polars,
+pyarrow and torch are told by what they offer, and none of these is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import LabelError, one_line
+from ..storage.table_columns import KEY_NAMES, find_column
+from ..storage.tables import Row
+from .label_files import decided_rows, listed_positives, name_first, read_truth
+
+if TYPE_CHECKING:
+    from ..cache.embedding_cache import EmbeddingCache
+
+VALUE_COLUMNS = {"labels": ("label", "s"), "true labels": ("label", "truth", "y")}  # by the name of the values
+# whatever `read_values` takes; keys alone are the positive ones
+RowValues = np.ndarray | Mapping[str, Any] | Set[str] | Sequence[Any]
+Columns = tuple[Collection[Any] | None, Any]  # names of rows, or None; and their values, or None where all are 1
+
+
+def labels_of_rows(given: Any, cache: EmbeddingCache, *, what: str = "labels") -> np.ndarray:
+    """Label of each row, int8 (n,): 1 where `given` has it, 0 elsewhere.
+
+    Parameters
+    ----------
+    given : RowValues, or a Series or table
+        As `read_values` reads it, of 1 and 0. Keys that it does not name have 0; unknown ones must not have 1.
+    cache : EmbeddingCache
+    what : str
+        Name of the values in messages.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
+
+    Raises
+    ------
+    LabelError
+        Another value than 1 and 0, unknown keys, another number of values than rows; values by position for a cache
+        whose rows were sorted into another order (`check_order`).
+    """
+    keys, values = read_values(given, (0, 1), what, cache.keys)
+    if keys is None:
+        assert values is not None
+        return _by_position(values, cache, what)
+    chosen = keys if values is None else [key for key, value in zip(keys, values, strict=True) if value]
+    s = np.zeros(len(cache), np.int8)
+    if chosen:
+        s[decided_rows(cache, [Row(key=key) for key in chosen], 1, f"the {what}")[0]] = 1
+    return s
+
+
+def open_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: EmbeddingCache | None = None) -> np.ndarray:
+    """True class of each key, from a file or from values in memory.
+
+    Parameters
+    ----------
+    truth : path, str, RowValues, or a Series or table
+        A file as for `read_truth`; or 1, 0, and -1 for unknown, as `read_values` reads them.
+    keys : sequence of str
+    cache : EmbeddingCache, optional
+        The cache of these keys. Without one, values by position are refused.
+
+    Returns
+    -------
+    ndarray of int8, (n,)
+        1, 0, or -1 where the class is not known. Keys that are not named have -1, and beside a list of positive keys 0.
+
+    Raises
+    ------
+    LabelError
+        As `read_truth` and `labels_of_rows`.
+    """
+    if isinstance(truth, str | os.PathLike):
+        return read_truth(truth, keys)
+    what = "true labels"
+    named, values = read_values(truth, (0, 1, -1), what, keys)
+    if named is None:
+        assert values is not None
+        if cache is None:
+            raise LabelError(f"a table of scores names its rows by keys: give {what} by key, in a dict, Series or file")
+        return _by_position(values, cache, what)
+    known = dict.fromkeys(named, 1) if values is None else dict(zip(named, values.tolist(), strict=True))
+    y = np.array([known.get(key, 0 if values is None else -1) for key in keys], np.int8)
+    if not any(key in known for key in keys):
+        raise LabelError(f"none of the {len(known):,} keys of the {what} is among the rows ({name_first(named)})")
+    return y
+
+
+def named_positives(positives: str | Path | RowValues, keys: Sequence[str] = ()) -> set[str]:
+    """Keys of positives, from a file or by key in memory, as `listed_positives`; `LabelError` for values by position."""
+    if isinstance(positives, str | os.PathLike):
+        return listed_positives(positives, keys)
+    keys, values = read_values(positives, (0, 1), "labels", ())
+    if keys is None:
+        raise LabelError("a table of scores names its rows by keys: give labels by key, in a dict, Series or file")
+    return set(keys if values is None else (key for key, value in zip(keys, values, strict=True) if value))
+
+
+def check_order(cache: EmbeddingCache, what: str) -> None:
+    """Raise `LabelError` where the rows of a cache were sorted by key out of the order that its import or table had."""
+    if cache.reordered:
+        raise LabelError(
+            f"the rows of {cache.name} are sorted by key, out of the order of the table they came from: {what} by "
+            "position may be of other rows; name their keys (in a dict, a Series or a file), as "
+            "dict(zip(cache.keys, values)) does for values in the order of cache.keys"
+        )
+
+
+def by_position(given: Any, allowed: tuple[int, ...], what: str) -> np.ndarray:
+    """Values of rows that carry no keys, int8 (n,); `LabelError` for other values, and where they carry keys."""
+    keys, values = read_values(given, allowed, what, ())
+    if keys is not None or values is None:
+        raise LabelError(f"{what} with keys need a cache to be joined with: pass them to the function that takes it")
+    return values
+
+
+def read_values(
+    given: Any, allowed: tuple[int, ...], what: str, known: Collection[str]
+) -> tuple[list[str] | None, np.ndarray | None]:
+    """Keys and values of an object: no keys where values are by position, no values where keys stand alone.
+
+    Parameters
+    ----------
+    given : object
+        A mapping of keys to values; a set, a list or an index of keys; a Series, by its index where this is text or
+        names rows of the cache, and by position where it is 0 to n - 1; a table with a column of keys (`KEY_NAMES`),
+        or such an index, and one of values (`label` and its like, or the only other); or one value for each row.
+    allowed : tuple of int
+        Values: numbers or booleans equal to one of these. None, NaN and text are none.
+    what : str
+        Name of the values in messages.
+    known : collection of str
+        Keys of the rows.
+
+    Raises
+    ------
+    LabelError
+        Another value, one key with two values, an index that is neither keys nor 0 to n - 1, a table of other columns.
+    """
+    names, column = _columns(given, what, known)
+    if names is None:
+        return None, _checked(column, None, allowed, what)
+    keys = list(names)
+    if odd := [key for key in keys if not isinstance(key, str)]:
+        raise LabelError(f"expected the keys of the {what} as text, got {odd[0]!r:.80}")
+    if column is None:
+        return keys, None
+    values = _checked(column, keys, allowed, what)
+    first = dict(zip(reversed(keys), reversed(values.tolist()), strict=True))
+    if len(first) < len(keys):
+        twice = sorted({key for key, value in zip(keys, values.tolist(), strict=True) if first[key] != value})
+        if twice:
+            raise LabelError(f"{len(twice)} keys of the {what} have two values ({name_first(twice)}); decide which")
+    return keys, values
+
+
+def _by_position(values: np.ndarray, cache: EmbeddingCache, what: str) -> np.ndarray:
+    if values.shape != (len(cache),):
+        raise LabelError(
+            f"expected a {what.removesuffix('s')} for each of {len(cache):,} rows of {cache.name}, got shape "
+            f"{values.shape}"
+        )
+    check_order(cache, what)
+    return values
+
+
+# --- objects -------------------------------------------------------------------------------------
+
+
+def _columns(given: Any, what: str, known: Collection[str]) -> Columns:
+    if isinstance(given, Mapping):
+        return list(given), list(given.values())
+    if isinstance(given, Set):
+        return sorted(given, key=str), None
+    if isinstance(given, Iterator):
+        given = list(given)
+    if hasattr(given, "to_series") and hasattr(given, "coords"):  # of xarray: its coordinates are an index
+        given = given.to_series()
+    if hasattr(given, "columns") and hasattr(given, "__getitem__"):
+        return _of_table(given, what, known)
+    values, index = _array(given, what), getattr(given, "index", None)
+    if index is not None and not callable(index):
+        return _of_series(values, _array(index, what), what, known)
+    return (values.tolist(), None) if _is_text(values) else (None, values)
+
+
+def _of_series(values: np.ndarray, index: np.ndarray, what: str, known: Collection[str]) -> Columns:
+    if _is_text(index):
+        return index.tolist(), values
+    if _is_text(values):
+        return values.tolist(), None
+    if index.dtype.kind in "iu" and np.array_equal(index, np.arange(len(values))):
+        return None, values
+    keys = list(map(str, index.tolist()))  # such as the numbers of a column "id" that an import took as keys
+    if index.dtype.kind in "iu" and set(keys) <= set(known):
+        return keys, values
+    raise LabelError(
+        f"the {what} have the index {name_first(keys)}, which is neither keys of the cache nor 0 to n - 1: set the "
+        "keys as index, or pass the bare values where they are in the order of the rows"
+    )
+
+
+def _of_table(table: Any, what: str, known: Collection[str]) -> Columns:
+    names = list(getattr(table, "column_names", None) or table.columns)
+    key = find_column([name for name in names if isinstance(name, str)], KEY_NAMES, f"the table of {what}")
+    others = [name for name in names if name != key]
+    usual = [name for name in VALUE_COLUMNS.get(what, ("label",)) if name in others][:1] or others
+    if len(usual) > 1 or not names:
+        columns = ", ".join(map(str, names)) or "none"
+        raise LabelError(f"the table of {what} has the columns {columns}; expected 'key' and 'label'")
+    column = table[usual[0]] if usual else None
+    if key is not None:
+        keys = _array(table[key], what)
+        return keys.tolist() if _is_text(keys) else list(map(str, keys.tolist())), column
+    return _columns(column, what, known)
+
+
+def _array(given: Any, what: str) -> np.ndarray:
+    """An object as an array of the type it has; raises `LabelError` where it has masked values, or is no array."""
+    if np.ma.isMaskedArray(given):
+        if np.ma.getmaskarray(given).any():
+            raise LabelError(
+                f"the {what} have masked values; give one for each row, or name only the keys that have one"
+            )
+        given = given.data
+    try:
+        return np.asarray(given)
+    except Exception as error:  # such as of a tensor on a GPU, or of a list of lists
+        raise LabelError(f"the {what} cannot be read as an array: {one_line(error)[:160]}") from error
+
+
+def _is_text(values: np.ndarray) -> bool:
+    if values.dtype.kind == "O" and values.ndim == 1:
+        return bool(len(values)) and all(isinstance(value, str) for value in values.tolist())
+    return values.dtype.kind in "UT" and values.ndim == 1
+
+
+def _checked(given: Any, keys: Sequence[str] | None, allowed: tuple[int, ...], what: str) -> np.ndarray:
+    """Values as int8, (n,); raises `LabelError` for one that is not among those allowed, before it is cast."""
+    values = _array(given, what)
+    expected = " or ".join(map(str, sorted(allowed, reverse=True)))
+    if values.ndim != 1:
+        got = f"an array of shape {values.shape}" if values.ndim else " ".join(repr(values.item()).split())[:80]
+        raise LabelError(f"expected {what} as a file or list of keys, or one value ({expected}) a row; got {got}")
+    if values.dtype.kind in "biuf":
+        right = np.logical_or.reduce([values == value for value in allowed])
+    else:
+        numbers = [isinstance(value, Real | np.bool_) and value in allowed for value in values.tolist()]
+        right = np.array(numbers, bool) if values.dtype.kind == "O" else np.zeros(len(values), bool)
+    if not right.all():
+        row = int(np.argmin(right))
+        where = f"row {row}" if keys is None else f"the key {keys[row]!r:.200}"
+        raise LabelError(
+            f"{what} are numbers, {expected}; {where} has {values.tolist()[row]!r:.80} "
+            f"({values.dtype}): correct it, or leave unknown ones out by naming only the keys that have one"
+        )
+    return values.astype(np.int8)
