@@ -31,7 +31,7 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
 @click.command("retrieve-positives")
 @options.caches
 @options.labels(many=True)
-@options.option("-k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
+@options.option("-k", "--k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
 @options.option(
     "--by",
     type=click.Choice(["similarity", "classifier", "fused"]),

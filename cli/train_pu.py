@@ -44,7 +44,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     default="f1",
     metavar="RULE",
     help="Rule for the decision threshold: f1 (greatest expected F1), precision=P or recall=R (expected to be at least "
-    "that), or a margin.",
+    "that), or a margin: the score itself, any number, and no probability.",
 )
 @options.option(
     "--deploy-prior",
@@ -147,7 +147,6 @@ def _train_concepts(
     path = check_writable(metrics or Path(folder, METRICS), inputs=[*cache, concepts])
     for name in labels.labels:
         _check_outputs(model_path(folder, name), path, [*cache, concepts])
-    others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(labels.labels))
     table: dict[str, dict[str, str]] = {}
     written: list[dict[str, Any]] = []
 
@@ -157,6 +156,7 @@ def _train_concepts(
         table[name] = _concept_row(result)
 
     failures = each_concept(opened, labels, train, **rows)
+    others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": written, "failures": failures}
     _write_metrics(path, result)
     lines = [f"wrote {len(written):,} models to {folder} and {path}"]
@@ -236,8 +236,19 @@ def _method_lines(model: PULinearClassifier) -> Iterator[str]:
         yield "method linear"
     else:
         yield "method linear: too few positives are labelled, or still hidden, for neighbours to help"
+    if isinstance(rule := model.threshold, float | int) or _is_number(rule):
+        yield f"threshold {float(rule):g} is a margin, as in the column of scores, and no probability (--threshold)"
     if (share := model.deploy_prior) is not None:
         yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
+
+
+def _is_number(rule: str) -> bool:
+    """Whether a rule for the threshold is a margin."""
+    try:
+        float(rule)
+    except ValueError:
+        return False
+    return True
 
 
 def _prior_text(result: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ class VerifiedFile:
     Attributes
     ----------
     path : Path
-    kind : {"cache", "neighbours", "model", "encoder", "checkpoint"}
+    kind : {"cache", "neighbours", "model", "encoder", "checkpoint", ""}
     rows : int
         Rows of a cache or of a graph of neighbours, dimensions of a model, training steps of an encoder or a
         checkpoint; 0 if damaged.
@@ -74,6 +74,9 @@ def _files(path: str | Path | EmbeddingCache) -> list[Path]:
 
 def _verify(path: Path) -> VerifiedFile:
     kind = _kind(path)
+    if not kind:
+        damage = f"{path} is no file that verify checks; expected a cache, a model, or what pretrain wrote"
+        return VerifiedFile(path=path, kind=kind, rows=0, damage=damage)
     try:
         return VerifiedFile(path=path, kind=kind, rows=_VERIFIERS[kind](path))
     except PUCacheError as error:
@@ -81,11 +84,12 @@ def _verify(path: Path) -> VerifiedFile:
 
 
 def _kind(path: Path) -> str:
-    """Kind of a file by its name and first bytes; a file of no known kind is reported as no model."""
+    """Kind of a file by its name and first bytes; "" where neither names one."""
     kind = format_of(path).removeprefix("pucache-")
     if path.suffix == ".h5":
         return "cache"
-    return kind if kind in _VERIFIERS else "model"
+    by_name = {".safetensors": "model", ".neighbours": "neighbours"}
+    return kind if kind in _VERIFIERS else by_name.get(path.suffix, "" if path.is_file() else "model")
 
 
 def _verify_cache(path: Path) -> int:

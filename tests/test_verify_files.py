@@ -78,3 +78,10 @@ def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cach
     for paths in ([run_folder], [path for path, *_ in expected]):
         assert summary(verify(paths)) == expected
     assert [result.kind for result in verify([cache, run_folder])] == ["cache", "encoder", "checkpoint", "checkpoint"]
+
+
+@pytest.mark.parametrize("name", ["scores.csv", "notes.txt", "photo.png", "ranking.npz", "decisions.sqlite"])
+def test_what_is_no_file_of_pucache_is_said_to_be_none(tmp_path, name):
+    (tmp_path / name).write_bytes(b"key,margin\n")
+    (found,) = verify(tmp_path / name)
+    assert found.damage.startswith(f"{tmp_path / name} is no file that verify checks; expected a cache, a model, or")

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import CacheError
 from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.rows import RowMatrix, StackedRows
-from ..storage.urls import is_url, path_or_url
+from ..storage.urls import is_url, path_or_url, without_secrets
 from .keys import Keys, find_duplicate, find_sorted
 from .local_copies import folder_of
 from .reader import CacheFile, CacheHeader, not_finite_error, read_blocks, verified_blocks
@@ -235,16 +235,18 @@ def open_files(caches: CacheLike | Iterable[EmbeddingCache | str | Path], *, map
 
 def _warn_of_missing_shards(files: list[CacheFile]) -> None:
     """Name the shares that are missing, where files of a folder record theirs."""
-    shares: dict[tuple[str, str], set[int]] = {}
+    shares: dict[tuple[str, str, str], set[int]] = {}
     for file in files:
         number, _, count = file.shard.partition("/")
         if number.isdecimal() and count.isdecimal():
-            shares.setdefault((folder_of(file.path), count), set()).add(int(number))
-    for (folder, count), present in shares.items():
+            shares.setdefault((folder_of(file.path), file.source, count), set()).add(int(number))
+    several = len({source for _, source, _ in shares}) > 1
+    for (folder, source, count), present in shares.items():
         missing = sorted(set(range(1, int(count) + 1)) - present)
         if missing:
             names = ", ".join(f"{number}/{count}" for number in missing[:5]) + (", ..." if len(missing) > 5 else "")
-            log.warning("%s lacks %d of %s shares: embed %s with --shard", folder, len(missing), count, names)
+            of = f" of {without_secrets(source)}" if several else ""
+            log.warning("%s lacks %d of %s shares%s: embed %s with --shard", folder, len(missing), count, of, names)
 
 
 def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:

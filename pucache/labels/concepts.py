@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
 LISTS = (".txt", ".csv")  # of a folder: a list of keys for each concept
-_PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f/\\:*?\"<>|,]{1,100}(?<![. ])")
+_PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
 # positives of a concept: a file of keys, a glob on keys, values in memory (keys, s, a Series), or labels with a review
 Positives = str | Path | LabelTable | RowValues | Labels
@@ -96,8 +96,9 @@ def check_names(names: Iterable[str], where: str) -> None:
     for name in names:
         if not isinstance(name, str) or not _PLAIN.fullmatch(name) or _RESERVED.fullmatch(name):
             raise LabelError(
-                f"{where} has the concept {name!r:.120}; a concept is called by a plain file name: at most 100 "
-                'characters, none of / \\ : * ? " < > | and comma, no dot or space at its ends'
+                f"{where} has the concept {name!r:.120}; a concept is called by a plain file name of every system: at "
+                'most 100 characters in UTF-8, none of / \\ : * ? " < > | and comma, no dot or space at its ends, and '
+                "none of the names of devices such as CON, NUL and COM1"
             )
         other = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import dataclasses
+import hashlib
 import importlib.util
 import json
 import logging
@@ -109,6 +110,7 @@ class RunFolder:
     def __init__(self, path: Path):
         self.path = path
         self.rows: list[dict[str, str]] = []  # the log, see `start_log`
+        self._run = ""  # what checkpoints are of, see `claim`
         self._board: Any = None
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
@@ -146,6 +148,8 @@ class RunFolder:
         the recipe change the result, and their ``images`` is the digest of the listing; `provenance` does not.
         """
         path = self.path / _CONFIGURATION
+        fixed = {name: value for name, value in vars(recipe).items() if name != "epochs"}  # more may follow
+        self._run = hashlib.sha256(json.dumps([fixed, settings], sort_keys=True).encode()).hexdigest()[:16]
         differences: list[str] = []
         if path.exists():
             differences = _differences(*_read_configuration(path), settings, recipe)
@@ -199,7 +203,7 @@ class RunFolder:
         path = self.path / _CHECKPOINTS / f"{step:010}.safetensors"
         try:
             make_folder(path.parent)
-            tensor_file.write(path, CHECKPOINT, tensors, {**state, "step": step})
+            tensor_file.write(path, CHECKPOINT, tensors, {**state, "step": step, "run": self._run})
             for _, older in self._checkpoints()[:-_KEPT]:
                 older.unlink(missing_ok=True)
             fsync_directory(path.parent)
@@ -220,6 +224,8 @@ class RunFolder:
                 tensors, state = tensor_file.read(path, CHECKPOINT, max_bytes=MAX_CHECKPOINT_BYTES)
                 if state.get("step") != step:
                     raise RunError(f"{path} is the checkpoint of another step; an earlier one is needed")
+                if state.get("run", self._run) != self._run:  # of before 0.4: not noted
+                    raise RunError(f"{path} is the checkpoint of another run; an earlier one is needed")
                 restore(path, tensors, model, optimizer)
             except RunError as error:
                 log.warning("%s", error)
@@ -234,13 +240,33 @@ class RunFolder:
         if damaged:
             folder = self.path / _CHECKPOINTS
             raise RunError(f"no checkpoint in {folder} is whole; remove that folder to begin anew, or copy one back")
+        self._keep_learned_encoder()
         return None
+
+    def _keep_learned_encoder(self) -> None:
+        """Set aside an encoder that has learned something, as a run that begins anew would replace it."""
+        encoder = self.path / pretrained_file.NAME
+        with contextlib.suppress(EncoderError):  # none, or a damaged one
+            steps = pretrained_file.read(self.path)[1].steps
+            if steps:
+                aside = encoder.with_suffix(".before.safetensors")
+                with self._write_errors_reported():
+                    encoder.replace(aside)
+                log.warning(
+                    "%s holds no checkpoint, so the run begins anew; the encoder beside it, of %d steps, is kept as "
+                    "%s: to go on from there, end the run and copy the checkpoints back",
+                    self.path / _CHECKPOINTS,
+                    steps,
+                    aside.name,
+                )
 
     # --- the log -----------------------------------------------------------------------------------
 
     def start_log(self, step: int, *, tensorboard: bool) -> None:
         """Go on with the log after a step; later rows of an existing one are dropped, at 0 all of them."""
         rows = _read_log(self.path / _LOG) if step else []
+        if step and not rows:
+            log.warning("%s holds no row up to step %d; it begins there", self.path / _LOG, step)
         self.rows = [row for row in rows if int(row["step"]) <= step]
         self._write_log()
         if tensorboard:

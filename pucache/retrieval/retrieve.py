@@ -138,14 +138,17 @@ def retrieve_concepts(
         **{name: selection[name] for name in ("by", "similarity", "index", "device") if name in selection},
     )  # wrong usage fails before any concept
     rankings, failures = {}, dict(labels.failures)
-    for name, of_concept in labels.labels.items():
-        try:
-            if trained is not None and name not in trained:
-                raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
-            model = None if trained is None else trained[name]
-            rankings[name] = retrieve_positives(opened, of_concept, model, **selection)
-        except (PUCacheError, ValueError) as error:
-            failures[name] = one_line(error)
+    with selection.pop("progress", None) or Silent() as progress:  # of concepts, not of the rows of each
+        progress.start(len(labels.labels), "ranking for concepts")
+        for name, of_concept in labels.labels.items():
+            try:
+                if trained is not None and name not in trained:
+                    raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
+                model = None if trained is None else trained[name]
+                rankings[name] = retrieve_positives(opened, of_concept, model, **selection)
+            except (PUCacheError, ValueError) as error:
+                failures[name] = one_line(error)
+            progress.advance(1)
     return rankings, failures
 
 

@@ -28,8 +28,8 @@ class NewImages:
     n_images, n_sampled : int
         New images, and how many of them were looked at.
     share : PriorEstimate or None
-        Of positives among the new images. None below 30 labelled positives, for fewer than 30 images, and for a model
-        of before 0.3.
+        Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labelled
+        positives, for fewer than 30 images, and for a model of before 0.3.
     shift : DatasetShift or None
         None below 10 labelled positives, and where the images are too few or the model is of before 0.3.
     most_different : list of str
@@ -55,12 +55,22 @@ class NewImages:
         assert self.share.prior is not None  # below 30 labels there is no share at all
         interval, level = self.share.interval_text(_percent), f"{100 * self.share.level:.0f}%"
         of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
+        if self.differs:
+            return (
+                f"about {_percent(self.share.prior)} of {of} would be positive ({level} interval {interval}) if they "
+                "were like those that the model was trained on, which they are not: the true share may lie outside"
+            )
         return f"about {_percent(self.share.prior)} of {of} are positive ({level} interval {interval})"
+
+    @property
+    def differs(self) -> bool:
+        """Whether a difference from the pile was found, so that the share may be wrong."""
+        return self.shift is not None and self.shift.differs
 
     @property
     def warning(self) -> str:
         """A sentence on the difference that was found; "" where none was."""
-        if self.shift is None or not self.shift.differs:
+        if self.shift is None or not self.differs:
             return ""
         found = []
         if self.shift.is_told_apart:
@@ -82,6 +92,7 @@ class NewImages:
             "images": self.n_images,
             "sampled": self.n_sampled,
             "share": None if self.share is None else asdict(self.share),
+            "share_holds": None if self.share is None else not self.differs,
             "shift": shift | {"differs": self.shift.differs} if self.shift else None,
             "most_different": self.most_different,
             "note": self.note,

@@ -54,6 +54,14 @@ def test_a_folder_that_lacks_a_share_is_opened_with_a_warning(tmp_path, caplog):
     assert "lacks 3 of 4 shares" in caplog.text
 
 
+def test_a_share_of_another_source_does_not_stand_for_that_of_this_one(tmp_path, caplog):
+    for number, source in ((1, "photos"), (2, "elsewhere")):
+        write(tmp_path / f"{number}.h5", [str(number)], shard=f"{number}/2", source=source)
+    EmbeddingCache(tmp_path)
+    assert "lacks 1 of 2 shares of photos: embed 2/2" in caplog.text
+    assert "lacks 1 of 2 shares of elsewhere: embed 1/2" in caplog.text
+
+
 @pytest.mark.parametrize("bad", [None, 3, [None]], ids=str)
 def test_what_is_no_cache_is_refused_with_the_kinds_that_are(bad):
     assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in refusal(open_cache, bad)

@@ -95,6 +95,17 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
     assert (trained["method"], trained["neighbours"]) == (model.method_, neighbours)
 
 
+def test_a_number_for_the_threshold_is_said_to_be_a_margin(world, trained, here):
+    said = run("train-pu {w}/cache.h5 --positives {w}/positives.txt --device cpu --threshold 0.95", w=world).stdout
+    assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
+
+
+@pytest.mark.parametrize("option", ["-k", "--k"])
+def test_the_number_of_images_to_retrieve_is_taken_with_one_dash_or_two(world, embedded, here, option):
+    said = run("retrieve-positives {w}/cache.h5 --positives {w}/positives.txt " + option + " 3", w=world).stdout
+    assert "wrote 3 of" in said
+
+
 def test_train_says_its_method_and_why(world, trained, here):
     command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --device cpu "
     settings = trained["neighbours"]

@@ -65,7 +65,8 @@ def test_a_concept_that_fails_stops_no_other(cache, tmp_path, rows, reason):
         raise LabelError(concepts.failures["bad"])
 
 
-BAD = ["", "..", "../up", "a\\b", "a:b", ".hidden", "end.", " x", "a\nb", "nul", "Con.x", "a,b", "x" * 101]
+BAD = ["", "..", "../up", "a\\b", "a:b", ".hidden", "end.", " x", "a\nb", "nul", "CON", "Con.x", "\udcff"]
+BAD += ["a,b", "x" * 101]
 
 
 @pytest.mark.parametrize("name", BAD)

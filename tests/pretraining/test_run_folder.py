@@ -1,8 +1,10 @@
 import itertools
 import re
+import shutil
 
 import pytest
 from helpers.files import damage
+from helpers.learned import write_run
 from helpers.refusals import one_line
 from helpers.training_parts import recipe, train, training, without_norms
 
@@ -58,3 +60,36 @@ def test_where_none_is_whole_the_remedy_is_told(tmp_path):
     for path in files(tmp_path).iterdir():
         damage(path)
     assert re.search("no checkpoint in .* is whole; remove that folder", one_line(RunError, load, tmp_path))
+
+
+def claimed(folder, seed, *, saves=0, **settings):
+    """The step that a run of this seed goes on from, after it has saved so many times."""
+    run = training(without_norms(dropout=0.3), recipe())
+    with RunFolder(folder) as opened:
+        opened.claim(recipe(), {"seed": seed, "images": "abc"} | settings, {})
+        for step in range(2, 2 * saves + 1, 2):
+            train(run, step - 2, 2)
+            opened.save(step, run.network, run.optimizer, {})
+        found = opened.load(run.network, run.optimizer)
+    return found and found[1]["step"]
+
+
+def test_a_checkpoint_of_another_run_is_set_aside_and_one_of_before_is_taken(tmp_path, caplog):
+    assert claimed(tmp_path / "mine", 0, saves=2) == 4 and claimed(tmp_path / "other", 1, saves=3) == 6
+    shutil.copy(files(tmp_path / "other") / "0000000006.safetensors", files(tmp_path / "mine"))
+    assert claimed(tmp_path / "mine", 0) == 4
+    assert "is the checkpoint of another run" in caplog.text
+    saved(tmp_path / "before")  # no run claimed them
+    (tmp_path / "before/checkpoints/0000000004.safetensors").unlink()
+    assert load(tmp_path / "before")["step"] == 2
+
+
+@pytest.mark.parametrize("loss", ["missing", "empty"])
+def test_an_encoder_whose_checkpoints_are_lost_is_kept_when_the_run_begins_anew(tmp_path, caplog, loss):
+    write_run(tmp_path)
+    if loss == "empty":
+        files(tmp_path).mkdir()
+    before = (tmp_path / "encoder.safetensors").read_bytes()
+    assert load(tmp_path) is None
+    assert (tmp_path / "encoder.before.safetensors").read_bytes() == before
+    assert "holds no checkpoint, so the run begins anew" in caplog.text

@@ -7,10 +7,11 @@ from helpers.planted import planted, write_cache
 
 from pucache.labels.label_files import find_keys
 from pucache.labels.labels import Labels
+from pucache.progress import Silent
 from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
-from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.retrieve import rank_unlabelled, retrieve_concepts
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -135,3 +136,20 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD)
     np.testing.assert_allclose([float(row["score"]) for row in table], ranking.scores, rtol=1e-5)
     assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
+
+
+def test_ranking_for_many_concepts_reports_each_of_them(tmp_path):
+    told = []
+
+    class Counted(Silent):
+        def start(self, total, what):
+            told.append((total, what))
+
+        def advance(self, steps):
+            told.append(steps)
+
+    cache = write_cache(tmp_path / "cache.h5", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
+    concepts = {"one": [cache.keys[0]], "two": [cache.keys[1]], "gone": ["no-such.png"]}
+    rankings, failures = retrieve_concepts(cache, concepts, k=3, progress=Counted())
+    assert set(rankings) == {"one", "two"} and set(failures) == {"gone"}
+    assert told == [(2, "ranking for concepts"), 1, 1]

@@ -11,10 +11,12 @@ from helpers.browser import needs_chromium, violations
 from helpers.limits import limited
 from helpers.live_pages import DECIDABLE, press, wait_until, wait_until_saved, watch
 from helpers.reviews import TOKEN, ReviewProcess, Served, pictured_pile
+from helpers.sessions import proposal
 from playwright.sync_api import expect
 
 from pucache.errors import LabelError, SessionError
 from pucache.reviewing.app import Application
+from pucache.reviewing.log import Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.serve import identifier, open_concept_sessions, review
@@ -121,3 +123,24 @@ def test_a_person_reviews_three_concepts_on_one_server(tmp_path, browser):
             logged = [(entry.row, str(entry.choice)) for entry in service.session.entries() if not entry.is_draw]
             assert logged == [(row, words[key]) for row, key in pressed]
         assert not wrong
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_overview_fits_a_phone(tmp_path, browser, width):
+    cache = labelled_pile(tmp_path)
+    with (
+        served(cache, tmp_path / "labels.csv", tmp_path / "reviews") as (services, server),
+        browser.new_context(viewport={"width": width, "height": 844}) as context,
+    ):
+        for service in services:
+            rows = np.flatnonzero(service.session.unknown)[:30].tolist()
+            for draw in service.session.draw(np.random.default_rng(0), Stream.AUDIT, 3):
+                service.decide("t", [proposal(draw.row)])
+            service.decide("t", [proposal(row, "negative") for row in rows if service.session.unknown[row]])
+        page = context.new_page()
+        page.goto(server.url)
+        expect(page.locator("tbody th a")).to_have_text(list(NAMES))
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("getComputedStyle(document.querySelector('td')).fontSize") >= "12px"
+        assert not violations(page)

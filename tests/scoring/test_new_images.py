@@ -35,7 +35,7 @@ def test_unchanged_images_have_a_share_and_no_warning(model, cache):
     new = check_new_images(model, cache)
     assert new.share.low <= Y[REST].mean() <= new.share.high
     assert new.warning == "" and new.most_different == []
-    assert "of the new images are positive" in new.share_text
+    assert "of the new images are positive" in new.share_text and new.to_dict()["share_holds"] is True
 
 
 def test_changed_images_are_named(model, tmp_path):
@@ -45,7 +45,8 @@ def test_changed_images_are_named(model, tmp_path):
     new = check_new_images(model, cache)
     assert new.most_different[0] in new.warning
     assert {int(key[:4]) < 60 for key in new.most_different} == {True}
-    assert new.to_dict()["shift"]["differs"] is True
+    assert new.to_dict()["shift"]["differs"] is True and new.to_dict()["share_holds"] is False
+    assert "would be positive" in new.share_text and "which they are not" in new.share_text
 
 
 @pytest.mark.parametrize(
