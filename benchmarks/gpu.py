@@ -1,18 +1,20 @@
 """Speed on a GPU, and whether the CPU finds the same: one line of JSON for each check, as soon as it is known.
 
-    python -m benchmarks.gpu OUT [--minutes 8] [--data DIR] [--device cuda] [--quick]
+    python -m benchmarks.gpu OUT [--minutes 14] [--data DIR] [--device cuda] [--quick] [--page docs/results/gpu.md]
 
-Checks run in the order of `CHECKS`. OUT/results.jsonl gets the figures of each, or its error; a check that is there
-already, of the same commit and device, is not run again, so the command can be repeated until all are done. A check is
-not begun after the minutes are over. OUT/gpu.md is a page of all checks. pucache need not be installed: run it in a
-checkout. DIR holds CIFAR-10 (train/<class>/*.png) for one epoch of the authors' task. ``--device cpu --quick`` tries
-the script itself.
+The groups of `GROUPS` run one after another, each in a process of its own that is ended after its seconds; files that
+take time to write are written meanwhile. OUT/results.jsonl gets the figures of each check, or its error; a check that
+is there already, of the same commit and device, is not run again, so the command can be repeated until all are done. No
+group is begun after the minutes are over. The page has all figures, with the name of the card. pucache need not be
+installed: run it in a checkout. DIR holds CIFAR-10 (train/<class>/*.png) for one epoch of the authors' task.
+``--device cpu --quick`` tries the script itself.
 """
 
 import argparse
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -21,6 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,7 +31,8 @@ import torch
 from benchmarks.common.cells import table
 from benchmarks.common.environment import HERE, commit, environment
 
-PRIOR, LABELLED, PENALTY, COMPARED = 0.0741, 600, 1e-5, 8
+PRIOR, LABELLED, PENALTY, COMPARED, BLOCK = 0.0741, 600, 1e-5, 8, 1 << 15
+BACKBONES = ("resnet50", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class Bench:
     work: Path
     data: Path | None = None
     quick: bool = False
+    rows: int = 0  # 0 is that of the authors' task
 
     def size(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -46,7 +51,7 @@ class Bench:
     @functools.cached_property
     def y(self) -> np.ndarray:
         """True classes, bool (n,)."""
-        return np.random.default_rng(0).random(self.size(33_000, 1_000)) < PRIOR
+        return np.random.default_rng(0).random(self.rows or self.size(33_000, 1_000)) < PRIOR
 
     @functools.cached_property
     def s(self) -> np.ndarray:
@@ -57,15 +62,29 @@ class Bench:
 
     def X(self, dim: int) -> np.ndarray:
         """Planted positives among rows with a decaying spectrum, float16 (n, dim)."""
-        draw = np.random.default_rng(1)
-        X = draw.standard_normal((len(self.y), dim), np.float32) / np.sqrt(1 + np.arange(dim, dtype=np.float32) / 8)
-        X[self.y, : min(64, dim)] += 0.35
-        return X.astype(np.float16)
+        X, scale = np.empty((len(self.y), dim), np.float16), np.sqrt(1 + np.arange(dim, dtype=np.float32) / 8)
+        for first in range(0, len(X), BLOCK):
+            y = self.y[first : first + BLOCK]
+            block = np.random.default_rng((1, first)).standard_normal((len(y), dim), np.float32) / scale
+            block[y, : min(64, dim)] += 0.35
+            X[first : first + BLOCK] = block
+        return X
 
     def cache(self, name: str):
         from benchmarks.common.row_cache import write_row_cache
 
         return write_row_cache(self.work / f"{name}.h5", self.X(self.size(1280, 32)))
+
+    def written(self, name: str) -> Path:
+        """A folder or file that the process beside this one writes, once it is whole."""
+        while not (self.work / f"{name}.whole").exists():
+            time.sleep(0.2)
+        return self.work / name
+
+    @property
+    def many(self) -> "Bench":
+        """The same with a million rows."""
+        return dataclasses.replace(self, rows=self.size(1_000_000, 2_000))
 
 
 def seconds(device: str, call: Callable[[], object], repeats: int = 3) -> dict[str, float]:
@@ -80,6 +99,13 @@ def seconds(device: str, call: Callable[[], object], repeats: int = 3) -> dict[s
             done.synchronize()
         taken.append(time.perf_counter() - began)
     return {"first": taken[0], "seconds": median(taken[1:])}
+
+
+def once(call: Callable[[], Any]) -> tuple[Any, float]:
+    """Result and seconds of one call on the CPU."""
+    began = time.perf_counter()
+    result = call()
+    return result, time.perf_counter() - began
 
 
 def shared(here: np.ndarray, there: np.ndarray) -> float:
@@ -116,19 +142,22 @@ def heads(bench: Bench, *, dim: int, solver: str) -> dict[str, object]:
     from pucache.heads.solve import fit_heads
 
     count, X = bench.size(54, 2) if solver == "batch" else 1, bench.X(bench.size(dim, 32))
-    options: dict[str, object] = {"penalty": PENALTY, "seed": np.arange(count)}
-    if solver == "sgd":
-        protocol = SGDSettings(epochs=bench.size(100, 2), min_steps=0)
-        options = {"solver": "sgd", "sgd_settings": protocol, "prior": PRIOR, "risk": PURisk("imbnnpu")}
+    epochs = bench.size(100, 2)
 
-    def fit(device: str):
+    def fit(device: str, epochs: int = epochs):
+        options: dict[str, object] = {"penalty": PENALTY, "seed": np.arange(count)}
+        if solver == "sgd":
+            protocol = SGDSettings(epochs=epochs, min_steps=0)
+            options = {"solver": "sgd", "sgd_settings": protocol, "prior": PRIOR, "risk": PURisk("imbnnpu")}
         return fit_heads(X, bench.s, device=device, **options)
 
+    few = max(1, epochs // 20)  # the CPU takes minutes for all
     rows = X[:: max(1, len(X) // 5000)]
-    here, there = (fit(device).margins(rows)[:, :COMPARED] for device in (bench.device, "cpu"))
+    there, on_cpu = once(lambda: fit("cpu", few))
+    here, there = (heads.margins(rows)[:, :COMPARED] for heads in (fit(bench.device, few), there))
     difference = np.sqrt(np.square(here - there).mean()) / there.std()
     taken = seconds(bench.device, lambda: fit(bench.device))
-    on_cpu = seconds("cpu", lambda: fit("cpu"), 1)["seconds"]
+    on_cpu *= epochs / few if solver == "sgd" else 1
     return {"heads": count, **taken, "seconds on the CPU": on_cpu, "difference, sd": float(difference)}
 
 
@@ -152,56 +181,107 @@ def train(bench: Bench) -> dict[str, object]:
     def fit(device: str):
         return train_pu(caches[device], bench.s, device=device)
 
-    here, there = (fit(device).margins(bench.X(bench.size(1280, 32))) for device in (bench.device, "cpu"))
+    there, on_cpu = once(lambda: fit("cpu"))
+    X = bench.X(bench.size(1280, 32))
+    correlation = np.corrcoef(fit(bench.device).margins(X), there.margins(X))[0, 1]
     taken = seconds(bench.device, lambda: fit(bench.device))
-    on_cpu = seconds("cpu", lambda: fit("cpu"), 1)["seconds"]
-    return {**taken, "seconds on the CPU": on_cpu, "correlation": float(np.corrcoef(here, there)[0, 1])}
+    return {**taken, "seconds on the CPU": on_cpu, "correlation": float(correlation)}
 
 
-def ranking(bench: Bench) -> dict[str, object]:
+def train_many(bench: Bench) -> dict[str, object]:
+    """`train_pu` on a million rows, by default a sample of them, first without the time of a CPU, which comes last."""
+    from pucache import EmbeddingCache, train_pu
+
+    cache, s = EmbeddingCache(bench.written("many.h5")), bench.many.s
+    fits = [(device, once(lambda device=device: train_pu(cache, s, device=device))) for device in (bench.device, "cpu")]
+    here, there = (model.margins(cache.X[:10_000]) for _, (model, _) in fits)
+    taken = {"seconds": fits[0][1][1], "seconds on the CPU": fits[1][1][1]}
+    return {"rows": len(s), **taken, "correlation": float(np.corrcoef(here, there)[0, 1])}
+
+
+def heads_many(bench: Bench) -> dict[str, object]:
+    """54 heads on a million rows, on the device and on the CPU: reading, moments and uploading included."""
+    from pucache import EmbeddingCache
+    from pucache.heads.solve import fit_heads
+
+    X, count = EmbeddingCache(bench.written("many.h5")).X, bench.size(54, 2)
+
+    def fit(device: str):
+        return fit_heads(X, bench.many.s, penalty=PENALTY, seed=np.arange(count), device=device)
+
+    taken = seconds(bench.device, lambda: fit(bench.device), 1)
+    return {"rows": len(X), "heads": count, **taken, "seconds on the CPU": once(lambda: fit("cpu"))[1]}
+
+
+def ranking(bench: Bench, *, many: bool = False) -> dict[str, object]:
     """The first thousand rows by similarity, on the device and on the CPU."""
+    from pucache import EmbeddingCache
     from pucache.retrieval.retrieve import rank_unlabelled
     from pucache.retrieval.similarity import Similarity
 
-    cache, found = bench.cache("ranked"), {}
-    for kind in ("whitened", "max"):
+    cache = EmbeddingCache(bench.written("many.h5")) if many else bench.cache("ranked")
+    s, found = (bench.many if many else bench).s, {}
+    for kind in ("whitened", "topk"):
 
         def rank(device: str, kind: str = kind) -> np.ndarray:
-            return rank_unlabelled(cache, bench.s, k=bench.size(1000, 100), scorer=Similarity(kind, device)).rows
+            return rank_unlabelled(cache, s, k=bench.size(1000, 100), scorer=Similarity(kind, device)).rows
 
-        found[f"{kind}, seconds"] = seconds(bench.device, lambda: rank(bench.device))["seconds"]
-        found[f"{kind}, seconds on the CPU"] = seconds("cpu", lambda: rank("cpu"), 1)["seconds"]
-        found[f"{kind}, shared"] = shared(rank(bench.device)[None], rank("cpu")[None])
-    return found
+        found[f"{kind}, seconds"] = seconds(bench.device, lambda: rank(bench.device), 1 if many else 3)["seconds"]
+        there, found[f"{kind}, seconds on the CPU"] = once(lambda: rank("cpu"))
+        found[f"{kind}, shared"] = shared(rank(bench.device)[None], there[None])
+    return {"rows": len(s)} | found
 
 
-def embedding(bench: Bench, *, kind: str) -> dict[str, object]:
-    """Images a second of the forward pass alone and of the whole `embed`; random weights."""
+def encoder_of(bench: Bench, name: str):
+    """A loaded encoder: the bundled one, or a network of timm with random weights."""
     import timm
     from safetensors.torch import save_file
 
-    from benchmarks.common.jpegs import write_jpegs
-    from pucache import load_encoder, open_source
-    from pucache.devices import cores
-    from pucache.embedding.embed import run_embedding
+    from pucache import load_encoder
 
-    name, folder = "test_resnet" if bench.quick else "resnet50", bench.work / kind
-    weights = bench.work / f"{name}.safetensors"
+    if name == "bundled":
+        return load_encoder(device=bench.device)
+    name, weights = "test_resnet" if bench.quick else name, bench.work / f"{name}.safetensors"
     torch.manual_seed(0)
     save_file(timm.create_model(name, num_classes=0).state_dict(), weights)
-    if kind == "jpeg":
-        write_jpegs(folder, bench.size(10_000, 8), processes=cores())
-    else:
-        write_pngs(folder, bench.size(30_000, 8))
-    loaded = load_encoder(f"timm:{name}", weights=weights, device=bench.device)
-    cache = bench.work / f"{kind}.h5"
+    return load_encoder(f"timm:{name}", weights=weights, device=bench.device)
+
+
+def embedding(bench: Bench, *, kind: str, name: str) -> dict[str, object]:
+    """Images a second of the whole `embed` and of the forward pass alone; when the first batch was embedded."""
+    from pucache import open_source
+    from pucache.embedding.embed import run_embedding
+
+    folder, loaded = bench.written(kind), encoder_of(bench, name)
+    cache = bench.work / f"{kind}-{name}.h5"
     cache.unlink(missing_ok=True)
     report = run_embedding(open_source(folder), cache, loaded)
-    rate = report.computed / (report.seconds - report.profile.seconds["listing"])
+    profile, taken = report.profile, report.seconds - report.profile.seconds["listing"]
+    after = (report.computed - loaded.runtime.batch_size) / max(taken - profile.first_batch, 1e-3)
     pixels = torch.zeros((loaded.runtime.batch_size, *loaded.runtime.input_size, 3), dtype=torch.uint8)
     alone = len(pixels) / seconds(bench.device, lambda: loaded.forward(pixels))["seconds"]
-    found: dict[str, object] = {"images": report.computed, "images/s": rate, "forward alone, images/s": alone}
-    return found | {"precision": loaded.spec.precision, "encoder waited": report.profile.waited}
+    return {
+        "images": report.computed,
+        "precision": loaded.spec.precision,
+        "images/s": report.computed / taken,
+        "first batch, s": profile.first_batch,
+        "images/s after it": after,
+        "forward alone, images/s": alone,
+        "encoder waited": profile.waited,
+    } | {f"{stage}, s": value for stage, value in profile.seconds.items()}
+
+
+def tuned(bench: Bench, *, name: str) -> dict[str, object]:
+    """The forward pass alone by cuDNN's heuristics, as `embed` runs it, and with its timing of kernels."""
+    loaded = encoder_of(bench, name)
+    pixels = torch.zeros((loaded.runtime.batch_size, *loaded.runtime.input_size, 3), dtype=torch.uint8)
+    found = {}
+    for how in ("heuristics", "tuned"):
+        loaded.runtime.start()
+        torch.backends.cudnn.benchmark = how == "tuned"
+        taken = seconds(bench.device, lambda: loaded.forward(pixels), 5)
+        found |= {f"{how}, first batch, s": taken["first"], f"{how}, images/s": len(pixels) / taken["seconds"]}
+    return found
 
 
 def write_pngs(folder: Path, count: int) -> None:
@@ -215,12 +295,19 @@ def write_pngs(folder: Path, count: int) -> None:
         image.save(folder / f"{number:06}.png", compress_level=1)
 
 
-def pretraining(bench: Bench) -> dict[str, object]:
+def pretraining(bench: Bench, *, name: str, compiled: bool) -> dict[str, object]:
     """A step of pretraining at 32 px, beside the rate of a large matrix product."""
     from benchmarks.quality.pretrain import step_speed
 
-    backbone = "test_resnet" if bench.quick else "resnet50"
-    return step_speed(backbone, bench.device, batch=bench.size(512, 8))
+    return step_speed("test_resnet" if bench.quick else name, bench.device, batch=bench.size(512, 8), compiled=compiled)
+
+
+def graphs(bench: Bench) -> dict[str, object]:
+    """The compiled step of ResNet-18 as CUDA graphs, which `pretrain` does not use: whether they would gain more."""
+    import torch._inductor.config as inductor
+
+    inductor.triton.cudagraphs = True
+    return pretraining(bench, name="resnet18", compiled=True)
 
 
 def epoch(bench: Bench) -> dict[str, object]:
@@ -247,24 +334,62 @@ def tests(bench: Bench) -> dict[str, object]:
     return {"exit code": ended.returncode, "last lines": ended.stdout.splitlines()[-5:]}
 
 
-CHECKS: dict[str, Callable[[Bench], dict[str, object]]] = {
-    "machine": machine,
-    "faiss beside torch": libraries,
-    "heads, 1280 dimensions": functools.partial(heads, dim=1280, solver="batch"),
-    "heads, 2048 dimensions": functools.partial(heads, dim=2048, solver="batch"),
-    "sgd, 1280 dimensions": functools.partial(heads, dim=1280, solver="sgd"),
-    "sgd, a plain loop": plain_loop,
-    "train_pu": train,
-    "ranking": ranking,
-    "embedding, PNG of 32 px": functools.partial(embedding, kind="png"),
-    "embedding, JPEG of 500 x 375": functools.partial(embedding, kind="jpeg"),
-    "pretraining, a step": pretraining,
-    "pretraining, an epoch": epoch,
-    "tests": tests,
-}
+# seconds that a group may take, and its checks
+GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
+    (60, {"machine": machine, "faiss beside torch": libraries}),
+    (60, {"embedding, bundled, 1,000 PNG": functools.partial(embedding, kind="few", name="bundled")}),
+    (60, {"embedding, ResNet-50, 1,000 PNG": functools.partial(embedding, kind="few", name="resnet50")}),
+    (90, {f"pretraining, {name}": functools.partial(pretraining, name=name, compiled=False) for name in BACKBONES}),
+    (
+        240,
+        {
+            f"pretraining, {name}, compiled": functools.partial(pretraining, name=name, compiled=True)
+            for name in BACKBONES
+        },
+    ),
+    (90, {"embedding, ResNet-50, PNG of 32 px": functools.partial(embedding, kind="png", name="resnet50")}),
+    (90, {"embedding, bundled, PNG of 32 px": functools.partial(embedding, kind="png", name="bundled")}),
+    (90, {"embedding, ResNet-50, JPEG of 500 x 375": functools.partial(embedding, kind="jpeg", name="resnet50")}),
+    (90, {f"forward pass, {name}": functools.partial(tuned, name=name) for name in ("bundled", "resnet50")}),
+    (180, {"heads, a million rows": heads_many}),
+    (240, {"train_pu, a million rows": train_many}),
+    (120, {"ranking, a million rows": functools.partial(ranking, many=True)}),
+    (
+        120,
+        {
+            "heads, 1280 dimensions": functools.partial(heads, dim=1280, solver="batch"),
+            "heads, 2048 dimensions": functools.partial(heads, dim=2048, solver="batch"),
+            "sgd, 1280 dimensions": functools.partial(heads, dim=1280, solver="sgd"),
+            "sgd, a plain loop": plain_loop,
+            "train_pu": train,
+            "ranking": ranking,
+        },
+    ),
+    (120, {"pretraining, resnet18, CUDA graphs": graphs}),
+    (90, {"pretraining, an epoch": epoch}),
+    (300, {"tests": tests}),
+]
+CHECKS = {name: check for _, checks in GROUPS for name, check in checks.items()}
 
 
 # --- the run ---------------------------------------------------------------------------------------
+
+
+def write_files(bench: Bench) -> None:
+    """Write what the checks of embedding and of a million rows read, in the order in which they need it."""
+    from benchmarks.common.jpegs import write_jpegs
+    from benchmarks.common.row_cache import write_row_cache
+
+    writers: dict[str, Callable[[Path], object]] = {
+        "few": lambda path: write_pngs(path, bench.size(1_000, 8)),
+        "png": lambda path: write_pngs(path, bench.size(30_000, 8)),
+        "jpeg": lambda path: write_jpegs(path, bench.size(10_000, 8), processes=bench.size(4, 1)),
+        "many.h5": lambda path: write_row_cache(path, bench.many.X(bench.size(1280, 32))),
+    }
+    for name, write in writers.items():
+        if not (bench.work / f"{name}.whole").exists():
+            write(bench.work / name)
+            (bench.work / f"{name}.whole").touch()
 
 
 def done(results: Path, device: str) -> list[dict]:
@@ -273,50 +398,85 @@ def done(results: Path, device: str) -> list[dict]:
     return [line for line in lines if (line["commit"], line["device"]) == (commit(), device)]
 
 
-def run(bench: Bench, out: Path, *, minutes: float, names: list[str]) -> list[dict]:
-    """Run the checks that are missing; returns the results of all that are known."""
+def record(bench: Bench, results: Path, name: str, check: Callable[[], dict[str, object]]) -> None:
+    """Append the figures of a check, or its error."""
+    line: dict[str, object] = {"check": name, "commit": commit(), "device": bench.device}
+    try:
+        line |= check()
+    except Exception as error:  # the checks after it are worth as much
+        traceback.print_exc()
+        line["error"] = f"{type(error).__name__}: {error}"
+    print(json.dumps(line), flush=True)
+    with results.open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+
+
+def run(bench: Bench, out: Path, words: list[str], *, minutes: float, names: list[str]) -> list[dict]:
+    """Run the groups with missing checks, each in a process; returns the results of all that are known."""
     results, until = out / "results.jsonl", time.monotonic() + 60 * minutes
-    for name in names:
-        if time.monotonic() > until or any(line["check"] == name for line in done(results, bench.device)):
-            continue
-        line: dict[str, object] = {"check": name, "commit": commit(), "device": bench.device}
-        try:
-            line |= CHECKS[name](bench)
-        except Exception as error:  # the checks after it are worth as much
-            traceback.print_exc()
-            line["error"] = f"{type(error).__name__}: {error}"
-        print(json.dumps(line), flush=True)
-        with results.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
+    command = [sys.executable, "-m", "benchmarks.gpu", *words, "--child"]
+    environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str((bench.work / "compiled").resolve())}
+    start = functools.partial(subprocess.Popen, env=environment)
+    with start([*command, "files"]) as writer:
+        for limit, checks in GROUPS:
+            known = {line["check"] for line in done(results, bench.device)}
+            missing = [name for name in checks if name in names and name not in known]
+            left = until - time.monotonic()
+            if not missing or left <= 0:
+                continue
+            with start([*command, *missing]) as process:
+                try:
+                    process.wait(min(limit, left))
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            known = {line["check"] for line in done(results, bench.device)}
+            for name in [name for name in missing if name not in known][:1]:  # those after it are left for a next run
+                record(bench, results, name, functools.partial(_ended, limit, process.returncode))
+        writer.terminate()
     return done(results, bench.device)
+
+
+def _ended(limit: int, status: int | None) -> dict[str, object]:
+    raise RuntimeError(f"ended with {status}, or not within {limit} s")
 
 
 def page(lines: list[dict]) -> str:
     """The results as a page."""
-    known = ("check", "commit", "device")
+    known = ("check", "commit", "device", "environment")
     rows = [
         [line["check"], name, f"{value:.4g}" if isinstance(value, float) else value]
         for line in lines
         for name, value in line.items()
         if name not in known
     ]
-    return f"# CUDA\n\n`python -m benchmarks.gpu OUT`\n\n{table(['check', 'figure', 'value'], rows)}\n"
+    machines = "\n\n".join(str(line["environment"]) for line in lines if "environment" in line)
+    told = "`python -m benchmarks.gpu OUT`: each figure is of one run on one machine; read ratios, not milliseconds."
+    return f"# CUDA\n\n{told}\n\n{table(['check', 'figure', 'value'], rows)}\n\n{machines}\n"
 
 
 def main(words: list[str]) -> int:
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("out", type=Path)
-    command.add_argument("--minutes", type=float, default=8.0)
+    command.add_argument("--minutes", type=float, default=14.0)
     command.add_argument("--data", type=Path, metavar="DIR", help="CIFAR-10")
     command.add_argument("--device", default="cuda")
     command.add_argument("--quick", action="store_true", help="small sizes")
     command.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
+    command.add_argument("--page", type=Path, help="default: OUT/gpu.md")
+    command.add_argument("--child", nargs="+", metavar="CHECK", help=argparse.SUPPRESS)
     arguments = command.parse_args(words)
     work = arguments.out / "work"
     work.mkdir(parents=True, exist_ok=True)
     bench = Bench(arguments.device, work, arguments.data, arguments.quick)
-    lines = run(bench, arguments.out, minutes=arguments.minutes, names=arguments.checks)
-    (arguments.out / "gpu.md").write_text(page(lines))
+    if arguments.child == ["files"]:
+        write_files(bench)
+        return 0
+    if arguments.child:
+        for name in arguments.child:
+            record(bench, arguments.out / "results.jsonl", name, functools.partial(CHECKS[name], bench))
+        return 0
+    lines = run(bench, arguments.out, words, minutes=arguments.minutes, names=arguments.checks)
+    (arguments.page or arguments.out / "gpu.md").write_text(page(lines))
     return int(any("error" in line for line in lines))
 
 

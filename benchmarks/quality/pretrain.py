@@ -195,8 +195,8 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
     return float(np.median(took[2:]))
 
 
-def step_speed(backbone: str, device: str, *, batch: int, size: int = 32) -> dict:
-    """A step against the matrix rate of the device, and the input against the step."""
+def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
+    """A step, compiled or not, against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
     dtype = torch_dtype(choose_training_precision("auto", where))
     recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
@@ -204,7 +204,11 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32) -> dic
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
     training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype)
-    augment = Augment(VIEWS["natural"], size)
+    augment = Augment(VIEWS["natural"], size, where)
+    began = time.perf_counter()
+    if compiled:
+        training.compile(0, images)
+    compiling = time.perf_counter() - began
     step = timed(lambda: training.step(0, images), where)
     views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=2).to(where)), where)
     store = np.random.default_rng(0).integers(0, 256, (33_000, size, size, 3), np.uint8)
@@ -219,6 +223,7 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32) -> dic
         "precision": str(dtype),
         "images/s": batch / step,
         "step, ms": 1e3 * step,
+        "compiling, s": compiling,
         "views of it": views / step,
         "gathering of it": gather / step,
         "matrix rate, Tflop/s": rate / 1e12,
