@@ -7,7 +7,7 @@ Two tests, both allowing for a change of that share:
 - *embeddings*: a logistic classifier is cross-fitted to tell new rows from rows of the pile, which are weighted to the
   share of the new ones (classifier two-sample test: Lopez-Paz and Oquab 2017). Its AUC is the effect, 0.5 by guessing.
   Where a few of the new images are of another kind, the AUC hardly rises; the share of new rows beyond 98 % of the
-  pile's does.
+  pile's does. The classifier also sees the squares of all values and their sum: noise moves no mean.
 
 A share rho above that of the unlabelled, the prior, is a mixture of the unlabelled and the labelled rows, whatever
 their margins are; below it, unlabelled rows weigh by their probability p of being positive::
@@ -15,7 +15,8 @@ their margins are; below it, unlabelled rows weigh by their probability p of bei
     rho >= prior:   (1 - rho) / (1 - prior) * f_U + (rho - prior) / (1 - prior) * f_P
     rho < prior:    f_U * (p * rho / prior + (1 - p) * (1 - rho) / (1 - prior))
 
-The share is the one at which the margins are nearest.
+The share is the one at which the margins are nearest. The tilt, by which p follows, is itself estimated: images differ
+only if they do at all tilts within its error.
 
 Both tests say that images differ, not that the model is wrong on them.
 """
@@ -39,6 +40,7 @@ _DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and marg
 _DEVIATIONS = 3.0  # standard errors beyond chance
 _TAIL, _TAIL_DEVIATIONS = 0.02, 3.5  # of the pile's rows
 _SMIRNOV = 1.95  # quantile .999 of the distance, in units of its error
+_TILT_DEVIATIONS = 2.0  # of the tilt from the best one
 _SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
 
 
@@ -169,7 +171,7 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
     sample : PileSample
     pile : PileMargins
     tilt : Tilt
-        Of the model.
+        The one that fits the margins of the pile best.
     X : ndarray, (n, d)
         Some of the new rows.
     margins : ndarray, (m,)
@@ -179,10 +181,20 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
     -------
     DatasetShift
     """
+    found = _compared(sample, pile, tilt, X, margins)
+    if found.differs:
+        for other in pile.plausible_tilts(tilt.prior, _TILT_DEVIATIONS):
+            if not (again := _compared(sample, pile, other, X, margins)).differs:
+                return again
+    return found
+
+
+def _compared(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
+    """Both tests at one tilt."""
     distance, error, share = margin_distance(pile, tilt, margins)
     kept = sample.rows.astype(np.float32)
     w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
-    rows = np.concatenate([kept, sample.project(X)])
+    rows = _with_squares(np.concatenate([kept, sample.project(X)]))
     is_new = np.arange(len(rows)) >= len(kept)
     weights = np.concatenate([w, np.full(len(X), 1 / len(X))])
     odds = _cross_fitted(rows, is_new, weights)
@@ -200,6 +212,12 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
         distance_limit=_DISTANCE + _SMIRNOV * error,
         most_different=np.argsort(-odds[is_new], kind="stable")[:LARGEST],
     )
+
+
+def _with_squares(X: np.ndarray) -> np.ndarray:
+    """Values (n, q), their squares, and the sum of these, each value in units of its spread; (n, 2 q + 1)."""
+    squares = np.square((X - X.mean(0)) / np.maximum(X.std(0), 1e-12))
+    return np.column_stack([X, squares, squares.sum(1)])
 
 
 def _cross_fitted(X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> np.ndarray:

@@ -77,6 +77,14 @@ class LabelCount:
             f"single figures and probabilities of images {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
         )
 
+    @property
+    def probabilities_warning(self) -> str:
+        """What probabilities are worth where they are asked for although the labels are too few."""
+        return (
+            f"probabilities rest on {self.labels} labelled positive{'s' * (self.labels != 1)} and may be far off; from "
+            f"{LEAST_LABELS_FOR_POINTS} on they are calibrated. Use them to rank, or label more"
+        )
+
 
 def assumption(prior: float) -> str:
     """Sentence on the share of positives that the threshold assumes below `LEAST_LABELS`."""

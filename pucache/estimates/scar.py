@@ -10,7 +10,7 @@ if it is guessing; its p-value comes from permutations of the labels.
 
 Some of the likely positives are negatives. If each of them could be told from every positive, the AUC would
 rise by half their share; an excess up to that, plus chance, is not held against the labels. The test does
-not see positives that are far from the labelled ones, because these have low margins.
+not see positives that are far from the labelled ones, because these have low margins: images drawn at random do.
 """
 
 from __future__ import annotations
@@ -94,9 +94,11 @@ class ScarCheck:
         if self.auc is None:
             return f"{sentence} ({counts})"
         auc = f"{self.auc:.2f}" if LabelCount(self.n_labelled).has_points else figure(None, self.auc_interval)
-        return f"{sentence}: told apart with AUC {auc}, p = {self.p_value:.2g} ({counts})"
+        compared = f"{sentence}: told apart with AUC {auc}, p = {self.p_value:.2g} ({counts})"
+        return compared if self.verdict == "differ" else f"{compared}; {_BLIND}"
 
 
+_BLIND = "kinds of positives that were not found are not compared, only random images show them (pucache review)"
 _VERDICTS = {
     "alike": "no sign that they differ",
     "explained": "they differ no more than negatives among the found may explain",

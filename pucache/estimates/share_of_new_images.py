@@ -61,6 +61,28 @@ class PileMargins:
         """The tilt that fits the margins best, as in training."""
         return fit_tilt(*self.rows, prior)
 
+    def tilt_error(self, prior: float) -> tuple[Likelihood, np.ndarray, np.ndarray]:
+        """Likelihood of tilts, the parameters of the tilt that fits best (3,), and their covariance (3, 3).
+
+        The prior has no error where it was not estimated from these margins.
+        """
+        likelihood, hessian = Likelihood(*self.rows), np.empty((3, 3))
+        centre = likelihood.parameters(self.tilt(prior))
+        for number, step in enumerate(_DIFFERENCE * np.eye(3)):
+            hessian[number] = (likelihood(centre + step)[1] - likelihood(centre - step)[1]) / (2 * _DIFFERENCE)
+        free = 2 if self.prior is not None else 3
+        information = float(self.positive[:, 1].sum()) * (hessian + hessian.T)[:free, :free] / 2
+        covariance = np.zeros((3, 3))
+        covariance[:free, :free] = np.linalg.pinv(information, hermitian=True)
+        return likelihood, centre, covariance
+
+    def plausible_tilts(self, prior: float, deviations: float) -> list[Tilt]:
+        """Tilts at so many standard deviations from the best one, to both sides along each axis of its error."""
+        likelihood, centre, covariance = self.tilt_error(prior)
+        variances, axes = np.linalg.eigh(covariance)
+        steps = (axes * deviations * np.sqrt(np.maximum(variances, 0))).T[variances > 0]
+        return [likelihood.tilt(centre + sign * step) for step in steps for sign in (1, -1)]
+
     @property
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Margins, labels s and weights of all bins, (k,) each."""
@@ -132,19 +154,14 @@ def estimate_share(
     if len(margins) < LEAST_IMAGES or not labels.has_estimates:
         return None
     bins = binned(margins, None, _BINS)
-    likelihood, at = Likelihood(*pile.rows), []
-    centre = likelihood.parameters(pile.tilt(prior))
+    likelihood, centre, covariance = pile.tilt_error(prior)
     z, profile = _profile(likelihood, centre, bins)
-    free = 2 if pile.prior is not None else 3
-    hessian = np.empty((3, 3))
-    for number in range(free):
-        step = _DIFFERENCE * np.eye(3)[number]
-        hessian[number] = (likelihood(centre + step)[1] - likelihood(centre - step)[1]) / (2 * _DIFFERENCE)
+    at = []
+    for step in _DIFFERENCE * np.eye(3):
         moved_to = [_profile(likelihood, centre + sign * step, bins)[0] for sign in (1, -1)]
         at.append((moved_to[0] - moved_to[1]) / (2 * _DIFFERENCE))
     scale = float(pile.positive[:, 1].sum())
-    information = scale * (hessian[:free, :free] + hessian[:free, :free].T) / 2
-    variance = max(0.0, float(np.array(at) @ np.linalg.pinv(information, hermitian=True) @ np.array(at)))
+    variance = max(0.0, float(np.array(at) @ covariance @ np.array(at)))
     share, shares = float(expit(z)), np.asarray(expit(_LOGITS))
     deviance = deviance_within_pile(share, shares, profile, rows or len(margins))
     distance = np.maximum(np.square(_LOGITS - z), 1e-12)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import warnings
 from collections.abc import Iterator
 from copy import copy
 from pathlib import Path
@@ -341,6 +342,7 @@ class PULinearClassifier(FittedState):
         """Probability of each of `classes_`, where the share of positives is `share_`.
 
         `predict` does not cut it at 0.5, but the margin at `threshold_`; use ``predict_proba(X)[:, 1] > 0.5`` for that.
+        Below 30 labelled positives the commands state no probabilities; here they come with a `UserWarning`.
 
         Parameters
         ----------
@@ -353,6 +355,8 @@ class PULinearClassifier(FittedState):
             Columns in the order of `classes_`; the second one is that of the positives.
         """
         posterior = self.posterior(self.margins(self._validated(X)))
+        if not (count := label_count(self)).has_points:
+            warnings.warn(count.probabilities_warning, stacklevel=2)
         return np.column_stack([1 - posterior, posterior])
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:

@@ -86,7 +86,7 @@ def train_head(
     prior, prior_estimate = _estimate_prior(labels, margins, count, given, audited)
     tilt = fit_tilt(margins, labels.s, labels.weights, prior)
     # with less than one hidden positive expected, posteriors have nothing to sum to
-    sum_to = prior if count.has_points and prior * (labels.s == 0).sum() >= 1 else None
+    sum_to = prior if prior * (labels.s == 0).sum() >= 1 else None
     n_labelled = int(labels.s.sum())
     n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
     share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
