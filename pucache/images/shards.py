@@ -206,7 +206,7 @@ def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
     """
     if not isinstance(source, ShardSource):
         raise ValueError(
-            f"labels are read from Parquet, tar and ZIP files; {source.name} is none of these: leave out --labels-to"
+            f"labels are read from Parquet files, tars and ZIPs; {source.name} is none of these: leave out --labels-to"
         )
     check_writable(out, inputs=source.files())
     return list(source.labels(column))

@@ -61,7 +61,7 @@ def test_a_shard_without_such_labels_or_with_damaged_ones_is_refused(tmp_path):
 
 
 def test_a_folder_has_no_labels_of_this_kind(tmp_path):
-    with pytest.raises(ValueError, match="labels are read from Parquet, tar and ZIP files"):
+    with pytest.raises(ValueError, match="labels are read from Parquet files, tars and ZIPs"):
         label_rows(open_source(tmp_path), "cls", str(tmp_path / "labels.csv"))
 
 
