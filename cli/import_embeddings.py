@@ -7,9 +7,10 @@ from typing import Any
 import click
 
 from pucache.cache.importing import import_embeddings as run
-from pucache.storage.atomic import check_writable
+from pucache.storage.file_kinds import CACHE
 
 from . import options, output
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 
@@ -66,8 +67,7 @@ def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """
-    inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
-    check_writable(cache, inputs=inputs, file_format=None)
+    check_outputs(("cache", cache, CACHE), force=chosen["force"])
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, SourceError, one_line
-from ..storage.atomic import check_writable
+from ..storage.file_kinds import TABLE
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
+from ..storage.outputs import check_output
 from ..storage.urls import is_url
 from .listing import UNKNOWN, ListingBuilder, check_size
 from .remote import size_mtime
@@ -213,7 +214,7 @@ class ParquetSource(ShardSource):
                 yield values.field("bytes") if file.column.endswith(".bytes") else values
 
 
-def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
+def label_rows(source: Any, column: str, out: str, *, force: bool = False) -> list[tuple[str, str]]:
     """Key and label of each image of a Parquet source, to be written to `out` after the embeddings.
 
     Raises `ValueError` for a source of another kind, `SourceError` where a file has no such column, and `OutputError`
@@ -221,7 +222,7 @@ def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
     """
     if not isinstance(source, ParquetSource):
         raise ValueError(f"labels are read from Parquet files; {source.name} is none: leave out --labels-to")
-    check_writable(out, inputs=source.files())
+    check_output(out, TABLE, inputs=source.files(), force=force)
     return list(source.labels(column))
 
 

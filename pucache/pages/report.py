@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import CacheError, LabelError
@@ -25,7 +26,8 @@ from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress
 from ..scoring.new_images import NewImages, check_new_images
-from ..storage.atomic import check_writable
+from ..storage.file_kinds import PAGE
+from ..storage.outputs import check_output
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from . import charts
@@ -58,6 +60,7 @@ def report(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
+    force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a self-contained HTML page about a cache and its labelled positives.
@@ -95,6 +98,8 @@ def report(
         As for `pucache.train_pu`. Where a sample is taken, pictures, curves and duplicates are of its images.
     command : str
         Command line to record on the page.
+    force : bool
+        Replace a file at `path` that is no HTML page; never a file that is read.
     progress : Progress, optional
 
     Returns
@@ -122,8 +127,8 @@ def report(
         raise ValueError(f"sample must be at least 3, got {sample}")
     if y is not None and y.shape != (len(cache),):
         raise LabelError(f"expected a class for each of {len(cache):,} rows of {cache.name}, got shape {y.shape}")
-    named = [Path(name) for name in (positives, negatives, model, truth) if isinstance(name, str | os.PathLike)]
-    path = check_writable(path, inputs=[*(file.path for file in cache.files), *named])
+    named = [name for name in (positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)]
+    path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images), force=force)
     if classifier is not None:
         classifier.check_fits(cache)
     later = None if new_images is None else open_cache(new_images)
