@@ -93,8 +93,8 @@ def score(
     """
     keep_freed_memory()  # before the first thread, or large array
     if parts is None:
-        check_suffix(out)
         check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE), force=force)
+        check_suffix(out)
     classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:

@@ -72,7 +72,7 @@ class RemoteDestination:
             existing = object_info(fs, path)
             if existing and existing["type"] != "file":
                 raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
-            if existing:
+            if existing and kind != CACHE:  # a cache is fetched, or refused, by `existing`
                 found = with_retries(
                     lambda: kind_of_content(path, existing["size"], lambda start, end: read_range(fs, path, start, end))
                 )

@@ -15,7 +15,6 @@ from ..storage.atomic import check_writable
 from ..storage.file_kinds import CACHE
 from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
-from .cache_sources import files_read
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
 from .keys import decode_text, encode_keys, find_sorted
 from .reader import CacheFile
@@ -51,7 +50,7 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
     """
     check_writable(out)
     files = open_files(caches)
-    out = check_output(out, CACHE, inputs=files_read([file.path for file in files]), force=force)
+    out = check_output(out, CACHE, inputs=[file.source for file in files if file.source], force=force)
     for other in files[1:]:
         check_same_encoder(files[0].header, other.header)
     if out.exists():

@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
-from ..storage.atomic import check_writable, is_standard_output
+from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import SCORES, TABLE
 from ..storage.filesystem import folder_files, open_filesystem, store_errors
 from ..storage.outputs import Paths
@@ -45,16 +45,13 @@ def check_table(out: str | Path, *, inputs: Paths = (), force: bool = False) -> 
     """
     from ..cache.destination import open_destination  # imports h5py, which readers do not need
 
-    check_suffix(out)
     open_destination(out).check(table_kind(out), inputs=inputs, force=force)
+    check_suffix(out)
 
 
 def check_suffix(out: str | Path) -> None:
-    """Raise `ValueError` where a name ends neither in .csv nor in .parquet; `OutputError` where it is a folder."""
-    out = path_or_url(out)
+    """Raise `ValueError` where a name ends neither in .csv nor in .parquet."""
     if _format(out) not in FORMATS:
-        if not is_url(out):
-            check_writable(out)
         raise ValueError(f"{without_secrets(os.fspath(out))} must end in .{' or .'.join(FORMATS)}")
 
 

@@ -43,7 +43,8 @@ def check_replaces(name: str, kind: str, existing: str, inputs: Paths, *, force:
     if any(is_read(name, os.fspath(one), kind, existing) for one in inputs):
         raise OutputError(f"{shown} is also an input, which would be overwritten; name another file to write")
     if not force and existing not in (kind, EMPTY):
-        raise OutputError(f"{shown} is {existing}; name another file to write {kind}, or pass --force to replace it")
+        what = f"{shown} is {existing}, where {kind} is to be written"
+        raise OutputError(f"{what}; name another file, or pass --force to replace it")
 
 
 def may_replace_derived(path: Path, inputs: Paths = ()) -> bool:
