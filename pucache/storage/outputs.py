@@ -94,7 +94,7 @@ def is_read(output: str, where: str, kind: str, existing: str) -> bool:
 
 def _reads_members(name: str, kind: str, existing: str) -> bool:
     """Whether a file of a folder that is an input must be taken for one that is read."""
-    if _OWN_NAMES.match(os.path.basename(name)):
+    if any(_OWN_NAMES.match(os.path.basename(one)) for one in (name, os.path.realpath(name))):
         return True
     if _is_picture(name, existing):
         return kind != existing or not is_of_pucache(Path(name))
