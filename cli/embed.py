@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,10 +14,13 @@ from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
 from pucache.storage.atomic import replacing
+from pucache.storage.file_kinds import TABLE
+from pucache.storage.outputs import check_distinct
 from pucache.storage.table_writer import table_writer
 
 from . import options, output
 from .decoding import decoding_options
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 _SHOWN_ENDINGS = 4
@@ -36,7 +38,8 @@ _SHOWN_ENDINGS = 4
 @options.option(
     "--key-column",
     metavar="NAME",
-    help="Column of the keys of a manifest, or of Parquet files.  [default: that of the paths; the path beside each image]",
+    help="Column of the keys of a manifest or of Parquet files.  [default: the column of the paths, or the path beside "
+    "each image]",
 )
 @options.encoding_of_text
 @options.option(
@@ -73,7 +76,7 @@ _SHOWN_ENDINGS = 4
     help="With --engine ray: number of files 00001.h5, 00002.h5, ... that the folder CACHE shall hold. Each is what "
     "--shard I/N embeds.",
 )
-@options.option("--force", is_flag=True, help="Replace a CACHE behind a URL that somebody else has changed meanwhile.")
+@options.force
 @options.option("--profile", is_flag=True, help="Print the time of each stage.")
 @options.strict
 @options.as_json
@@ -112,8 +115,8 @@ def embed(
     keep_freed_memory()  # before the first thread, or large array
     if (labels_to is None) != (label_column is None):
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
-    if labels_to is not None and os.path.realpath(labels_to) == os.path.realpath(cache):
-        raise ValueError(f"--labels-to and CACHE are both {labels_to}; name another file for the labels")
+    check_distinct([("--labels-to", labels_to or "-"), ("CACHE", cache)])
+    check_outputs(("labels_to", labels_to, TABLE), force=rest["force"])
     names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
     encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
@@ -122,7 +125,7 @@ def embed(
         opened = open_source(source, key_column=key_column, encoding=encoding)
     more: dict[str, Any] = {}
     # read first, so that a column that is missing costs no embeddings
-    labels = label_rows(opened, label_column, labels_to) if label_column and labels_to else None
+    labels = label_rows(opened, label_column, labels_to, force=rest["force"]) if label_column and labels_to else None
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
         run |= {"address": address, "progress": terminal_progress()}

@@ -7,9 +7,11 @@ import click
 from pucache.cache.embedding_cache import open_cache
 from pucache.cache.exporting import check_parquet
 from pucache.cache.exporting import export as run
+from pucache.storage.file_kinds import EXPORT, ONNX
 from pucache.storage.urls import without_secrets
 
 from . import options, output
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 
@@ -34,6 +36,7 @@ from .progress import terminal_progress
     type=click.Choice(["uint8", "float32"]),
     help="Type of the images that model.onnx takes: 0 to 255, or 0 to 1.  [default: uint8]",
 )
+@options.force
 @options.as_json
 def export(
     what: str,
@@ -44,6 +47,7 @@ def export(
     images: str | None,
     weights: str | None,
     pixels: str | None,
+    force: bool,
 ) -> None:
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
 
@@ -62,7 +66,8 @@ def export(
             raise ValueError("--scores, --session, --thumbnails and --images are for a cache; leave them out")
         from pucache.scoring.onnx_model import export_onnx
 
-        model = export_onnx(what, out, weights=weights, images=pixels or "uint8")
+        check_outputs(("out", out, ONNX), force=force)
+        model = export_onnx(what, out, weights=weights, images=pixels or "uint8", force=force)
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
         lines = [
@@ -76,12 +81,13 @@ def export(
     if images is not None and thumbnails is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)
+    check_outputs(("out", out, EXPORT), force=force)
     cache, columns = open_cache(what), []
     if scores is not None or session is not None or thumbnails is not None:
         from pucache.reviewing.pile_columns import pile_columns
 
         columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
-    report = run(cache, out, columns=columns, progress=terminal_progress())
+    report = run(cache, out, columns=columns, force=force, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
     output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])

@@ -7,10 +7,11 @@ from typing import Any
 import click
 
 from pucache.cache.importing import import_embeddings as run
-from pucache.storage.atomic import check_writable
+from pucache.storage.file_kinds import CACHE
 from pucache.storage.tables import LabelTable
 
 from . import options, output
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 
@@ -68,12 +69,11 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """
-    inputs = [source, *filter(None, [chosen["keys"], chosen["metadata"]])]
+    if encoding is not None and chosen["keys"] is None:
+        raise ValueError("--encoding is that of the file of --keys; name one")
+    check_outputs(("cache", cache, CACHE), force=chosen["force"])
     if encoding is not None:
-        if chosen["keys"] is None:
-            raise ValueError("--encoding is that of the file of --keys; name one")
         chosen["keys"] = LabelTable(chosen["keys"], encoding=encoding)
-    check_writable(cache, inputs=inputs, file_format=None)
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]

@@ -102,7 +102,8 @@ as_json = option(  # `output.print_result` asks for it
 force = option(
     "--force",
     is_flag=True,
-    help="Replace an existing file that is no cache of this encoder, or that holds keys which the new one lacks.",
+    help="Replace a file that the command would rather keep: one of another kind, a cache of another encoder or with "
+    "keys that the new one lacks, an object that changed meanwhile. Never a file that is read.",
 )
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import click
 
 from pucache.cache.merging import pack as run
-from pucache.storage.atomic import check_writable
+from pucache.storage.file_kinds import CACHE
 
 from . import options, output
+from .destinations import check_outputs
 
 
 @click.command()
@@ -23,6 +24,6 @@ def pack(cache: tuple[str, ...], out: str, force: bool) -> None:
     \b
     pucache pack shard-1.h5 shard-2.h5 --out cache.h5
     """
-    check_writable(out, inputs=cache, file_format=None)
+    check_outputs(("out", out, CACHE), force=force)
     rows = run(cache, out, force=force)
     output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"])

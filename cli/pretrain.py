@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.storage.file_kinds import PNG
 
 from . import options, output
 from .decoding import decoding_options
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "tau_plus", "views")
@@ -120,8 +122,11 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
 @options.device
 @options.seed
 @options.strict
+@options.force
 @options.as_json
-def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, **rest: Any) -> None:
+def pretrain(
+    source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, force: bool, **rest: Any
+) -> None:
     """Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.
 
     Method: debiased SimCLR. Useful where the images differ from those that ready-made encoders were
@@ -145,7 +150,8 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     changed_recipe = dataclasses.replace(RECIPES[recipe], **changes)
     network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights", "decoding")})
     if preview is not None:
-        shown = show_views(source, preview, network, changed_recipe, seed=seed)
+        check_outputs(("preview", preview, PNG), force=force)
+        shown = show_views(source, preview, network, changed_recipe, seed=seed, force=force)
         lines = [f"drew {shown} images and their views: {preview}"]
         output.print_result({"preview": preview, "images": shown}, lines)
         return

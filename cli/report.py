@@ -8,7 +8,10 @@ from typing import Any
 
 import click
 
+from pucache.storage.file_kinds import PAGE
+
 from . import options, output
+from .destinations import check_outputs
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -36,6 +39,7 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
 @options.all_rows
 @options.device
 @options.seed
+@options.force
 @options.as_json
 def report(
     cache: tuple[str, ...],
@@ -62,11 +66,10 @@ def report(
     from pucache.cache.embedding_cache import open_cache
     from pucache.pages.concept_report import report_concepts
     from pucache.pages.report import report as run
-    from pucache.storage.atomic import check_writable
 
     from .progress import terminal_progress
 
-    check_writable(out, inputs=[*cache, *filter(None, [positives, negatives, concepts, model, truth])])
+    check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
     parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
     if concepts is not None:

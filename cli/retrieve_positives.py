@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -13,9 +12,10 @@ from pucache.labels.labels import Labels
 from pucache.retrieval.ranking import Ranking, save_concepts
 from pucache.retrieval.retrieve import retrieve_concepts
 from pucache.retrieval.retrieve import retrieve_positives as retrieve
-from pucache.storage.atomic import check_writable
+from pucache.storage.file_kinds import PAGE, TABLE
 
 from . import options, output
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 
@@ -88,6 +88,7 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
 @options.option(
     "--workers", type=click.IntRange(min=1), help="Number of tasks at once, with Ray.  [default: one per core]"
 )
+@options.force
 @options.as_json
 def retrieve_positives(
     cache: tuple[str, ...],
@@ -103,6 +104,7 @@ def retrieve_positives(
     index: str,
     address: str | None,
     workers: int | None,
+    force: bool,
     **selection: Any,
 ) -> None:
     """Rank the unlabelled images of CACHE, likely positives first.
@@ -116,7 +118,7 @@ def retrieve_positives(
     pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
     """
-    _check_outputs(out, review, inputs=[path for path in (positives, negatives, concepts, model, *cache) if path])
+    check_outputs(("out", out, TABLE), ("review", review, PAGE), force=force)
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     selection |= {"progress": terminal_progress()}
@@ -129,7 +131,7 @@ def retrieve_positives(
         if review or engine == "ray":
             option = "--engine ray" if engine == "ray" else "--review"
             raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
-        _retrieve_concepts(opened, concepts, model, out, selection | {"index": index, "device": device})
+        _retrieve_concepts(opened, concepts, model, out, selection | {"index": index, "device": device}, force)
         return
     labels = Labels.read(opened, positives, negatives)
     if engine == "ray":
@@ -138,13 +140,14 @@ def retrieve_positives(
         ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
         ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
-    ranking.save(out)
+    ranking.save(out, force=force)
     result = _result(ranking) | {"out": out, "unlabelled": int(labels.unlabelled.sum())}
     lines = _lines(ranking, result)
     if review:
         from pucache.pages.review_page import write_review_page
 
-        page = write_review_page(opened, ranking, labels, review, images=images, progress=terminal_progress())
+        shown: dict[str, Any] = {"images": images, "force": force, "progress": terminal_progress()}
+        page = write_review_page(opened, ranking, labels, review, **shown)
         result |= {"review": review, **asdict(page)}
         missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
         lines.append(f"wrote {review}: open it in a browser{missing}")
@@ -152,11 +155,11 @@ def retrieve_positives(
 
 
 def _retrieve_concepts(
-    cache: EmbeddingCache, concepts: Any, models: str | None, out: str, selection: dict[str, Any]
+    cache: EmbeddingCache, concepts: Any, models: str | None, out: str, selection: dict[str, Any], force: bool
 ) -> None:
     """Write the best images of each concept."""
     rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
-    save_concepts(rankings, out)
+    save_concepts(rankings, out, force=force)
     found = {name: _result(ranking) for name, ranking in rankings.items()}
     rows = {name: {"retrieved": f"{of['retrieved']:,}", "by": of["by"]} for name, of in found.items()}
     total = sum(len(ranking.keys) for ranking in rankings.values())
@@ -170,13 +173,6 @@ def _check_ray(device: str, index: str) -> None:
         raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
     if index != "exact":
         raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
-
-
-def _check_outputs(out: str, review: str | None, inputs: list[str]) -> None:
-    """Check that both outputs can be written."""
-    check_writable(out, inputs=inputs, is_table=True)
-    if review and check_writable(review, inputs=inputs).resolve() == Path(out).resolve():
-        raise ValueError(f"--out and --review are one file, {out}; name two")
 
 
 def _result(ranking: Ranking) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from pucache.cache.embedding_cache import is_cache
 from pucache.scaling.score_shards import score_shards
 from pucache.scoring.score import ScoreReport, open_model
 from pucache.scoring.score import score as run
-from pucache.scoring.score_tables import check_output
+from pucache.scoring.score_tables import check_suffix, table_kind
+from pucache.storage.file_kinds import CACHE
 from pucache.storage.urls import without_secrets
 from pucache.training.concept_models import ConceptModels
 
 from . import options, output
+from .destinations import check_outputs
 from .progress import terminal_progress
 
 
@@ -51,6 +53,7 @@ from .progress import terminal_progress
 )
 @options.encoding
 @options.strict
+@options.force
 @options.as_json
 def score(
     model: str,
@@ -65,6 +68,7 @@ def score(
     address: str | None,
     workers: int | None,
     strict: bool,
+    force: bool,
     **encoder: Any,
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.
@@ -89,7 +93,8 @@ def score(
     """
     keep_freed_memory()  # before the first thread, or large array
     if parts is None:
-        check_output(out, inputs=[model, *what, *filter(None, [neighbours])])
+        check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE), force=force)
+        check_suffix(out)
     classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:
@@ -108,9 +113,8 @@ def score(
             raise ValueError(
                 "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
             )
-        report = score_shards(
-            classifier, what, out, parts=parts, deploy_prior=deploy_prior, workers=workers, address=address
-        )
+        cluster: dict[str, Any] = {"workers": workers, "address": address, "force": force}
+        report = score_shards(classifier, what, out, parts=parts, deploy_prior=deploy_prior, **cluster)
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
@@ -122,6 +126,7 @@ def score(
             parts=parts,
             deploy_prior=deploy_prior,
             shard=shard,
+            force=force,
             workers=workers,
             progress=terminal_progress(),
             **encoder,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pucache.storage.atomic import check_writable
+from pucache.storage.file_kinds import TABLE
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
+from .destinations import check_outputs, may_write_derived
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 @options.all_rows
 @options.device
 @options.seed
+@options.force
 @options.as_json
 def sweep_priors(
     cache: tuple[str, ...],
@@ -42,6 +45,7 @@ def sweep_priors(
     out: str,
     no_plot: bool,
     all_rows: bool,
+    force: bool,
     **parameters: Any,
 ) -> None:
     """Train at many priors and seeds, all at once, and report what the prior changes.
@@ -56,11 +60,11 @@ def sweep_priors(
     from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table
     from pucache.training.prior_sweep import sweep_priors as run
 
-    inputs = [positives, *cache, *filter(None, [negatives, truth])]
-    table_path = check_writable(out, inputs=inputs)
-    plot_path = None if no_plot else check_writable(table_path.with_suffix(".png"), inputs=inputs)
-    if plot_path == table_path:
+    plot_path = None if no_plot else Path(out).with_suffix(".png")
+    if plot_path == Path(out):
         raise ValueError(f"--out is the table, got the name of a picture, {out}; name a .csv file")
+    check_outputs(("out", out, TABLE), force=force)
+    plot = plot_path is not None and may_write_derived(plot_path, "out")
     result = run(
         cache,
         positives,
@@ -73,10 +77,11 @@ def sweep_priors(
         seeds=range(seed, seed + seeds),
         progress=terminal_progress(),
     )
-    write_sweep_table(result, out)
-    if plot_path is not None:
-        plot_sweep(result, plot_path)
-    written = f"wrote {out}" + (f" and {plot_path}" if plot_path else "")
+    write_sweep_table(result, out, force=force)
+    plotted = plot and plot_path is not None and plot_sweep(result, plot_path)
+    written = f"wrote {out}" + (f" and {plot_path}" if plotted else "")
+    if plot_path is not None and not plotted:
+        written += f"; {plot_path} is not pucache's, and is left as it is: rename it, or --out another table"
     lines = [*options.sample_lines(result.sample, None), *_table(result.rows), result.verdict]
     output.print_result(_result(result), [*lines, *filter(None, [result.note]), written])
 

@@ -13,17 +13,20 @@ from pucache.estimates.intervals import interval_of, say_nothing, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.labels.concepts import open_concepts
-from pucache.storage.atomic import check_writable, replacing
+from pucache.storage.file_kinds import JSON, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
+from .destinations import check_files, check_outputs
+from .metrics_file import metrics_beside, not_updated, write_metrics
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
 
+MODEL = tensor_kind(FORMAT)
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
 
@@ -58,11 +61,15 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     help="Model to write; with --concepts, the folder of the models.  [default: model.safetensors; models]",
 )
 @options.option(
-    "--metrics", metavar="FILE", help="JSON file for the estimates.  [default: metrics.json beside the model]"
+    "--metrics",
+    metavar="FILE",
+    help="JSON file for the estimates.  [default: MODEL.metrics.json beside MODEL.safetensors; metrics.json in the "
+    "folder of the models]",
 )
 @options.all_rows
 @options.device
 @options.seed
+@options.force
 @options.as_json
 def train_pu(
     cache: tuple[str, ...],
@@ -76,6 +83,7 @@ def train_pu(
     metrics: str | None,
     all_rows: bool,
     seed: int,
+    force: bool,
     **parameters: Any,
 ) -> None:
     """Train a classifier on labelled positives and the unlabelled rest of CACHE.
@@ -93,15 +101,14 @@ def train_pu(
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     if concepts is not None:
-        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics)
+        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
     out = out or "model.safetensors"
-    metrics_path = _check_outputs(out, metrics, inputs=[*cache, *filter(None, [positives, negatives])])
+    check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
-    model, scar, result = _train(data, classifier, out)
-    _write_metrics(metrics_path, result)
+    model, scar, result = _train(data, classifier, out, force)
     lines = [
         *_lines(result),
         *options.sample_lines(data.sample, result["prior"]),
@@ -109,26 +116,22 @@ def train_pu(
         *_warnings(result, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(result)),
     ]
-    output.print_result(result, [*lines, f"wrote {out} and {metrics_path}"])
+    written = write_metrics(result, metrics, metrics_beside(out))
+    output.print_result(result, [*lines, f"wrote {out}{written}", *not_updated(out, metrics)])
     _list_duplicates(data.twins_of_positives())
 
 
 def _train(
-    data: LabelledCache, classifier: dict[str, Any], out: str | Path
+    data: LabelledCache, classifier: dict[str, Any], out: str | Path, force: bool
 ) -> tuple[PULinearClassifier, ScarCheck, dict[str, Any]]:
     """Train and write a model; returns it, the check of SCAR, and metrics."""
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
     model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
-    model.save(out)
+    model.save(out, force=force)
     scar = scar_of(data, model)
     found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
     return model, scar, summary(model) | _neighbours(model) | found
-
-
-def _write_metrics(path: Path, result: dict[str, Any]) -> None:
-    with replacing(path) as temporary:
-        temporary.write_text(output.to_json(result) + "\n")
 
 
 def _train_concepts(
@@ -138,28 +141,27 @@ def _train_concepts(
     rows: dict[str, Any],
     folder: str,
     metrics: str | None,
+    force: bool,
 ) -> None:
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
     from pucache.training.train_concepts import each_concept
 
     opened = open_cache(cache)
     labels = open_concepts(opened, concepts)
-    path = check_writable(metrics or Path(folder, METRICS), inputs=[*cache, concepts])
-    for name in labels.labels:
-        _check_outputs(model_path(folder, name), path, [*cache, concepts])
+    check_outputs(("metrics", metrics, JSON), force=force)
+    check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
     table: dict[str, dict[str, str]] = {}
     written: list[dict[str, Any]] = []
 
     def train(name: str, data: LabelledCache) -> None:
-        *_, result = _train(data, classifier, model_path(folder, name))
+        *_, result = _train(data, classifier, model_path(folder, name), force)
         written.append({"concept": name} | result)
         table[name] = _concept_row(result)
 
     failures = each_concept(opened, labels, train, **rows)
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": written, "failures": failures}
-    _write_metrics(path, result)
-    lines = [f"wrote {len(written):,} models to {folder} and {path}"]
+    lines = [f"wrote {len(written):,} models to {folder}{write_metrics(result, metrics, Path(folder, METRICS))}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
     output.print_concepts(result | {"models_from_before": others}, failures, table, *lines)
@@ -176,15 +178,6 @@ def _concept_row(result: dict[str, Any]) -> dict[str, str]:
         "called positive": f"{estimates['share_predicted_positive']:.2%}",
         "note": "" if enough else "ranked; too few labels for figures",
     }
-
-
-def _check_outputs(out: str | Path, metrics: str | Path | None, inputs: list[str]) -> Path:
-    """Check that both outputs can be written; return the path of the metrics."""
-    model_file = check_writable(out, inputs=inputs, file_format=FORMAT)
-    metrics_path = Path(metrics) if metrics else model_file.with_name("metrics.json")
-    if metrics_path.resolve() == model_file.resolve():
-        raise ValueError(f"--out and --metrics are one file, {out}; name two")
-    return check_writable(metrics_path, inputs=inputs)
 
 
 def _lines(result: dict[str, Any]) -> Iterator[str]:

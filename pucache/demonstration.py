@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw
+from PIL.PngImagePlugin import PngInfo
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score
 from sklearn.model_selection import cross_val_predict
@@ -37,6 +38,7 @@ from .reviewing.train_pu import train_pu
 from .scoring.evaluate import evaluate
 from .scoring.score import score
 from .storage.atomic import replacing
+from .storage.file_kinds import MARK
 from .training.train_on_cache import label_note
 
 POSITIVE_CLASS = "dress"
@@ -193,8 +195,10 @@ def contact_sheet(path: Path, images: Path, ranking: Ranking, y: np.ndarray) -> 
         draw.rectangle((left - 3, top - 3, left + side + 2, top + side + 2), fill="#2a9d4e" if positive else "#d1382c")
         image = decode((images / key).read_bytes())
         sheet.paste(image.resize((side, side), Image.Resampling.BICUBIC), (left, top))
+    mark = PngInfo()
+    mark.add_text("Software", MARK)
     with replacing(path) as temporary:
-        sheet.save(temporary, "PNG")
+        sheet.save(temporary, "PNG", pnginfo=mark)
 
 
 # --- comparison with a supervised classifier ---------------------------------------------------

@@ -10,15 +10,18 @@ from typing import Any
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
-from ..storage.atomic import CACHE_FORMAT, check_writable, make_folder, replacing
+from ..storage.atomic import make_folder, replacing
+from ..storage.file_kinds import CACHE, kind_of_content
 from ..storage.filesystem import (
     is_object_store,
     object_info,
     object_stamp,
     open_filesystem,
     put_file,
+    read_range,
     store_errors,
 )
+from ..storage.outputs import Paths, check_output, check_replaces
 from ..storage.retries import with_retries
 from ..storage.urls import is_url, path_or_url, without_secrets
 from .local_copies import READING, remove_copies, working_folder
@@ -33,9 +36,9 @@ class LocalDestination:
     def __init__(self, path: Path):
         self.name, self.local = str(path), path
 
-    def check_writable(self) -> None:
-        """See `pucache.storage.atomic.check_writable`."""
-        check_writable(self.local, file_format=CACHE_FORMAT)
+    def check(self, kind: str = CACHE, *, inputs: Paths = (), force: bool = False) -> None:
+        """See `pucache.storage.outputs.check_output`."""
+        check_output(self.local, kind, inputs=inputs, force=force)
 
     def exclusive(self) -> AbstractContextManager[None]:
         """See `pucache.cache.parts.writer_lock`."""
@@ -62,13 +65,18 @@ class RemoteDestination:
         self.local = working_folder(url) / file_name(url)
         self._version: str | None = None  # stamp of the object that the output is to replace
 
-    def check_writable(self) -> None:
-        """Check, before any work, that a file can be written to the store and removed from it; else `OutputError`."""
+    def check(self, kind: str = CACHE, *, inputs: Paths = (), force: bool = False) -> None:
+        """As `LocalDestination.check`, of the store: a file can be written to it, and removed from it."""
         with store_errors(OutputError, "write", self.name):
             fs, path = open_filesystem(self._url)
             existing = object_info(fs, path)
             if existing and existing["type"] != "file":
                 raise OutputError(f"{self.name} is a folder; name a file in it, such as {self.name}/cache.h5")
+            if existing and kind != CACHE:  # a cache is fetched, or refused, by `existing`
+                found = with_retries(
+                    lambda: kind_of_content(path, existing["size"], lambda start, end: read_range(fs, path, start, end))
+                )
+                check_replaces(self._url, kind, found, inputs, force=force)
             folder, _, name = path.rpartition("/")
             probe = f"{folder}/.{name}.writable"
             if not is_object_store(fs):

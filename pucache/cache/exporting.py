@@ -15,8 +15,9 @@ import pyarrow.parquet
 
 from ..encoders.spec import EncoderSpec
 from ..progress import Progress, Silent
-from ..storage.atomic import check_writable
-from ..storage.urls import is_url, path_or_url
+from ..storage.file_kinds import EXPORT
+from ..storage.urls import path_or_url
+from .cache_sources import files_read
 from .destination import atomic_output, open_destination
 from .embedding_cache import CacheLike, EmbeddingCache, open_cache
 from .import_files import EXTRA, METADATA
@@ -55,7 +56,12 @@ def check_parquet(out: str | Path) -> None:
 
 
 def export(
-    cache: CacheLike, out: str | Path, *, columns: Sequence[Column] = (), progress: Progress | None = None
+    cache: CacheLike,
+    out: str | Path,
+    *,
+    columns: Sequence[Column] = (),
+    force: bool = False,
+    progress: Progress | None = None,
 ) -> ExportReport:
     """Write a cache as a Parquet file.
 
@@ -72,6 +78,8 @@ def export(
     columns : sequence of (pyarrow.Field, callable), optional
         Further columns, such as `pucache.reviewing.pile_columns.pile_columns` gives; each is called with row numbers
         of the cache, and returns a pyarrow array.
+    force : bool
+        Replace a file at `out` that is no export; never the cache, nor what it was made from.
     progress : Progress, optional
 
     Returns
@@ -89,11 +97,8 @@ def export(
     """
     check_parquet(out)
     out = path_or_url(out)
-    if is_url(out):
-        open_destination(out).check_writable()
     opened = open_cache(cache)
-    if not is_url(out):
-        check_writable(out, inputs=[file.path for file in opened.files])
+    open_destination(out).check(EXPORT, inputs=files_read(opened), force=force)
     schema = _schema(opened)
     for field, _ in columns:
         schema = schema.append(field)

@@ -22,6 +22,8 @@ from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError, one_line
 from ..progress import Progress, Silent
 from ..storage.atomic import check_writable
+from ..storage.file_kinds import CACHE
+from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
 from ..storage.rows import rows_not_finite
 from ..version import __version__
@@ -134,10 +136,10 @@ def import_embeddings(
     CacheLockedError
         Another process writes `out`.
     """
-    out = check_writable(out, file_format=None)  # `check_replaces` looks at what is there
+    out = check_writable(out)
     options = ImportOptions(keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize)
     opened = ImportSource(source, options)
-    check_writable(out, file_format=None, inputs=[state.path for state in opened.states])
+    check_output(out, CACHE, inputs=[state.path for state in opened.states], force=force)
     stored = DTYPES[dtype or ("float16" if opened.inputs[0].dtype == np.float16 else "float32")]
     with writer_lock(out), progress or Silent() as progress:
         progress.start(opened.rows, "keys")

@@ -12,6 +12,8 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
 from ..storage.atomic import check_writable
+from ..storage.file_kinds import CACHE
+from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
 from .keys import decode_text, encode_keys, find_sorted
@@ -47,8 +49,9 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
     OutputError
         `out` cannot be written, or would lose keys.
     """
-    out = check_writable(out, file_format=None)  # `check_replaces` looks at what is there
+    check_writable(out)
     files = open_files(caches)
+    out = check_output(out, CACHE, inputs=[file.source for file in files if file.source], force=force)
     for other in files[1:]:
         check_same_encoder(files[0].header, other.header)
     if out.exists():

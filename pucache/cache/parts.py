@@ -17,7 +17,7 @@ import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, CacheLockedError
-from ..storage.atomic import exclusive_lock
+from ..storage.atomic import exclusive_lock, folder_for_output
 from .reader import CacheFile
 from .writer import Rows, write_file
 
@@ -29,7 +29,7 @@ def writer_lock(cache: Path, name: str = "") -> Iterator[None]:
     """Exclude a second writer of `cache`, called `name` in the message; the end of the process releases the lock."""
     lock = cache.with_name(f".{cache.name}.lock")
     locked = CacheLockedError(f"{name or cache} is being written by another process (lock {lock}); wait for it")
-    with exclusive_lock(lock, locked):
+    with folder_for_output(cache.parent), exclusive_lock(lock, locked):
         try:
             yield
         finally:

@@ -277,7 +277,7 @@ def run_embedding(
     options.check()
     creation_time()  # raises before any work
     destination = open_destination(cache)
-    destination.check_writable()
+    destination.check()
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     with destination.exclusive(), progress or Silent() as progress:
         existing = destination.existing()

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import ImageError, SourceError
+from ..storage.file_kinds import IMAGE_ENDINGS
 
-EXTENSIONS = frozenset(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .ppm .pgm .avif .heic .heif".split())
+EXTENSIONS = frozenset(IMAGE_ENDINGS)
 MAX_BYTES = 1 << 30  # encoded bytes of one image
 MOST_TIMES = 100  # what unpacks to more than this many times its size holds no images
 MAX_KEY_BYTES = 4096

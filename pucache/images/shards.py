@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, MissingExtraError, SourceError
-from ..storage.atomic import check_writable
+from ..storage.file_kinds import TABLE
 from ..storage.filesystem import open_filesystem, read_range, source_errors
+from ..storage.outputs import check_output
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
 from . import braces
@@ -198,7 +199,7 @@ class ShardSource:
             return stream.read(size)
 
 
-def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
+def label_rows(source: Any, column: str, out: str, *, force: bool = False) -> list[tuple[str, str]]:
     """Key and label of each image of a source of shards, to be written to `out` after the embeddings.
 
     Raises `ValueError` for a source of another kind, `SourceError` where there are no such labels, and `OutputError`
@@ -208,7 +209,7 @@ def label_rows(source: Any, column: str, out: str) -> list[tuple[str, str]]:
         raise ValueError(
             f"labels are read from Parquet files, tars and ZIPs; {source.name} is none of these: leave out --labels-to"
         )
-    check_writable(out, inputs=source.files())
+    check_output(out, TABLE, inputs=source.files(), force=force)
     return list(source.labels(column))
 
 

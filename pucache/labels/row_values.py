@@ -99,7 +99,7 @@ def open_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: Embedd
 
 
 def named_positives(positives: str | Path | RowValues, keys: Sequence[str] = ()) -> set[str]:
-    """Keys of positives, from a file or by key in memory, as `listed_positives`; `LabelError` for values by position."""
+    """Keys of positives, from a file as by `listed_positives`, or by key in memory; `LabelError` for bare vectors."""
     if isinstance(positives, str | os.PathLike):
         return listed_positives(positives, keys)
     keys, values = read_values(positives, (0, 1), "labels", ())

@@ -22,9 +22,11 @@ import faiss
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import CacheError, PUCacheError
+from ..errors import CacheError, OutputError, PUCacheError
 from ..progress import Progress, Silent
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import replacing
+from ..storage.file_kinds import INDEX
+from ..storage.outputs import check_output
 from .graph_file import checksums_of, sidecar_path
 from .search import merged, no_neighbours, row_search, search_index, spaced
 from .whitening import Whitening
@@ -82,12 +84,23 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
         pass
     except PUCacheError as error:
         _log.info("%s; building it anew", error)
-    check_writable(path)
+    kept = _may_keep(path)
     with progress or Silent() as progress:
         progress.start(2 * len(cache), f"building the index {factory}")
         index = _filled(empty, factory, cache, progress)
-    write_index(index, path)
+    if kept:
+        write_index(index, path)
     return index
+
+
+def _may_keep(path: Path) -> bool:
+    """Whether an index can be written beside its cache; says why not."""
+    try:
+        check_output(path, INDEX)
+        return True
+    except OutputError as error:
+        _log.warning("the index is not kept, and made anew each time: %s", str(error).split(";")[0])
+        return False
 
 
 def index_path(cache: EmbeddingCache, factory: str) -> Path:

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..errors import ModelError
 from ..estimates.intervals import interval_of, say_nothing, stated_text
@@ -18,7 +19,8 @@ from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import Seed, drawn_seed
-from ..storage.atomic import check_writable
+from ..storage.file_kinds import PAGE
+from ..storage.outputs import check_output
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.train_concepts import each_concept
@@ -43,6 +45,7 @@ def report_concepts(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
+    force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write an overview of many concepts, and `pucache.report` of each beside it.
@@ -55,7 +58,7 @@ def report_concepts(
     path : path
         Overview to write; the pages of the concepts are written into the folder of its name without the suffix.
     models : ConceptModels or path of a folder of models, optional
-    images, sample, seed, device, twins, all_rows, command, progress
+    images, sample, seed, device, twins, all_rows, command, force, progress
         As for `pucache.report`.
 
     Returns
@@ -76,7 +79,7 @@ def report_concepts(
     labels = open_concepts(opened, concepts)
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
     for file in [path, *pages.values()]:
-        check_writable(file, inputs=[one.path for one in opened.files])
+        check_output(file, PAGE, inputs=files_read(opened, concepts, models, images), force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None, "command": command}
     numbers: dict[str, dict[str, Any]] = {}

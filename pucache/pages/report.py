@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import CacheError
@@ -26,7 +27,8 @@ from ..labels.sample import UnlabelledSample
 from ..progress import Progress
 from ..scoring.new_images import NewImages, check_new_images
 from ..seeds import Seed, drawn_seed
-from ..storage.atomic import check_writable
+from ..storage.file_kinds import PAGE
+from ..storage.outputs import check_output
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from . import charts
@@ -59,6 +61,7 @@ def report(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
+    force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a self-contained HTML page about a cache and its labelled positives.
@@ -96,6 +99,8 @@ def report(
         As for `pucache.train_pu`. Where a sample is taken, pictures, curves and duplicates are of its images.
     command : str
         Command line to record on the page.
+    force : bool
+        Replace a file at `path` that is no HTML page; never a file that is read.
     progress : Progress, optional
 
     Returns
@@ -121,8 +126,8 @@ def report(
     y = None if truth is None else open_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    named = [Path(name) for name in (positives, negatives, model, truth) if isinstance(name, str | os.PathLike)]
-    path = check_writable(path, inputs=[*(file.path for file in cache.files), *named])
+    named = [name for name in (positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)]
+    path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images), force=force)
     if classifier is not None:
         classifier.check_fits(cache)
     later = None if new_images is None else open_cache(new_images)

@@ -18,12 +18,15 @@ from urllib.parse import quote
 
 import numpy as np
 
+from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.label_files import short_digest
 from ..labels.labels import Labels, open_labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
 from ..retrieval.ranking import Ranking
+from ..storage.file_kinds import PAGE
+from ..storage.outputs import check_output
 from . import html as page
 from .thumbnails import RowImage, thumbnails
 
@@ -59,6 +62,7 @@ def write_review_page(
     negatives: str | Path | RowValues | None = None,
     images: str | Path | None = None,
     side: int = 160,
+    force: bool = False,
     progress: Progress | None = None,
 ) -> ReviewPage:
     """Write the images of a ranking as a page on which to review them.
@@ -78,6 +82,8 @@ def write_review_page(
         Known negatives, in the same forms.
     images, side, progress
         As for `pucache.pages.thumbnails.thumbnails`.
+    force : bool
+        Replace a file at `path` that is no HTML page; never a file that is read.
 
     Returns
     -------
@@ -103,6 +109,8 @@ def write_review_page(
     if isinstance(positives, Labels) and negatives is not None:
         raise ValueError("negatives go with a file or a glob of positives; give Labels that hold both instead")
     labels = positives if isinstance(positives, Labels) else open_labels(cache, positives, negatives)
+    named = [name for name in (positives, negatives, images) if isinstance(name, str | os.PathLike)]
+    check_output(path, PAGE, inputs=files_read(cache, *named), force=force)
     if len(labels.s) != len(cache):
         raise ValueError(f"there are {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch.nn.functional import interpolate
-from torchvision.utils import make_grid, save_image
+from torchvision.utils import make_grid
 
+from ..cache.cache_sources import files_read
 from ..errors import ImageError, SourceError
 from ..images.decoding import decode
 from ..images.source import Source, open_source
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import replacing
+from ..storage.file_kinds import MARK, PNG
+from ..storage.outputs import check_output
 from .augmentations import VIEWS, Augment, random_numbers
 from .dataset import list_images, squash_for
 from .network import NetworkConfig, build_network
@@ -32,6 +37,7 @@ def show_views(
     recipe: str | Recipe = "modern",
     *,
     seed: int = 0,
+    force: bool = False,
 ) -> int:
     """Draw a few images of a source and their views into a PNG.
 
@@ -47,6 +53,8 @@ def show_views(
         Determines the views.
     seed : int
         Seed of the choice of images and of their views.
+    force : bool
+        Replace a file at `path` that is no PNG; never an image of the source.
 
     Returns
     -------
@@ -60,7 +68,7 @@ def show_views(
     OutputError
         The PNG cannot be written.
     """
-    check_writable(path)
+    path = check_output(path, PNG, inputs=files_read(source), force=force)
     recipe = find_recipe(recipe)
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     listing = list_images(source)
@@ -82,6 +90,10 @@ def show_views(
     columns = [pixels.permute(0, 3, 1, 2) / 255, *views]  # the image and its views, (b, 3, H, W) each
     tiles = torch.stack([interpolate(column, side, mode="nearest-exact") for column in columns], 1)
     sheet = make_grid(tiles.flatten(0, 1), nrow=len(columns), padding=_GAP, pad_value=1)
-    with replacing(check_writable(path)) as temporary:
-        save_image(sheet, temporary, format="PNG")
+    mark = PngInfo()
+    mark.add_text("Software", MARK)
+    with replacing(path) as temporary:
+        Image.fromarray((sheet * 255 + 0.5).clamp(0, 255).byte().permute(1, 2, 0).numpy()).save(
+            temporary, "PNG", pnginfo=mark
+        )
     return len(images)

@@ -26,7 +26,14 @@ import torch
 from ..encoders import pretrained_file
 from ..errors import EncoderError, MissingExtraError, OutputError, RunError, one_line
 from ..storage import tensor_file
-from ..storage.atomic import check_writable, exclusive_lock, fsync_directory, make_folder, replacing
+from ..storage.atomic import (
+    check_writable,
+    exclusive_lock,
+    folder_for_output,
+    fsync_directory,
+    make_folder,
+    replacing,
+)
 from ..storage.table_writer import table_writer
 from ..version import __version__
 from .losses import ProjectionGeometry
@@ -37,6 +44,7 @@ log = logging.getLogger("pucache")
 FORMAT, VERSION = "pucache-run", 1
 _CONFIGURATION, _RESULT, _LOG, _CHECKPOINTS = "run.json", "finished.json", "log.csv", "checkpoints"
 _MAX_SETTING_LENGTH = 40  # characters of a setting in an error message
+_LOCK = ".lock"
 _KEPT = 2  # number of checkpoints that stay on disk
 CHECKPOINT = tensor_file.Kind(
     format="pucache-checkpoint",
@@ -115,13 +123,19 @@ class RunFolder:
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
         in_use = RunError(f"{path} is being trained in by another process; wait for it, or name another folder")
-        self._open.enter_context(exclusive_lock(check_writable(path / ".lock"), in_use))
+        self._open.enter_context(folder_for_output(path))
+        self._open.enter_context(exclusive_lock(check_writable(path / _LOCK), in_use))
+        self._open.callback(self._remove_lock_of_nothing)
 
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    def _remove_lock_of_nothing(self) -> None:
+        if not any(path.name != _LOCK for path in self.path.glob("*")):
+            (self.path / _LOCK).unlink(missing_ok=True)
 
     def _refuse_other_files(self) -> None:
         """Refuse a folder that holds something else, such as the images."""

@@ -13,7 +13,9 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import MissingExtraError
 from ..labels.labels import Labels
 from ..progress import Progress
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import replacing
+from ..storage.file_kinds import TABLE
+from ..storage.outputs import check_output
 from ..storage.table_writer import open_table
 from ..threads import one_blas_thread
 
@@ -172,27 +174,29 @@ class Ranking:
             posterior=None if self.posterior is None else self.posterior[:k],
         )
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write ``rank,key,score`` as CSV.
 
         Parameters
         ----------
         path : path or str
-            The file is replaced as a whole.
+            A table that is there is replaced as a whole.
+        force : bool
+            Replace a file of another kind too.
 
         Raises
         ------
         OutputError
-            `path` cannot be written.
+            `path` cannot be written, or is a file of another kind.
         """
-        checked = check_writable(path, is_table=True)
+        checked = check_output(path, TABLE, force=force)
         with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:
             write(self._columns)
 
 
-def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
+def save_concepts(rankings: Mapping[str, Ranking], path: str | Path, *, force: bool = False) -> None:
     """Write ``concept,rank,key,score`` of several rankings as CSV; raises `OutputError` where it cannot be written."""
-    checked = check_writable(path, is_table=True)
+    checked = check_output(path, TABLE, force=force)
     types = {"concept": "string"} | _TYPES
     with replacing(checked) as temporary, open_table(temporary, types, parquet=False) as write:
         for concept, ranking in rankings.items():

@@ -15,7 +15,9 @@ import numpy as np
 
 from ..errors import LabelError
 from ..labels.label_files import read_decisions, short_digest
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import replacing
+from ..storage.file_kinds import TABLE
+from ..storage.outputs import check_output
 from ..storage.tables import read_table
 from .log import Choice
 from .session import Session
@@ -31,7 +33,7 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
 
     Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest. Raises `OutputError`.
     """
-    path = check_writable(path, inputs=[file.path for file in session.cache.files])
+    path = check_output(path, TABLE, inputs=[file.path for file in session.cache.files])
     s, reviewed = session.labels()
     before = ~session.file_labels.unlabelled
     labelled = (s == 1) | (reviewed != 0)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import SessionError
+from ..pages.review_page import EXPORT
 from .log import DecisionLog
 from .log_file import ACKNOWLEDGED, LOG, REMEDY, acknowledged, is_unwritten, missing_or_empty, wal_of
 
-EXPORT = "reviewed.csv"  # see `pucache.reviewing.export`
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
 ADDRESS = "server.json"  # see `pucache.reviewing.serve.keep_address`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves

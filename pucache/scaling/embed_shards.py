@@ -157,7 +157,7 @@ def embed_shards(
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {device!r}")
     paths = _shard_paths(folder, shards)
-    open_destination(paths[0]).check_writable()
+    open_destination(paths[0]).check()
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     listing = source.scan()
     shares = [Share(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import CacheLike, open_cache
 from ..scoring.score import ScoreReport, at_given_share, planned, scored_rows, with_new_images, with_posterior
-from ..scoring.score_tables import ScoredRows, check_output, write_scores
+from ..scoring.score_tables import ScoredRows, check_table, write_scores
 from ..storage.atomic import check_writable
 from ..storage.urls import is_url
 from ..training.sklearn_classifier import PULinearClassifier
@@ -30,6 +31,7 @@ def score_shards(
     *,
     parts: str | None = None,
     deploy_prior: float | str | None = None,
+    force: bool = False,
     workers: int | None = None,
     address: str | None = None,
 ) -> ScoreReport:
@@ -44,6 +46,8 @@ def score_shards(
         See `pucache.score`; with `parts` every node must see the folder `out`, unless it is a URL.
     deploy_prior : float or "auto", optional
         As of `pucache.score`; with ``auto`` all images are new.
+    force : bool
+        As of `pucache.score`.
     workers : int, optional
         Tasks that run at once; by default all that have a core.
     address : str, optional
@@ -63,13 +67,13 @@ def score_shards(
     from .tasks import cluster_tasks  # needs the extra ray
 
     if parts is None:
-        check_output(out)
+        check_table(out, inputs=files_read(model, cache), force=force)
     if not isinstance(model, PULinearClassifier):
         model = PULinearClassifier.load(model)
     model = at_given_share(model, deploy_prior)
     with cluster_tasks(address, workers) as tasks, ExitStack() as stack:
         cache = open_cache(cache)
-        report, tables = planned(model, cache, out, parts)
+        report, tables = planned(model, cache, out, parts, force=force)
         model, report = with_new_images(model, report, deploy_prior)
         shards = shards_of(cache)
         check_readable(tasks, shards, stack.enter_context(probe_file(out)) if parts else "")

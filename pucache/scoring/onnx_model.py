@@ -16,10 +16,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..cache.cache_sources import files_read
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import EncoderSpec
 from ..errors import EncoderError, MissingExtraError, one_line
-from ..storage.atomic import check_writable, replacing
+from ..storage.atomic import replacing
+from ..storage.file_kinds import ONNX
+from ..storage.outputs import check_output
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .score import encoder_of
@@ -78,6 +81,7 @@ def export_onnx(
     *,
     weights: str | Path | None = None,
     images: str = "uint8",
+    force: bool = False,
 ) -> OnnxReport:
     """Write a model as one ONNX file, which needs no pucache.
 
@@ -96,6 +100,8 @@ def export_onnx(
         Of the encoder, as for `pucache.load_encoder`.
     images : {"uint8", "float32"}
         Type of the images.
+    force : bool
+        Replace a file at `out` that is no ONNX model; never the model or the weights.
 
     Returns
     -------
@@ -119,7 +125,7 @@ def export_onnx(
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(f"export to ONNX needs {package}; pip install 'pucache[onnx]'")
-    path = check_writable(out, inputs=[Path(model)] if isinstance(model, str | Path) else [])
+    path = check_output(out, ONNX, inputs=files_read(model, weights), force=force)
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     spec = classifier.encoder_
     network = None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import expit
 
+from ..cache.cache_sources import files_read
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
 from ..encoders.deferred import EncoderOptions
@@ -25,7 +26,7 @@ from ..training.concept_models import ConceptModels
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .new_images import NewImages, check_new_images
-from .score_tables import EarlierScores, ScoredRows, check_output, part_outputs, write_scores, write_wide_scores
+from .score_tables import EarlierScores, ScoredRows, check_table, part_outputs, write_scores, write_wide_scores
 
 if TYPE_CHECKING:
     from ..encoders.deferred import DeferredEncoder
@@ -93,6 +94,7 @@ def score(
     runtime: str = "auto",
     batch_size: int | None = None,
     shard: tuple[int, int] = (1, 1),
+    force: bool = False,
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> ScoreReport:
@@ -130,6 +132,8 @@ def score(
         Only for images: of the encoder, see `pucache.load_encoder`.
     shard, workers
         Only for images: see `pucache.embed`.
+    force : bool
+        Replace a file at `out` that is no table of scores of this format; never a file that is read.
     progress : Progress, optional
         Of the embedding, and of the search for neighbours.
 
@@ -151,7 +155,7 @@ def score(
         `parts` or `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1).
     """
     if parts is None:
-        check_output(out)
+        check_table(out, inputs=files_read(model, images, neighbours), force=force)
     model, pile = open_model(model), None
     if isinstance(model, ConceptModels):
         for name, value in {"neighbours": neighbours, "deploy_prior": deploy_prior}.items():
@@ -179,11 +183,11 @@ def score(
         opened = open_cache(images)  # type: ignore[arg-type]
     caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
     if isinstance(model, ConceptModels):
-        report, tables = planned(model, opened, out, parts)
+        report, tables = planned(model, opened, out, parts, force=force)
         return _score_concepts(model, report, caches, tables)
     if pile is not None and parts is not None:
         raise ValueError("neighbours are searched into one table; leave out parts")
-    report, tables = planned(model, opened, out, parts)
+    report, tables = planned(model, opened, out, parts, force=force)
     earlier = [
         earlier_scores(model, *one) if deploy_prior == "auto" else None for one in zip(caches, tables, strict=True)
     ]
@@ -279,11 +283,11 @@ def _new_rows(caches: Sequence[EmbeddingCache], earlier: Sequence[EarlierScores 
 
 
 def planned(
-    model: PULinearClassifier | ConceptModels, cache: EmbeddingCache, out: str | Path, parts: str | None
+    model: PULinearClassifier | ConceptModels, cache: EmbeddingCache, out: str | Path, parts: str | None, *, force: bool
 ) -> tuple[ScoreReport, Sequence[str | Path]]:
     """Check everything before work; return the report but for the positives, and the tables to write."""
     model.check_fits(cache)  # before the folder of the tables is made
-    tables: Sequence[str | Path] = [out] if parts is None else part_outputs(cache, out, parts)
+    tables: Sequence[str | Path] = [out] if parts is None else part_outputs(cache, out, parts, force=force)
     cache.check("keys")
     failures = len(cache.failures)  # damage is noticed before anything is written
     return ScoreReport(cache, len(cache), 0, failures, parts=0 if parts is None else len(tables)), tables
@@ -340,7 +344,7 @@ def embed_for(
     from ..embedding.embed import EmbedOptions, run_embedding
     from ..images.source import open_source
 
-    open_destination(cache).check_writable()
+    open_destination(cache).check()
     if isinstance(source, str | Path):
         source = open_source(source)  # a missing source is reported before the encoder is loaded
     opened = encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))

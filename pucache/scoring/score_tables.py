@@ -13,8 +13,10 @@ import numpy as np
 
 from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
-from ..storage.atomic import check_writable, is_standard_output
+from ..storage.atomic import is_standard_output
+from ..storage.file_kinds import SCORES, TABLE
 from ..storage.filesystem import folder_files, open_filesystem, store_errors
+from ..storage.outputs import Paths
 from ..storage.table_writer import open_table, six_digits
 from ..storage.urls import is_url, path_or_url, without_secrets
 
@@ -35,23 +37,27 @@ _NAMES_SHOWN = 3
 ScoredRows = dict[str, Any]
 
 
-def check_output(out: str | Path, *, inputs: Iterable[str | Path] = ()) -> None:
-    """Check, before any work, that scores can be written to `out`, and that it is none of the `inputs`.
+def check_table(out: str | Path, *, inputs: Paths = (), force: bool = False) -> None:
+    """Check, before any work, that scores can be written to `out`; see `pucache.storage.outputs.check_output`.
 
     Raises `ValueError` where the name ends neither in .csv nor in .parquet, `OutputError` and `MissingExtraError` where
     the file cannot be written.
     """
-    out = path_or_url(out)
-    if is_url(out):
-        from ..cache.destination import open_destination
+    from ..cache.destination import open_destination  # imports h5py, which readers do not need
 
-        if os.fspath(out) in map(str, inputs):
-            raise OutputError(f"{without_secrets(os.fspath(out))} is also an input; name another file to write")
-        open_destination(out).check_writable()
-    else:
-        check_writable(out, inputs=inputs, is_table=True)
+    open_destination(out).check(table_kind(out), inputs=inputs, force=force)
+    check_suffix(out)
+
+
+def check_suffix(out: str | Path) -> None:
+    """Raise `ValueError` where a name ends neither in .csv nor in .parquet."""
     if _format(out) not in FORMATS:
         raise ValueError(f"{without_secrets(os.fspath(out))} must end in .{' or .'.join(FORMATS)}")
+
+
+def table_kind(out: str | Path) -> str:
+    """Kind of file that scores are written as, by the ending of its name."""
+    return SCORES if _format(out) == "parquet" else TABLE
 
 
 def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
@@ -200,7 +206,7 @@ def _read_parquet(path: Path) -> Any:
     return parquet.read_table(path, columns=list(COLUMNS))
 
 
-def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str) -> list[str]:
+def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, *, force: bool = False) -> list[str]:
     """Tables of the files of a cache, in their order; checked to be writable before any work.
 
     They are called ``FOLDER/NAME.csv`` of the cache file ``NAME.h5``. Raises `ValueError` for another suffix, two
@@ -225,7 +231,7 @@ def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str) -> list
     parts = [f"{folder.rstrip('/') or '/'}/{path.stem}.{suffix}" for path in paths]
     _refuse_surplus(folder, suffix, paths)
     for part in parts[:1] if is_url(folder) else parts:  # one request tells whether a store can be written to
-        check_output(part, inputs=paths)
+        check_table(part, inputs=paths, force=force)
     return parts
 
 

@@ -19,7 +19,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -45,15 +45,11 @@ def is_standard_output(path: str | Path) -> bool:
     return os.fspath(path) in _STANDARD_OUTPUT
 
 
-def check_writable(
-    path: str | Path, *, inputs: Iterable[str | Path] = (), file_format: str | None = "", is_table: bool = False
-) -> Path:
+def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
     """Check, before any work is done, that a file can be written, and return its path; else raise `OutputError`.
 
-    The parent directory is created where it is missing, and leftovers of killed writers are removed. `inputs` are files
-    that must not be overwritten. A file of pucache is replaced by one of its own `file_format` alone
-    (`format_of`), and a cache replaces nothing but a cache; None replaces any file. Tables
-    may also be written to the standard output.
+    Leftovers of killed writers are removed; nothing is created. Tables may also be written to the standard output.
+    What may be replaced is decided in `pucache.storage.outputs`.
     """
     if _URL.match(os.fspath(path)):
         without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
@@ -69,34 +65,24 @@ def check_writable(
         if os.path.lexists(path) and not path.is_file():  # a rename would replace a device such as /dev/null
             what = "a link to no file" if path.is_symlink() and not path.exists() else "not a regular file"
             raise OutputError(f"{path} is {what}; name a file to write instead")
-        if any(_is_same_file(path, other) for other in inputs):
-            raise OutputError(f"{path} is also an input, which would be overwritten; name another file to write")
-        if file_format is not None and path.exists():
-            _check_format(path, file_format)
-        make_folder(path.parent)
-        with tempfile.TemporaryFile(dir=path.resolve().parent):  # has no name, so that nothing of it remains
+        with tempfile.TemporaryFile(dir=_nearest_folder(path)):  # has no name, so that nothing of it remains
             remove_partials(path)
     except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}; choose another path") from error
+        reason = error.strerror or error
+        raise OutputError(f"cannot write {path}: {reason}; it takes a folder that can be written to") from error
     return path
 
 
-def _is_same_file(path: Path, other: str | Path) -> bool:
-    return os.path.exists(other) and path.exists() and path.samefile(other)  # `other` may be a glob of any length
+def _nearest_folder(path: Path) -> Path:
+    """The folder of a file, or the nearest one above it that exists."""
+    folder = Path(os.path.realpath(path)).parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    return folder
 
 
-def _check_format(path: Path, file_format: str) -> None:
-    existing = format_of(path)
-    if existing == file_format:
-        return
-    if existing:
-        raise OutputError(f"{path} is a {existing.replace('-', ' ')}; name another file to write, or remove it first")
-    if file_format == CACHE_FORMAT:
-        raise OutputError(f"{path} exists and is no pucache cache; name another file to write, or remove it first")
-
-
-def make_folder(folder: Path) -> None:
-    """Create a directory and its parents durably; does nothing where it exists."""
+def make_folder(folder: Path) -> list[Path]:
+    """Create a directory and its parents durably; returns those that were missing, the deepest first."""
     missing = []
     while not folder.exists():
         missing.append(folder)
@@ -104,6 +90,20 @@ def make_folder(folder: Path) -> None:
     for directory in reversed(missing):
         directory.mkdir(exist_ok=True)
         fsync_directory(directory.parent)
+    return missing
+
+
+@contextmanager
+def folder_for_output(folder: Path) -> Iterator[None]:
+    """Create a directory and its parents; after an error those that were missing and are empty are removed."""
+    made = make_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # not empty
+            for directory in made:
+                directory.rmdir()
+        raise
 
 
 def fsync_directory(path: Path) -> None:
@@ -167,8 +167,7 @@ def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
                 _send_to_standard_output(Path(folder, "table"))
             return
         target = Path(os.path.realpath(path))
-        make_folder(target.parent)
-        with temporary_file(target, mode) as temporary:
+        with folder_for_output(target.parent), temporary_file(target, mode) as temporary:
             yield temporary
             _publish(temporary, target)
     except OSError as error:
@@ -266,6 +265,11 @@ def format_of(path: str | os.PathLike[str]) -> str:
             beginning = stream.read(64)
     except (OSError, ValueError):  # whoever reads the file reports it
         return ""
+    return format_in(beginning)
+
+
+def format_in(beginning: bytes) -> str:
+    """As `format_of`, of the first 64 bytes of a file."""
     if beginning.startswith(_HDF5):
         return CACHE_FORMAT
     match = _TENSOR_FILE.match(beginning)

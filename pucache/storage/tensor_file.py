@@ -14,7 +14,9 @@ import safetensors.numpy
 
 from ..errors import PUCacheError
 from ..version import __version__
-from .atomic import CACHE_FORMAT, check_writable, format_of, open_regular, replacing
+from .atomic import CACHE_FORMAT, format_of, open_regular, replacing
+from .file_kinds import tensor_kind
+from .outputs import check_output
 
 _BLANK = b"0" * 64  # replaces the checksum while the file is hashed
 _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much memory
@@ -32,8 +34,13 @@ class Kind:
     remedy: str  # for a damaged file, such as "train the model again"
 
 
-def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
-    """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars."""
+def write(
+    path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: dict[str, Any], *, force: bool = False
+) -> None:
+    """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars.
+
+    Raises `OutputError` where a file of another kind is there, unless forced.
+    """
     header = {
         "checksum": _BLANK.decode(),
         "format": kind.format,
@@ -44,7 +51,10 @@ def write(path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: d
     # a single metadata entry, because safetensors writes several in random order
     data = safetensors.numpy.save(tensors, {kind.format: json.dumps(header, sort_keys=True)})
     offset = data.index(_BLANK)
-    with replacing(check_writable(path, file_format=kind.format)) as temporary, temporary.open("wb") as stream:
+    with (
+        replacing(check_output(path, tensor_kind(kind.format), force=force)) as temporary,
+        temporary.open("wb") as stream,
+    ):
         stream.write(data[:offset])
         stream.write(_checksum(data, offset))
         stream.write(memoryview(data)[offset + len(_BLANK) :])

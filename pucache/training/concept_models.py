@@ -38,12 +38,14 @@ class ConceptModels(dict[str, PULinearClassifier]):
         super().__init__(models)
         self.failures = dict(failures or {})
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, force: bool = False) -> None:
         """Write ``CONCEPT.safetensors`` for each concept.
 
         Parameters
         ----------
         folder : path or str
+        force : bool
+            Replace files of another kind too.
 
         Raises
         ------
@@ -51,7 +53,7 @@ class ConceptModels(dict[str, PULinearClassifier]):
             It cannot be written.
         """
         for name, model in self.items():
-            model.save(model_path(folder, name))
+            model.save(model_path(folder, name), force=force)
 
     @classmethod
     def load(cls, folder: str | Path) -> ConceptModels:

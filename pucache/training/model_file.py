@@ -83,8 +83,8 @@ def label_count(state: FittedState) -> LabelCount:
     return _label_count(state.estimates_, state.n_labelled_)
 
 
-def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState) -> None:
-    """Write a fitted classifier; the file is replaced as a whole."""
+def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState, *, force: bool = False) -> None:
+    """Write a fitted classifier; a model is replaced as a whole, a file of another kind where it is forced."""
     parameters = {name: value for name, value in parameters.items() if name != "random_state"} | {"seed": state.seed_}
     if "sgd_settings" in parameters:
         parameters["protocol"] = vars(parameters.pop("sgd_settings"))
@@ -108,7 +108,7 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
         tensors |= {f"sample_{name}": sample[name] for name in _SAMPLE}
         content["sample"] = {name: value for name, value in sample.items() if name not in _SAMPLE}
         content["pile_prior"] = margins.prior
-    tensor_file.write(path, KIND, tensors, content)
+    tensor_file.write(path, KIND, tensors, content, force=force)
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:

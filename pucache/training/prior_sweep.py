@@ -24,6 +24,8 @@ from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..seeds import Seed, drawn_seed
 from ..storage.atomic import replacing
+from ..storage.file_kinds import MARK, TABLE
+from ..storage.outputs import check_output, may_replace_derived
 from ..storage.table_writer import table_writer
 from .cross_fitting import CrossFitter, fit_held_out
 from .labelled_cache import LabelledCache
@@ -251,23 +253,26 @@ def _means(rows: list[dict[str, Any]], name: str) -> dict[float, float]:
     return {prior: float(np.mean([row[name] for row in rows if row["prior"] == prior])) for prior in priors}
 
 
-def write_sweep_table(result: Sweep, path: str | Path) -> None:
+def write_sweep_table(result: Sweep, path: str | Path, *, force: bool = False) -> None:
     """Write the rows of a sweep as CSV.
 
     Parameters
     ----------
     result : Sweep
     path : path or str
+    force : bool
+        Replace a file of another kind than a table too.
     """
     rows = result.rows
-    with replacing(Path(path)) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+    path = check_output(path, TABLE, force=force)
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
         write = table_writer(stream)
         write(list(rows[0]))
         for row in rows:
             write([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
 
 
-def plot_sweep(result: Sweep, path: str | Path) -> None:
+def plot_sweep(result: Sweep, path: str | Path) -> bool:
     """Plot ranking, operating point and training over the prior: lines are means over seeds, dots are seeds.
 
     Where only intervals are stated, bands stand for the lines.
@@ -277,7 +282,14 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
     result : Sweep
     path : path or str
         PNG file to write.
+
+    Returns
+    -------
+    bool
+        Whether it was written: a file that pucache did not write is left as it is.
     """
+    if not may_replace_derived(Path(path)):
+        return False
     from matplotlib.figure import Figure  # takes a third of a second to import
 
     sheet = Figure(figsize=(11, 4.8), layout="constrained")
@@ -302,7 +314,8 @@ def plot_sweep(result: Sweep, path: str | Path) -> None:
             axes.text(0.5, 0.5, "too few labels", transform=axes.transAxes, ha="center")
         axes.grid(alpha=0.3)
     with replacing(Path(path)) as temporary:
-        sheet.savefig(temporary, format="png", dpi=130)
+        sheet.savefig(temporary, format="png", dpi=130, metadata={"Software": MARK})
+    return True
 
 
 def _plot(axes: Any, rows: list[dict[str, Any]], name: str, label: str) -> None:

@@ -489,25 +489,27 @@ class PULinearClassifier(FittedState):
 
     # --- the file --------------------------------------------------------------------------------
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | Path, *, force: bool = False) -> None:
         """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.
 
         Parameters
         ----------
         path : path or str
-            The file is replaced as a whole.
+            A model that is there is replaced as a whole.
+        force : bool
+            Replace a file of another kind too.
 
         Raises
         ------
         OutputError
-            `path` cannot be written.
+            `path` cannot be written, or is a file of another kind.
         """
         if not hasattr(self, "coef_"):
             from sklearn.exceptions import NotFittedError
 
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit before save")
         parameters = {name: value for name, value in sorted(self.get_params().items()) if value is not None}
-        write_model(path, parameters, self)
+        write_model(path, parameters, self, force=force)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -152,7 +152,7 @@ def test_a_url_that_cannot_be_written_is_refused(store, url, fault, reason):
     store.put("folder/c.h5", b"data")
     if fault:
         store.relay.fail(*fault, "denied")
-    assert re.search(reason, one_line(OutputError, open_destination(url).check_writable))
+    assert re.search(reason, one_line(OutputError, open_destination(url).check))
     assert [key for key in store.keys() if "writable" not in key] == ["folder/c.h5"]  # noqa: SIM118  no dict
 
 
@@ -168,7 +168,7 @@ def without_credentials(store, monkeypatch):
 def test_missing_credentials_are_said_to_be_missing(without_credentials):
     reason = "Unable to locate credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
     with pytest.raises(OutputError, match=f"cannot write s3://bucket/c.h5: {reason}"):
-        open_destination("s3://bucket/c.h5").check_writable()
+        open_destination("s3://bucket/c.h5").check()
     with pytest.raises(CacheError, match=f"cannot fetch s3://bucket/c.h5: {reason}"):
         EmbeddingCache("s3://bucket/c.h5")
     with pytest.raises(SourceError, match=f"cannot read s3://bucket/root: {reason}"):

@@ -59,7 +59,7 @@ REPLACED = {
         lambda path: write(path, ["a"], spec=OTHER),
         "holds embeddings of .*other.*the new file .*tiny",
     ),
-    "no cache": (lambda path: path.write_text("precious"), "is not a pucache cache"),
+    "no cache": (lambda path: path.write_text("precious"), "is a text file, where a pucache cache is to be written"),
     "damaged": (lambda path: path.write_bytes(write(path, ["a"]).read_bytes()[:-9]), "ends without pucache's seal"),
 }
 

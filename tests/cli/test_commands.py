@@ -27,6 +27,7 @@ from PIL import Image
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import SENTENCES, main
+from pucache.storage.file_kinds import MARK
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,7 +87,7 @@ def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world,
 
 def test_train_writes_a_model_and_its_metrics(world, trained):
     assert (trained["labelled_positives"], trained["unlabelled"], trained["prior"]) == (LABELLED, N - LABELLED, 0.15)
-    assert json.loads((world / "metrics.json").read_text()) == trained
+    assert json.loads((world / "model.metrics.json").read_text()) == {"written_by": MARK} | trained
     assert trained["estimates"]["auc"] is None and trained["estimates"]["labels"] <= LABELLED
     assert trained["scar"]["verdict"] in ("alike", "too few") and trained["scar"]["labelled"] <= LABELLED
     model = PULinearClassifier.load(world / "model.safetensors")
@@ -112,7 +113,7 @@ def test_train_says_its_method_and_why(world, trained, here):
     expected = f"method {trained['method']}: {settings['reason']}; neighbours by exact search"
     assert expected in run(command, w=world).stdout.splitlines()
     assert "method linear" in run(command + "--method linear", w=world).stdout.splitlines()
-    assert json.loads(Path("metrics.json").read_text())["neighbours"] is None
+    assert json.loads(Path("model.metrics.json").read_text())["neighbours"] is None
     rare = run(command + "--method linear --deploy-prior 0.01", w=world).stdout.splitlines()
     assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in rare
     few = command.replace("{w}/positives.txt", "red/00[0-2].png")

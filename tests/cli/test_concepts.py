@@ -11,6 +11,7 @@ from helpers.command_line import table as read_table
 from helpers.planted import write_cache
 
 from pucache.scoring.score_tables import read_scores
+from pucache.storage.file_kinds import MARK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,8 +57,9 @@ def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
     assert list(metrics["failures"]) == ["blue"] and metrics["concepts"][0]["labelled_positives"] == 35
     assert "blue" in trained.stderr and "not in the cache" in trained.stderr and "blue" not in trained.stdout
     run("train-pu cache.h5 --positives labels/red.txt --device cpu --out alone.safetensors")
-    alone = json.loads((folder / "metrics.json").read_text())
-    assert alone == {name: value for name, value in metrics["concepts"][1].items() if name != "concept"}
+    alone = json.loads((folder / "alone.metrics.json").read_text())
+    of_concept = {name: value for name, value in metrics["concepts"][1].items() if name != "concept"}
+    assert alone == {"written_by": MARK} | of_concept
 
 
 @pytest.mark.parametrize("out", ["wide.csv", "wide.parquet"])

@@ -64,7 +64,7 @@ def points_of(result):
 
 
 def written_metrics():
-    return json.loads(Path("metrics.json").read_text(), parse_constant=pytest.fail)
+    return json.loads(Path("model.metrics.json").read_text(), parse_constant=pytest.fail)
 
 
 def test_train_pu_states_no_figure_below_ten_labels(labelled):

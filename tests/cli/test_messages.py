@@ -210,8 +210,9 @@ BAD = {  # command: (exit code, what the one line must tell)
 @pytest.mark.parametrize("command", BAD)
 def test_what_cannot_be_is_one_line_with_the_remedy_and_touches_nothing(world, bad, here, command):
     code, expected = BAD[command]
-    for name in ("model.safetensors", "metrics.json", "ranked.csv", "scores.csv", "old.json"):
+    for name in ("model.metrics.json", "ranked.csv", "scores.csv", "old.json"):
         Path(name).write_text("precious")
+    shutil.copy(world / "model.safetensors", "model.safetensors")
     shutil.copy(world / "cache.h5", "old.h5")
     before = snapshot(world) | snapshot(here)
     told = refused(command, code, w=world, b=bad)

@@ -59,7 +59,7 @@ def test_with_random_images_the_figures_rest_on_them(review):
     y, s = review(drawn=150)
     lines = run(f"train-pu cache.h5 --session {SESSION}")
     assert f"from 150 {RESTS}" in lines and BIASED not in lines and "AUC" not in lines.splitlines()[2]
-    result = json.loads(Path("metrics.json").read_text())
+    result = json.loads(Path("model.metrics.json").read_text())
     audited = pucache.audit(SESSION)
     confirmed = result["confirmed_positives"]
     assert audited.positives >= 3 and result["prior_estimate"]["method"] == "audit"

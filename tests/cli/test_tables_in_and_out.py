@@ -52,7 +52,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("embed {w}/images c.h5 --labels-to l.csv --label-column kind", 2, "labels are read from Parquet files"),
         ("embed {w}/pile.parquet c.h5 --labels-to l.csv", 2, "go together; give both, or neither"),
         ("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column x", 1, "has no column 'x' of text or numbers"),
-        ("embed {w}/pile.parquet l.csv --labels-to ./l.csv --label-column kind", 2, "are both ./l.csv; name another"),
+        ("embed {w}/pile.parquet l.csv --labels-to ./l.csv --label-column kind", 2, "are one file, ./l.csv; name two"),
         ("embed {w}/pile.parquet c.h5 --labels-to {w}/pile.parquet --label-column kind", 1, "is also an input"),
         ("embed {w}/pile.parquet c.h5 --encoder timm:x --labels-to l.csv --label-column kind", 2, "model called 'x'"),
         ("embed {w}/images c.h5 --key-column id", 2, "columns are named for Parquet files"),

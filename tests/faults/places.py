@@ -170,7 +170,7 @@ class World:
             Job("score", [*score, "cache.h5"], model | cache, ("scores.csv",)),
             Job("score, Parquet", [*score, "cache.h5", "--out", parquet], model | cache, (parquet,)),
             Job("score, images", [*score, str(self.images), *small], model, ("scores.h5", "scores.csv")),
-            Job("train-pu", train, cache | listed, ("model.safetensors", "metrics.json")),
+            Job("train-pu", train, cache | listed, ("model.safetensors", "model.metrics.json")),
             Job("retrieve", ["retrieve-positives", "cache.h5", *known], cache | listed, ("ranked.csv",)),
             Job("sweep", sweep, cache | listed, ("sweep.csv", "sweep.png")),
             Job("export", ["export", "cache.h5", "c.parquet"], cache, ("c.parquet",)),

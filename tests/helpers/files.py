@@ -13,3 +13,8 @@ def damage(path):
     data = bytearray(path.read_bytes())
     data[-5] ^= 1
     path.write_bytes(data)
+
+
+def snapshot(folder):
+    """Content of every file below a folder, by its path."""
+    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -151,7 +151,7 @@ def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, 
     train = ("train-pu", *of, "--method", "linear")
     told = run(*train)
     assert said in told and "positives are hidden in this sample" in told  # about 60, of 300 rows
-    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    metrics = json.loads((tmp_path / "model.metrics.json").read_text())
     assert metrics["unlabelled_sample"] == fields and metrics["unlabelled"] == N - LABELLED
     assert "drawn by seed" not in run(*train, "--all")
     monkeypatch.setattr("pucache.labels.sample.LEAST_HIDDEN", 30)

@@ -1,0 +1,44 @@
+"""Checking the outputs of a command against all that it reads, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from pucache.cache.cache_sources import files_read
+from pucache.cache.destination import open_destination
+from pucache.storage.outputs import check_distinct, may_replace_derived
+
+
+def check_outputs(*outputs: tuple[str, str | None, str], force: bool = False) -> None:
+    """Check the outputs of a command before any work: the parameter, the path, and the kind of file of each.
+
+    Each may be written, is no input and no other output, and replaces its own kind alone unless `force` is set; see
+    `pucache.storage.outputs`. Inputs are what all other parameters of the command name.
+    """
+    context = click.get_current_context()
+    names = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
+    check_distinct([(names[name], path) for name, path, _ in outputs if path is not None])
+    for _, path, kind in outputs:
+        if path is not None:
+            open_destination(path).check(kind, inputs=_inputs(*(name for name, *_ in outputs)), force=force)
+
+
+def check_files(files: Iterable[Path], kind: str, option: str, *, beside: str | None, force: bool = False) -> None:
+    """As `check_outputs`, of files in the folder that the parameter `option` names, and of --metrics `beside` them."""
+    for file in files:
+        check_distinct([("--metrics", beside or "-"), ("a model", file)])
+        open_destination(file).check(kind, inputs=_inputs(option, "metrics"), force=force)
+
+
+def may_write_derived(path: Path, *outputs: str) -> bool:
+    """Whether a file whose name was made from an output's may be written; `outputs` are the parameters of outputs."""
+    return may_replace_derived(path, _inputs(*outputs))
+
+
+def _inputs(*outputs: str) -> Iterator[str]:
+    """Paths that the parameters of the running command name, but for those of its outputs, and what caches add."""
+    parameters = click.get_current_context().params
+    return files_read(*(value for name, value in parameters.items() if name not in outputs))
