@@ -167,7 +167,7 @@ def _exported(opened: Opened) -> list[ExportedState]:
 
 def _keys(options: ImportOptions, tables: list[ParquetFile], n: int) -> tuple[str, Iterable[str | None]]:
     """What the keys are, and their texts; raises `CacheError` or `LabelError` if there is no such file or column."""
-    if isinstance(options.keys, str | os.PathLike):
+    if isinstance(options.keys, str | Path | LabelTable):
         return str(options.keys), (row["key"] for row in read_table(options.keys, KEY_COLUMNS))
     if options.keys is not None:
         return _IN_MEMORY, options.keys

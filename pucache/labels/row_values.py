@@ -102,10 +102,10 @@ def named_positives(positives: str | Path | RowValues, keys: Sequence[str] = ())
     """Keys of positives, from a file as by `listed_positives`, or by key in memory; `LabelError` for bare vectors."""
     if isinstance(positives, str | os.PathLike):
         return listed_positives(positives, keys)
-    keys, values = read_values(positives, (0, 1), "labels", ())
-    if keys is None:
+    named, values = read_values(positives, (0, 1), "labels", ())
+    if named is None:
         raise LabelError("a table of scores names its rows by keys: give labels by key, in a dict, Series or file")
-    return set(keys if values is None else (key for key, value in zip(keys, values, strict=True) if value))
+    return set(named if values is None else (key for key, value in zip(named, values, strict=True) if value))
 
 
 def check_order(cache: EmbeddingCache, what: str) -> None:
