@@ -170,7 +170,7 @@ def test_reviewing_every_row_leaves_nothing_to_find(odd, write_sheet):
     assert Labels.read(odd, path).unlabelled.sum() == 6
 
 
-@pytest.mark.parametrize("bad", [None, 7, 1.5, b"a.png", object()], ids=str)
+@pytest.mark.parametrize("bad", [None, 7, 1.5, b"a.png", object], ids=["None", "7", "1.5", "bytes", "a class"])
 def test_what_is_no_kind_of_labels_is_refused_with_the_kinds_that_are(odd, bad):
     text = one_line(LabelError, open_labels, odd, bad)
     assert re.search("expected labels as a file or list of keys, or one value .* a row; got", text)
