@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -54,6 +55,9 @@ class EmbeddingCache:
         self.encoder = self.files[0].encoder
         self._starts = np.cumsum([0, *map(len, self.files)])
         self._check_disjoint()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return EmbeddingCache, tuple(self.files)
 
     def _check_disjoint(self) -> None:
         key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None

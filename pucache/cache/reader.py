@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -144,6 +144,10 @@ class CacheFile:
         self.encoder, self.source, self.shard = attributes.encoder, attributes.source, attributes.shard
         self.created, self.pucache_version = attributes.created, attributes.pucache_version
         self.reordered = attributes.reordered
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path: another process maps the file itself."""
+        return _open_same, (self.path.absolute(), self.checksum)
 
     def __len__(self) -> int:
         return self.header.rows
@@ -283,6 +287,14 @@ class CacheFile:
             decode_texts(block.tolist())
             drop_pages(keys)
         _ = self.records  # decoded
+
+
+def _open_same(path: Path, checksum: str) -> CacheFile:
+    """The file that was pickled; raises `CacheError` where another one has taken its name."""
+    file = CacheFile(path)
+    if file.checksum != checksum:
+        raise CacheError(f"{path} is another cache than the one that was pickled; open it anew, and pickle that")
+    return file
 
 
 def not_finite_error(files: Sequence[CacheFile], rows: np.ndarray) -> CacheError:
