@@ -33,7 +33,7 @@ from .progress import terminal_progress
 @options.option(
     "--key-column",
     metavar="NAME",
-    help="Column of the keys of a manifest, or of Parquet files.  [default: that of the paths; the path beside each image]",
+    help="Column of the keys of a manifest, or of Parquet files.  [default: the paths in them]",
 )
 @options.encoding_of_text
 @options.option(

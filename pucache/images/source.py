@@ -94,7 +94,8 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None,
         return ManifestSource(path if is_url(path) else os.path.abspath(path), **columns)
     if columns:
         raise ValueError(
-            f"columns are named for Parquet files and manifests, encodings for manifests; {path} is none: leave them out"
+            f"columns are named for Parquet files and manifests, encodings for manifests alone; {path} is none: leave "
+            "them out"
         )
     remote = is_url(where)
     name = without_secrets(where) if remote else where
