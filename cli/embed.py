@@ -38,8 +38,7 @@ _SHOWN_ENDINGS = 4
 @options.option(
     "--key-column",
     metavar="NAME",
-    help="Column of the keys of a manifest or of Parquet files.  [default: the column of the paths, or the path beside "
-    "each image]",
+    help="Column of the keys of a manifest, or of Parquet files.  [default: the paths in them]",
 )
 @options.encoding_of_text
 @options.option(

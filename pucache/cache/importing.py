@@ -26,6 +26,7 @@ from ..storage.file_kinds import CACHE
 from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
 from ..storage.rows import rows_not_finite
+from ..storage.tables import LabelTable
 from ..version import __version__
 from .import_files import Columns
 from .import_sources import ImportOptions, ImportSource
@@ -69,7 +70,7 @@ def import_embeddings(
     source: str | Path | np.ndarray,
     out: str | Path,
     *,
-    keys: str | Path | Sequence[str] | None = None,
+    keys: str | Path | LabelTable | Sequence[str] | None = None,
     key_column: str | None = None,
     row_numbers: bool = False,
     embedding_column: str | None = None,
@@ -93,7 +94,7 @@ def import_embeddings(
         names: also the folder that clip-retrieval writes (``img_emb``, ``metadata``). Or an array.
     out : path or str
         The file to write.
-    keys : path, str or sequence of str, optional
+    keys : path, LabelTable or sequence of str, optional
         One for each row, unique, in any order. A path: a text file, or a CSV with a ``key`` column.
     key_column : str, optional
         Column of the metadata, or of the Parquet file, to take as keys: text or integers. Default: the first

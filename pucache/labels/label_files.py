@@ -184,7 +184,7 @@ def _read_listing(listing: str | os.PathLike[str]) -> list[Row] | None:
         return None
     if not is_url(listing) and not os.path.exists(listing):  # unlike Path.exists, False for names that no file can have
         raise LabelError(
-            f"no such file: {listing}; expected a text file of keys, a table, or a glob such as 'positives/**'"
+            f"no such file: {listing}; expected a text file of keys, a CSV, or a glob such as 'positives/**'"
         )
     return read_table(listing)
 

@@ -38,23 +38,23 @@ def meaning(cell: str | None) -> int | None:
         return None
 
 
-def as_labels(rows: Sequence[dict[str, Any]], column: str, value: str | None, *, exact: bool) -> None:
+def as_labels(rows: Sequence[dict[str, Any]], name: str, column: str, value: str | None, *, exact: bool) -> None:
     """Turn the cells ``label`` of rows into 1, 0 and blank where a `value` means 1, and log the cells that were met.
 
-    `column` names the column in messages. Raises `LabelError` where no cell is the value.
+    `name` and `column` are those of messages. Raises `LabelError` where no cell is the value.
     """
     met = Counter(row["label"] for row in rows)
     if value is None:
         meanings = {cell: "" if is_blank(cell) else str(meaning(cell)) for cell in met}
     else:
-        meanings = _compared(met, column, value, exact)
+        meanings = _compared(met, f"{name} has no {value!r} in the column {column!r}", value, exact)
         for row in rows:
             row["label"] = meanings[row["label"]]
     if value is not None or not met.keys() <= _PLAIN:
-        _log_once(f"labels in {column}: {_described(met, meanings)}")
+        _log_once(f"labels in {name}: {_described(met, meanings)}")
 
 
-def _compared(met: Counter[str | None], column: str, value: str, exact: bool) -> dict[str | None, str]:
+def _compared(met: Counter[str | None], problem: str, value: str, exact: bool) -> dict[str | None, str]:
     """1, 0 or blank for each cell."""
 
     def form(cell: str) -> str:
@@ -64,7 +64,7 @@ def _compared(met: Counter[str | None], column: str, value: str, exact: bool) ->
     if met and not positive:
         cells = sorted({cell if exact else cell.strip() for cell in met if cell is not None and not is_blank(cell)})
         shown = ", ".join(map(repr, cells[:5])) or "blank cells alone"
-        raise LabelError(f"{column} has no {value!r}; it has {shown}" + (", compared exactly" if exact else ""))
+        raise LabelError(f"{problem}; it has {shown}" + (", compared exactly" if exact else ""))
     return {cell: "1" if cell in positive else "" if is_blank(cell) else "0" for cell in met}
 
 

@@ -56,8 +56,10 @@ def find_column(columns: Sequence[str], names: Sequence[str], where: str, meanin
 
 def _two(fitting: Sequence[str], where: str, meaning: str) -> str:
     option = _OPTIONS.get(meaning)
-    if len(set(fitting)) == 1:
-        text = f"{where} has two columns {fitting[0]!r}; rename one" + (", or name another" if option else "")
+    if len(set(map(plain_name, fitting))) == 1:
+        text = f"{where} has two columns {plain_name(fitting[0])!r}; rename one" + (
+            ", or name another" if option else ""
+        )
     else:
         text = f"{where} has columns {fitting[0]!r} and {fitting[1]!r}, and either may be the {meaning}; rename one"
         text += ", or name the one to take" if option else ""

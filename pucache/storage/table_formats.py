@@ -251,7 +251,8 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise LabelError(
-            f"{name} cannot be read as a spreadsheet, .xlsx, .ods or .xls ({one_line(error)}); save its sheet as CSV"
+            f"{name} is a spreadsheet (.xlsx, .ods or .xls) that cannot be read: {one_line(error)}; save its sheet "
+            "as CSV"
         ) from error
     filled = {title: rows for title, rows in sheets.items() if rows}
     if not filled:

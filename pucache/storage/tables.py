@@ -111,8 +111,7 @@ def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) ->
     if empty := next((row for row in table.rows if not row["key"]), None):
         raise LabelError(f"{chosen} has a row without a key, {empty.line}; complete or remove it")
     if "label" in table.found:
-        column = f"{chosen}, column {table.found['label']!r}"
-        as_labels(table.rows, column, chosen.value, exact=chosen.exact)
+        as_labels(table.rows, str(chosen), table.found["label"], chosen.value, exact=chosen.exact)
     return table.rows
 
 

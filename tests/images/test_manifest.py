@@ -89,10 +89,10 @@ def test_a_key_column_names_the_images_where_a_cache_can_keep_it(tmp_path):
         ("m.csv", b"key,path\nk,a.png\nk,b.png\n", "names 'k' twice; keys must be unique"),
         ("m.txt", b"sftp://u:pw@h/a.png\n", "names sftp://h/a.png with its password, which .*; add a 'key' column"),
         ("m.csv", b"picture,label\na.png,1\n", "has columns picture, label; expected one called 'path'"),
-        ("m.tsv", b"path,label\na.png,1\n", "has columns path,label; expected one called 'path'"),
+        ("m.tsv", b"picture,label\na.png,1\n", "has columns picture, label; expected one called 'path'.*--key-column"),
         ("m.csv", b"", r"has columns \(none\); expected one called 'path'"),
         ("m.csv", b"path\n", "names no image"),
-        ("m.txt", "é.png".encode("latin-1"), r"is not UTF-8 text \(byte 0\); save it as UTF-8"),
+        ("m.txt", b"\x81.png", r"is not UTF-8 text \(byte 0\), nor cp1252; name its encoding"),
         ("m.csv", b'path\n"a.png', "line 2: unexpected end of data"),
     ],
 )

@@ -92,7 +92,7 @@ def test_names_of_one_file_and_none_are_refused(cache, names, text):
     [
         ("gone.csv", None, "no such file"),
         ("t.csv", "key,label\n0.png,1\n", "expected key,concept"),
-        ("t.parquet", "text", "as Parquet"),
+        ("t.parquet", "PAR1 text", "as Parquet"),
         ("t.csv", "key,concept\ngone.png,cat\n", "none of the 1 concepts"),
     ],
 )

@@ -66,14 +66,14 @@ def test_names_of_columns_are_read_without_case_and_spaces(write, header):
 
 
 def test_a_column_that_may_be_the_labels_is_refused_and_not_ignored(write):
-    path = write("found.csv", "key,labels\na.png,1\nb.png,0\n")
+    path = write("found.csv", "key,found\na.png,1\nb.png,0\n")
     for read in (listed_positives, lambda path: read_truth(path, ["a.png"])):
         with pytest.raises(
-            LabelError, match=r"found\.csv has no column 'label', but 'labels': call .* 'label'"
+            LabelError, match=r"found\.csv has no column 'label', but 'found': call .* 'label'"
         ) as caught:
             read(path)
         assert "\n" not in str(caught.value)
-    with pytest.raises(LabelError, match="one 'label' at most"):
+    with pytest.raises(LabelError, match="has two columns 'label'; rename one, or name another: --label-column"):
         listed_positives(write("found.csv", "key,label,Label\na.png,1,0\n"))
     assert listed_positives(write("ranked.csv", "rank,key,score\n1,a.png,0.5\n")) == {"a.png"}
 

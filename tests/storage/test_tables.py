@@ -40,13 +40,17 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("keys.csv", "path,label\na,1\n", "has columns path, label; expected one called 'key'"),
+        (
+            "keys.csv",
+            "picture,label\na,1\n",
+            "columns picture, label; expected one called 'key', .*by --key-column",
+        ),
         ("keys.csv", "", r"has columns \(none\); expected one called 'key'"),
         ("keys.csv", 'key\na\n"b\n', "keys.csv line 3: unexpected end of data"),
         ("keys.csv", 'key\n"a"b\n', "keys.csv line 2: "),
         ("keys.csv", "key,label\na,1\n,1\n", "has a row without a key"),
         ("keys.csv", "note,key\na\n", "has a row without a key"),
-        ("keys.txt", b"a.png\n\xe9.png\n", r"not UTF-8 text \(byte 6\)"),
+        ("keys.txt", b"a.png\n\x81.png\n", r"not UTF-8 text \(byte 6\), nor cp1252; name its encoding: --encoding"),
     ],
 )
 def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, message):
