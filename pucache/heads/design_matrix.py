@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..devices import free_memory
+from ..devices import free_memory, upload
 from ..storage.rows import RowMatrix, release_pages, take_rows
 from ..threads import limited_threads, worker_threads
 from .linear_heads import FittedHeads
@@ -171,4 +171,4 @@ class DesignMatrix:
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     """A float32 copy in C order on the device, where it is converted."""
-    return torch.tensor(np.ascontiguousarray(rows)).to(device).float()
+    return upload(torch.tensor(np.ascontiguousarray(rows)), device).float()

@@ -20,4 +20,13 @@ def test_every_check_gives_figures_on_the_cpu(tmp_path):
     assert differences and max(differences) < 1e-5
     assert not [line for line in found if "error" in line]
     page = (tmp_path / "gpu.md").read_text()
-    assert all(f"| {name} |" in page for name in names)
+    assert found[0]["environment"] in page and all(f"| {name} |" in page for name in names[1:])
+
+
+def test_a_group_that_takes_too_long_is_an_error_and_the_next_one_runs(tmp_path, monkeypatch):
+    machine, libraries = ({name: gpu.CHECKS[name]} for name in ("machine", "faiss beside torch"))
+    monkeypatch.setattr(gpu, "GROUPS", [(0.01, machine), (120, libraries)])
+    assert gpu.main([str(tmp_path), "--device", "cpu", "--quick"]) == 1
+    first, second = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    assert first["error"] == "RuntimeError: not finished within 0.01 s, ended with -9"
+    assert second["check"] == "faiss beside torch" and "error" not in second
