@@ -347,7 +347,8 @@ def test_no_body_is_an_error_of_the_server(client, path, body):
 
 
 def test_a_table_that_is_none_is_refused_whole(visitor):
-    for csv in ("", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"):
+    long = ["k" * length for length in (501, 131_073, 1 << 20)]  # a first line that is no header
+    for csv in (*long, "", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"):
         error = visitor.post("/api/import", 400, csv=csv)["error"]
         assert error and "\n" not in error and "/tmp" not in error
         assert visitor.get("/api/state")["decided"] == 0
