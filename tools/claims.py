@@ -29,7 +29,7 @@ NOT_PROSE = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _SOURCE = re.compile(r"(?:([\d.e]+) / )?(?:(min|max|mean|sum) of )?(.+?)(?: ([*/]) ([\d.e]+))?", re.DOTALL)
-COMPUTED = re.compile(r"\b(?:computed|assumed)\b", re.IGNORECASE)
+COMPUTED = re.compile(r"\b(?:computed|assumed|measured once)\b", re.IGNORECASE)
 
 
 class ClaimError(Exception):
@@ -59,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class ComputedSection:
-    """A section of a page whose figures are computed or assumed, but for those that a claim names."""
+    """A section of a page whose figures are computed, assumed or of one run, but for those that a claim names."""
 
     page: str
     heading: str
@@ -107,7 +107,7 @@ def computed_span(section, root=ROOT):
     if len(hits) != 1:
         raise ClaimError(f"{section.page}: {len(hits)} headings {section.heading!r}; expected one")
     if not COMPUTED.search(hits[0][1]):
-        raise ClaimError(f"{section.page}: {section.heading!r} does not say what is computed or assumed")
+        raise ClaimError(f"{section.page}: {section.heading!r} does not say what is computed, assumed or measured once")
     return hits[0].span(1)
 
 

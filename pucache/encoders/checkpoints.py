@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import logging
-import pickle
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
@@ -109,7 +108,7 @@ def _unpickled(path: Path) -> Any:
         )
     try:
         return _load(path, dict.fromkeys(names, _Placeholder))
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # torch's unpickler has an error of pickle, which is not imported here
         if "SETITEM" not in str(error):
             raise
         return _load(path, {name: _Placeholder if name.startswith("numpy.") else _DictPlaceholder for name in names})

@@ -79,7 +79,8 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None,
     """
     path, options = split_options(os.fspath(where))
     options |= {name: value for name, value in (("key", key_column), ("encoding", encoding)) if value is not None}
-    _check_encoding(options.get("encoding"))
+    if "encoding" in options:
+        options["encoding"] = _encoding(options["encoding"])
     remote = is_url(path)
     if not remote and _holds_parquet(path):
         path = f"{path.rstrip('/')}/*.parquet"
@@ -117,13 +118,12 @@ def _of_kind(path: str, location: str, options: dict[str, str]) -> Source:
     raise SourceError(f"{path} is not a source; {EXPECTED}")
 
 
-def _check_encoding(encoding: str | None) -> None:
+def _encoding(name: str) -> str:
+    """Python's name of an encoding; raises `ValueError` where it has none."""
     try:
-        codecs.lookup(encoding or "utf-8")
+        return codecs.lookup(name).name
     except LookupError as error:
-        raise ValueError(
-            f"unknown encoding {encoding!r}; use one of Python's, such as cp932, gbk or latin-1"
-        ) from error
+        raise ValueError(f"unknown encoding {name!r}; use one of Python's, such as cp932, gbk or latin-1") from error
 
 
 def _check_options(options: dict[str, str], allowed: tuple[str, ...], name: str) -> None:

@@ -123,8 +123,9 @@ class RunFolder:
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
         in_use = RunError(f"{path} is being trained in by another process; wait for it, or name another folder")
+        lock = check_writable(path / _LOCK)
         self._open.enter_context(folder_for_output(path))
-        self._open.enter_context(exclusive_lock(check_writable(path / _LOCK), in_use))
+        self._open.enter_context(exclusive_lock(lock, in_use))
         self._open.callback(self._remove_lock_of_nothing)
 
     def __enter__(self) -> RunFolder:

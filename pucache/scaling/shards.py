@@ -17,7 +17,7 @@ from ..cache.local_copies import url_of_copy
 from ..cache.reader import CacheFile
 from ..cache.remote import local_copies
 from ..errors import CacheError
-from ..storage.atomic import temporary_file
+from ..storage.atomic import folder_for_output, temporary_file
 from ..storage.urls import is_url, path_or_url
 
 if TYPE_CHECKING:
@@ -89,5 +89,5 @@ def probe_file(folder: str | Path) -> Iterator[str]:
     if is_url(location):
         yield ""
         return
-    with temporary_file(Path(location, "nodes")) as file:
+    with folder_for_output(Path(location)), temporary_file(Path(location, "nodes")) as file:
         yield str(file)

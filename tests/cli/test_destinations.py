@@ -13,7 +13,9 @@ from helpers.files import snapshot
 from helpers.planted import planted
 from PIL import Image
 
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
+from pucache.neighbours.graph import cached_graph
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 # Parameters of text that name no file; those of OUTPUTS are written, all others are read
@@ -91,15 +93,16 @@ def inputs(tmp_path_factory):
         Image.new("RGB", (8, 8)).save(folder / "photos" / name)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"x"], "kind": ["a"]}), folder / "photos.parquet")
     (folder / "photos.csv").write_text('path,kind\n"photos/b.jpg",b\n')
-    write(folder / "cache.h5", ["a.png"], source=str(folder / "photos"))
+    write(folder / "cache.h5", ["a.png", "z.png"], source=str(folder / "photos"))
     write(folder / "pile.h5", ["b.png"], source=str(folder / "photos.parquet"))
     write(folder / "shards/1.h5", ["c.png"], source=str(folder / "photos.csv"))
     write(folder / "shards/2.h5", ["d.png"])
     X, s, _ = planted(60, d=4, labelled=20)
     np.save(folder / "X.npy", X)
     model = PULinearClassifier(prior=0.3, penalty=0.01, method="linear", device="cpu").fit(X, s)
-    for name in ("model", "models/deer", "w", "run/encoder", "cache.h5.neighbours"):
-        model.save(folder / (name if "." in name else f"{name}.safetensors"))
+    for name in ("model", "models/deer", "w", "run/encoder"):
+        model.save(folder / f"{name}.safetensors")
+    cached_graph(EmbeddingCache(folder / "cache.h5"), device="cpu")
     (folder / "cache.h5.review/decisions.sqlite").write_bytes(b"SQLite format 3\0")
     for name in ("positives.txt", "keys.txt", "concepts/deer.txt"):
         (folder / name).write_text("a.png\n")

@@ -55,7 +55,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("embed {w}/pile.parquet l.csv --labels-to ./l.csv --label-column kind", 2, "are one file, ./l.csv; name two"),
         ("embed {w}/pile.parquet c.h5 --labels-to {w}/pile.parquet --label-column kind", 1, "is also an input"),
         ("embed {w}/pile.parquet c.h5 --encoder timm:x --labels-to l.csv --label-column kind", 2, "model called 'x'"),
-        ("embed {w}/images c.h5 --key-column id", 2, "columns are named for Parquet files"),
+        ("embed {w}/images c.h5 --key-column id", 2, "a column of keys is named, which is for Parquet"),
         ("train-pu {w}/cache.h5 --positives a.txt --key-column x", 2, "are for a table of labels; name one"),
         ("review {w}/cache.h5 --label-value x", 2, "are for a table of labels; name one"),
         ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),

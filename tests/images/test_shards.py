@@ -264,7 +264,7 @@ def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
         ({"a": [b"1"], "b": [b"2"]}, "", "has several columns of bytes, a, b; name one: 'FILE#image=a'"),
         ({"a": [b"1"]}, "#image=b", "has no column 'b' of image bytes; its columns are a .binary"),
         ({"a": [b"1"]}, "#key=b", "has no column 'b' of text or numbers; it has a"),
-        ({"a": [b"1"]}, "#key=a", "has bytes in the column 'a'; expected text or numbers"),
+        ({"a": [b"\xff"]}, "#key=a", "has bytes in the column 'a'; expected text or numbers"),
         ({"a": [b"1"], "k": [None]}, "#key=k", "has no value in the column 'k', row 0"),
         ({"a": [b"1", b"2"], "k": [7, 7]}, "#key=k", "repeats '7' in the column 'k', row 1; name a column of unique"),
     ],
@@ -282,7 +282,7 @@ def test_a_file_of_other_columns_or_cut_off_is_a_failure_beside_others(tmp_path)
     assert {key.split("/")[0] for key in listing.keys} == {"a.parquet"}
     assert "damaged or truncated" in listing.failures["b.parquet"]
     assert "has no column of image bytes" in listing.failures["c.parquet"]
-    with pytest.raises(ValueError, match="columns are named for Parquet files"):
+    with pytest.raises(ValueError, match="a column of keys is named, which is for Parquet"):
         open_source(write(tmp_path / "x/a.png", b"").parent, key_column="id")
 
 

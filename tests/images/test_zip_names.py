@@ -141,7 +141,7 @@ def test_the_name_of_the_source_holds_the_encoding_and_opens_it_again(tmp_path):
     ("where", "problem"),
     [
         ("x.zip#encoding=nonsense", "unknown encoding 'nonsense'"),
-        ("folder#encoding=gbk", "an encoding is named for tar"),
+        ("folder#encoding=gbk", "an encoding is named, which is for manifests, tar"),
     ],
 )
 def test_encodings_that_do_not_fit_are_refused(where, problem):

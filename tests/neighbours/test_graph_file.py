@@ -64,7 +64,6 @@ DAMAGE = {
     "empty": lambda data: b"",
     "half": lambda data: data[: len(data) // 2],
     "flipped": lambda data: data[:-99] + bytes([data[-99] ^ 4]) + data[-98:],
-    "text": lambda data: b"precious notes\n" * 40,
 }
 
 
@@ -79,6 +78,13 @@ def test_a_damaged_graph_is_made_anew(cache, damage, made, said):
     assert same(cached_graph(cache, device="cpu"), right) and len(made) == 2
     assert not said(logging.WARNING)
     assert path.read_bytes() == whole and same(cached_graph(cache), right) and len(made) == 2
+
+
+def test_a_file_of_its_name_that_pucache_did_not_write_is_left_alone(cache, made, said):
+    path = graph_path(cache)
+    path.write_bytes(b"precious notes\n" * 40)
+    assert same(cached_graph(cache, device="cpu"), neighbour_graph(X, device="cpu"))
+    assert "is a text file" in said(logging.WARNING)[-1] and path.read_bytes() == b"precious notes\n" * 40
 
 
 def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(cache, tmp_path, made):
