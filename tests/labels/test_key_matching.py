@@ -1,0 +1,135 @@
+"""Keys that another tool has spelled name the right images by a rule, or none."""
+
+import unicodedata
+
+import pytest
+from helpers.refusals import one_line
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pucache.cache.keys import Keys, encode_keys
+from pucache.errors import LabelError
+from pucache.labels.key_matching import RULES, offered_rule, respelled
+from pucache.labels.label_files import find_keys, listed_positives, read_truth
+from pucache.storage.tables import LabelTable
+
+NAMES = [*(f"train/car/{number:04}.png" for number in range(6)), "train/cat/a b.jpg", "train/cat/Zoé.JPG", "v1.2"]
+IMAGES = sorted(NAMES, key=str.encode)
+KEYS = Keys([encode_keys(IMAGES)])
+
+
+def name_of(key):
+    return key.rpartition("/")[2]
+
+
+def without_ending(key):
+    return key if key == "v1.2" else key.rpartition(".")[0]
+
+
+def uploaded(key):
+    return f"3f9a12bc-{name_of(key)}"
+
+
+SPELLED = {
+    "quotes": lambda key: f' "{key}"',
+    "slashes": lambda key: key.replace("/", "\\"),
+    "url": lambda key: key.replace("/", "%2F").replace(" ", "%20"),
+    "unicode": lambda key: unicodedata.normalize("NFD", key),
+    "case": str.upper,
+    "hash": lambda key: f"{key.removesuffix(name_of(key))}{uploaded(key)}",
+    "numbers": lambda key: key.replace("/000", "/"),
+    "endings": without_ending,
+    "folders": lambda key: f"/data/photos/{key}",
+    "ends": lambda key: key.removeprefix("train/"),
+    "names": lambda key: f"elsewhere/{name_of(key)}",
+    "slashes+folders": lambda key: "C:\\photos\\" + key.replace("/", "\\"),
+    "case+folders": lambda key: f"D:/Fotos/{key.upper()}",
+    "endings+ends": lambda key: name_of(without_ending(key)),
+    "hash+names": lambda key: f"upload/1/{uploaded(key)}",
+}
+
+
+@pytest.mark.parametrize("rule", SPELLED)
+def test_a_rule_is_found_and_names_the_images(rule):
+    given_as = {SPELLED[rule](image): image for image in IMAGES}
+    unknown = [key for key, image in given_as.items() if key != image]
+    known = [image for key, image in given_as.items() if key == image]
+    assert offered_rule(KEYS, unknown, known) == rule
+    assert respelled(list(given_as), KEYS, rule, "x.txt") == IMAGES
+    assert respelled(list(given_as), KEYS, "auto", "x.txt") == IMAGES
+
+
+@pytest.mark.parametrize("listed", ["12", "12.0"])
+def test_a_spreadsheet_s_numbers_name_images(listed):
+    keys = Keys([encode_keys(["x/0012.png", "x/0120.png"])])
+    assert offered_rule(keys, [listed]) == "numbers+endings+ends"
+    assert respelled([listed], keys, "auto", "x.csv") == ["x/0012.png"]
+    assert offered_rule(Keys([encode_keys(["000012", "000120"])]), [listed]) == "numbers"
+
+
+@pytest.mark.parametrize(
+    ("images", "listed", "known"),
+    [
+        (["car/1.png", "cat/1.png"], ["1.png"], []),  # two images
+        (["car/1.png"], ["1.png", "x/1.png"], []),  # two keys of one image
+        (["car/1.png"], ["1.png"], ["car/1.png"]),
+        (["car/1.png", "car/2.png"], ["1.png", "3.png"], []),  # one that is nowhere
+        (["A.png", "a.png"], ["a.PNG"], []),
+        ([], ["a"], []),
+    ],
+)
+def test_no_rule_is_offered_where_a_key_names_no_image_of_its_own(images, listed, known):
+    assert offered_rule(Keys([encode_keys(images)]), listed, known) == ""
+
+
+TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), min_size=1)
+
+
+@given(
+    images=st.sets(TEXT, min_size=1, max_size=8),
+    listed=st.lists(TEXT, max_size=5),
+    rule=st.sampled_from(sorted(RULES)),
+)
+def test_what_is_matched_is_an_image_of_its_own(images, listed, rule):
+    keys = Keys([encode_keys(sorted(images, key=str.encode))])
+    try:
+        found = respelled(listed, keys, rule, "x.txt")
+    except LabelError as error:
+        assert "--match-keys" in str(error)
+        return
+    named = {key: image for key, image in zip(listed, found, strict=True) if image in images}
+    assert len(set(named.values())) == len(named)
+    assert all(image == key for key, image in zip(listed, found, strict=True) if key not in named)
+
+
+def test_the_error_names_the_rule_and_the_rule_is_taken_and_said(write, caplog):
+    path = str(write("found.txt", "0001.png\n0002.png\n0002.png\n"))
+    text = one_line(LabelError, find_keys, KEYS, path)
+    assert "as the ends of keys each names one image: --match-keys ends" in text
+    assert find_keys(KEYS, LabelTable(path, match_keys="ends")).tolist() == [1, 2]
+    assert "found.txt: 2 of 2 keys are matched by ends, such as '0001.png' as 'train/car/0001.png'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("listed", "rule", "reason"),
+    [
+        (["1.png"], "ends", "1 keys in x.txt name several images by --match-keys ends"),
+        (["CAR/1.png", "car/1.PNG"], "case", "'CAR/1.png' and 'car/1.PNG' in x.txt are one image by --match-keys case"),
+    ],
+)
+def test_a_rule_that_does_not_tell_images_apart_is_refused(listed, rule, reason):
+    keys = Keys([encode_keys(["car/1.png", "cat/1.png"])])
+    assert reason in one_line(LabelError, respelled, listed, keys, rule, "x.txt")
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match=r"match_keys must be auto, or of quotes, slashes, .*; got 'base'"):
+        respelled(["x"], KEYS, "ends+base", "x.txt")
+
+
+def test_truth_may_cover_other_images(write):
+    path = str(write("truth.csv", "key,label\n0001.png,1\n0002.png,0\nelsewhere.png,1\n"))
+    scored = [IMAGES[2], IMAGES[1], "other.png"]
+    assert "--match-keys ends" in one_line(LabelError, read_truth, path, scored)
+    assert read_truth(LabelTable(path, match_keys="ends"), scored).tolist() == [0, 1, -1]
+    assert listed_positives(LabelTable(path, match_keys="auto"), scored) == {IMAGES[1], "elsewhere.png"}

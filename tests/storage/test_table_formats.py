@@ -1,0 +1,241 @@
+"""The same table in every form, type and encoding gives the same rows."""
+
+import csv
+import io
+import json
+import re
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+from helpers.refusals import one_line
+from helpers.spreadsheets import write_ods, write_xlsx
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import feather, ipc, parquet
+
+from pucache.errors import LabelError
+from pucache.storage.tables import LabelTable, read_rows, read_table
+
+# no controls, which XML has no way to write; no marks that other tests are about
+LETTERS = st.characters(exclude_categories=["Cs", "Cc", "Co", "Cn", "Zs", "Zl", "Zp"], exclude_characters="\ufeff")
+KEYS = st.lists(st.text(LETTERS, min_size=1, max_size=12), min_size=1, max_size=5, unique=True)
+
+TEXT = pa.string()
+
+
+def separated(mark, encoding, before=""):
+    def write(path, columns, rows):
+        text = io.StringIO(newline="")
+        csv.writer(text, delimiter=mark, quoting=csv.QUOTE_ALL).writerows([columns, *rows])
+        path.write_bytes((before + text.getvalue()).encode(encoding))
+
+    return write
+
+
+def arrow(write, kind=TEXT):
+    def of(path, columns, rows):
+        cells = [
+            [cell.encode() if holds_bytes(kind) else cell for cell in column] for column in zip(*rows, strict=True)
+        ]
+        write(pa.table([pa.array(column, kind) for column in cells], list(columns)), path)
+
+    return of
+
+
+def holds_bytes(kind):
+    return "binary" in str(kind)
+
+
+def of_dictionaries(write):
+    def of(path, columns, rows):
+        encoded = [pa.array(column).dictionary_encode() for column in zip(*rows, strict=True)]
+        write(pa.table(encoded, list(columns)), path)
+
+    return of
+
+
+def stream(table, path):
+    with ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
+def of_json(content):
+    return lambda path, columns, rows: path.write_text(json.dumps(content(list(columns), rows)))
+
+
+def json_lines(path, columns, rows):
+    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows))
+
+
+def records(columns, rows):
+    return [dict(zip(columns, row, strict=True)) for row in rows]
+
+
+VIEWS = [pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()]
+
+
+def columns_of(columns, rows):
+    return dict(zip(columns, map(list, zip(*rows, strict=True)), strict=True))
+
+
+def pandas(columns, rows):
+    return {name: {str(n): row[at] for n, row in enumerate(rows)} for at, name in enumerate(columns)}
+
+
+def index(columns, rows):
+    return {str(n): row for n, row in enumerate(records(columns, rows))}
+
+
+def split(columns, rows):
+    return {"columns": columns, "index": [*range(len(rows))], "data": rows}
+
+
+ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
+FORMS = {
+    **{f"{mark!r} {name}": (".csv", separated(mark, name)) for mark in ",;\t|" for name in ENCODINGS},
+    "sep=": (".csv", separated(";", "utf-8-sig", "sep=;\r\n")),
+    "tab": (".tab", separated("\t", "utf-8")),
+    "tsv": (".tsv", separated("\t", "utf-16")),
+    **{f"json {form.__name__}": (".json", of_json(form)) for form in (records, columns_of, pandas, index, split)},
+    "lines": (".jsonl", json_lines),
+    "JSON without its ending": (".txt", of_json(records)),
+    "lines without their ending": ("", json_lines),
+    "xlsx": (".xlsx", lambda path, columns, rows: write_xlsx(path, {"a": [], "b": [columns, *rows]})),
+    "ods": (".ods", lambda path, columns, rows: write_ods(path, {"b": [columns, *rows]})),
+    "a workbook called CSV": (".csv", lambda path, columns, rows: write_xlsx(path, {"b": [columns, *rows]})),
+    **{f"parquet {kind}": (".parquet", arrow(parquet.write_table, kind)) for kind in (TEXT, *VIEWS)},
+    **{f"feather {kind}": (".feather", arrow(feather.write_feather, kind)) for kind in (TEXT, *VIEWS)},
+    "parquet dictionary": (".pq", of_dictionaries(parquet.write_table)),
+    "feather dictionary": (".arrow", of_dictionaries(feather.write_feather)),
+    "stream": (".arrow", arrow(stream)),
+    "Parquet without its ending": ("", arrow(parquet.write_table)),
+    "Arrow called text": (".txt", arrow(feather.write_feather)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@given(keys=KEYS, labels=st.data())
+def test_every_form_gives_the_rows_that_were_written(tmp_path_factory, form, keys, labels):
+    ending, write = FORMS[form]
+    path = tmp_path_factory.getbasetemp() / f"table{ending}"
+    rows = [[key, labels.draw(st.sampled_from(["1", "0", "yes", "no"]))] for key in keys]
+    write(path, ["File Name", "Label"], rows)
+    assert [[row["key"], row["label"]] for row in read_table(path)] == rows
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "texts"),
+    [
+        (pa.bool_(), [True, False, None], ["true", "false", ""]),
+        *((kind, [1, 0, None], ["1", "0", ""]) for kind in (pa.int8(), pa.uint64(), pa.decimal128(5, 2))),
+        *((kind, [1, 0.5, None], ["1", "0.5", ""]) for kind in (pa.float32(), pa.float64())),
+        (pa.float32(), [0.1, float("nan")], ["0.1", ""]),
+        (pa.float16(), [1.0, 0.5], ["1", "0.5"]),
+        (pa.decimal256(5, 2), [Decimal("1.00"), Decimal("0.50")], ["1", "0.50"]),
+        (pa.null(), [None, None], ["", ""]),
+        (pa.binary(3), [b"yes", None], ["yes", ""]),
+        (pa.date32(), [0, None], ["1970-01-01", ""]),
+        (pa.dictionary(pa.int8(), pa.int64()), [1, None], ["1", ""]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("write", [parquet.write_table, feather.write_feather, stream])
+def test_arrow_s_types_are_read_as_a_person_would_write_them(tmp_path, write, kind, values, texts):
+    keys = [f"{row}.png" for row in range(len(values))]
+    write(pa.table({"key": keys, "x": pa.array(values, kind)}), str(tmp_path / "t.parquet"))
+    table = read_rows(tmp_path / "t.parquet", {"key": ["key"], "x": ["x"]})
+    assert [row["x"] for row in table.rows] == texts
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "reason"),
+    [
+        (pa.list_(pa.string()), [["1"]], "the column 'label' of list<.*>, which cannot be read as text"),
+        (pa.struct({"a": pa.int8()}), [{"a": 1}], "the column 'label' of struct<.*>, which cannot be read"),
+        (pa.binary(), [b"\xff"], "the column 'label' of binary that cannot be read as text"),
+        (pa.binary(2), [b"\xff\xfe"], r"the column 'label' of fixed_size_binary\[2\] that cannot be read as text"),
+    ],
+)
+def test_a_column_that_is_needed_and_cannot_be_read_is_named_with_its_type(tmp_path, kind, values, reason):
+    parquet.write_table(pa.table({"key": ["a"], "label": pa.array(values, kind)}), tmp_path / "t.parquet")
+    assert re.search(reason, one_line(LabelError, read_table, tmp_path / "t.parquet"))
+    (tmp_path / "t.json").write_text('[{"key": "a", "label": ["1"]}]')
+    assert "the column 'label' of arrays or objects" in one_line(LabelError, read_table, tmp_path / "t.json")
+
+
+def test_bytes_of_images_are_not_read_where_they_are_not_needed(tmp_path):
+    parquet.write_table(
+        pa.table({"image": [b"\xff\xd8"], "file_name": ["a.png"], "x": [b"\xff"]}), tmp_path / "t.parquet"
+    )
+    table = read_rows(tmp_path / "t.parquet")
+    assert (table.found, table.rows) == ({"key": "file_name"}, [{"file_name": "a.png"}])
+    assert table.unreadable == {"image": "binary", "x": "binary"}
+
+
+def test_cells_of_a_workbook_are_as_a_person_expects(tmp_path, caplog):
+    rows = [[], ["key", "label", "note"], ["0012", 1.0, True], [], [12.0, 0, 2.5]]
+    write_xlsx(tmp_path / "t.xlsx", {"empty": [], "hidden": rows, "Labels": rows, "more": [["x"]]}, hidden=["hidden"])
+    table = read_table(tmp_path / "t.xlsx")
+    assert table == [{"key": "0012", "label": "1", "note": "true"}, {"key": "12", "label": "0", "note": "2.5"}]
+    assert [row.line for row in table] == [3, 5]
+    assert "the sheet 'Labels' is read; 'more', which has rows too, is not" in caplog.text
+
+
+def test_labels_by_key_and_a_list_of_keys_in_json(tmp_path):
+    (tmp_path / "t.json").write_text('{"a.png": 1, "b.png": false}')
+    assert read_table(tmp_path / "t.json") == [{"key": "a.png", "label": "1"}, {"key": "b.png", "label": "false"}]
+    (tmp_path / "t.json").write_text('["a.png", "b.png"]')
+    assert read_table(tmp_path / "t.json") == [{"key": "a.png"}, {"key": "b.png"}]
+    (tmp_path / "t.txt").write_text("[1].png\n{a}.png\n")
+    assert [row["key"] for row in read_table(tmp_path / "t.txt")] == ["[1].png", "{a}.png"]
+
+
+NO_TABLES = ["", "7", "[1, 2]", '{"a": [1], "b": []}', "[" * 100_000, '[{"key": "a"}, 1]', "[]"]
+
+
+@pytest.mark.parametrize("content", NO_TABLES, ids=range(len(NO_TABLES)))
+def test_json_that_is_no_table_is_refused(tmp_path, content):
+    (tmp_path / "t.json").write_text(content)
+    assert "t.json" in one_line(LabelError, read_table, tmp_path / "t.json")
+
+
+@pytest.mark.parametrize("encoding", ["shift_jis", "gbk", "cp1251", "utf-16-le", "mac_roman"])
+def test_an_encoding_can_be_named(tmp_path, encoding):
+    key = {"cp1251": "ж.png", "mac_roman": "é.png"}.get(encoding, "犬.png")
+    (tmp_path / "t.csv").write_bytes(f"key,label\n{key},1\n".encode(encoding))
+    assert read_table(LabelTable(str(tmp_path / "t.csv"), encoding=encoding)) == [{"key": key, "label": "1"}]
+
+
+def test_an_old_code_page_is_read_and_said(tmp_path, caplog):
+    (tmp_path / "t.csv").write_bytes("key,label\né.png,1\n".encode("cp1252"))
+    assert read_table(tmp_path / "t.csv") == [{"key": "é.png", "label": "1"}]
+    assert "t.csv is not UTF-8 text (byte 10) and is read as cp1252; --encoding names another" in caplog.text
+    with pytest.raises(ValueError, match="encoding 'klingon' is not known"):
+        read_table(LabelTable(str(tmp_path / "t.csv"), encoding="klingon"))
+    with pytest.raises(LabelError, match=r"is not UTF-8 text \(byte 10\); name its encoding"):
+        read_table(LabelTable(str(tmp_path / "t.csv"), encoding="utf-8"))
+
+
+def test_a_first_line_longer_than_a_cell_of_csv_is_read(tmp_path):
+    names = [f"column {number}" for number in range(20_000)]
+    (tmp_path / "t.csv").write_text(",".join(["key", *names]) + "\na.png" + ",1" * len(names) + "\n")
+    assert read_table(tmp_path / "t.csv", {"key": ("key",)})[0]["key"] == "a.png"
+    (tmp_path / "t.csv").write_text("key\n" + "a" * 200_000 + "\n")
+    assert "line 2: field larger than field limit" in one_line(LabelError, read_table, tmp_path / "t.csv")
+    (tmp_path / "t.csv").write_text("a" * 200_000 + "\n")
+    assert "line 1: field larger than field limit" in one_line(LabelError, read_table, tmp_path / "t.csv")
+
+
+HEADS = [b"PK\3\4", b"\xd0\xcf\x11\xe0", b"PAR1\x15", b"ARROW1\0\0", b"\xff" * 4, b"{", b"["]
+
+
+@given(data=st.binary(max_size=300), head=st.sampled_from(HEADS))
+@pytest.mark.parametrize("ending", [".csv", ".txt", ".xlsx", ".parquet", ".json"])
+def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, ending, data, head):
+    path = tmp_path_factory.getbasetemp() / f"any{ending}"
+    path.write_bytes(head + data)
+    try:
+        read_table(path)
+    except LabelError as error:
+        assert "\n" not in str(error)
