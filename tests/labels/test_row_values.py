@@ -229,7 +229,7 @@ def test_every_function_refuses_values_that_are_no_labels(pile, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["sweep_priors", "report"])
 def test_true_labels_are_checked_too(pile, tmp_path, name):
-    assert "257" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED, Y * 257, tmp_path)
+    assert "257" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED, Y.astype(int) * 257, tmp_path)
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):
