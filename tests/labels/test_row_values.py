@@ -180,7 +180,7 @@ def test_only_what_equals_0_or_1_passes(values, form):
     try:
         object_made = dict(zip(names, values, strict=True)) if form is dict else form(values)
         _, read = read_values(object_made, (0, 1), "labels", names)
-    except (LabelError, OverflowError, UnicodeDecodeError):  # the latter of numpy
+    except (LabelError, OverflowError):
         return
     if read is not None:
         kept = list(values) if form in (list, dict) else np.asarray(object_made).tolist()
@@ -229,7 +229,7 @@ def test_every_function_refuses_values_that_are_no_labels(pile, tmp_path, name):
 
 @pytest.mark.parametrize("name", ["sweep_priors", "report"])
 def test_true_labels_are_checked_too(pile, tmp_path, name):
-    assert "257" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED, Y * np.int64(257), tmp_path)
+    assert "257" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED, Y.astype(int) * 257, tmp_path)
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):
