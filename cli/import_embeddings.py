@@ -55,6 +55,11 @@ from .progress import terminal_progress
     help="Scale each embedding to length 1. The cache states it, and a model that was trained on one kind "
     "refuses the other.",
 )
+@options.option(
+    "--skip-invalid",
+    is_flag=True,
+    help="Record rows that cannot be stored, such as NaN, among the failures, and import the others.",
+)
 @options.force
 @options.as_json
 def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
@@ -77,6 +82,8 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
+    if report.left_out:
+        lines.append(f"{report.left_out:,} rows cannot be stored and are left out: pucache info {cache} --failures")
     if report.resumed_rows:
         lines.append(f"{report.resumed_rows:,} rows were there from an interrupted run")
     output.print_result({**vars(report), "cache": cache, "encoder": str(report.encoder)}, lines)

@@ -5,9 +5,11 @@ Arrays are mapped for one block at a time, so that their pages do not stay in me
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
+import zipfile
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -23,6 +25,7 @@ from pyarrow import compute
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow_types import floats_of, is_key, texts
+from ..storage.file_kinds import ARRAY, FAISS, ZIP, kind_of
 from ..storage.table_columns import IMPORT_NAMES, find_column
 
 EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
@@ -103,11 +106,27 @@ def npy_input(path: Path) -> Input:
     state = FileState.of(path)
 
     def mapped() -> np.ndarray:
-        with state.reading("is not a .npy array of numbers, or is cut short; save it with numpy.save"):
+        with state.reading(_no_array(path)):
             return np.lib.format.open_memmap(path, mode="r")  # unlike `numpy.load` it refuses archives
 
     X = mapped()
     return _input_of(state, X.shape, X.dtype, lambda rows: np.array(mapped()[rows]))
+
+
+def _no_array(path: Path) -> str:
+    """Why a file is no array that can be mapped, and how to make one of it; its content tells what it is."""
+    kind, name = kind_of(path), repr(path.name)
+    if kind == ARRAY:
+        return "is not a .npy array of numbers, or is cut short; save it with numpy.save"
+    rows = f"faiss.read_index({name}).reconstruct_n()" if kind == FAISS else "…"
+    if kind == ZIP:
+        with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            members = archive.namelist()
+            if any(member.endswith("/data.pkl") for member in members):
+                kind, rows = "a file of torch.save", f"torch.load({name}).numpy()"
+            elif arrays := [member.removesuffix(".npy") for member in members if member.endswith(".npy")]:
+                kind, rows = "an archive of arrays (.npz)", f"numpy.load({name})[{arrays[0]!r}]"
+    return f"is {kind}, where an array is expected: make one with numpy.save('embeddings.npy', {rows})"
 
 
 def safetensors_input(path: Path, tensor: str | None) -> Input:

@@ -52,6 +52,7 @@ class ImportOptions:
     name: str | None = None
     dtype: str | None = None
     normalize: bool = False
+    skip_invalid: bool = False
 
     def __post_init__(self) -> None:
         if (self.keys is not None) + (self.key_column is not None) + self.row_numbers > 1:

@@ -55,6 +55,8 @@ class ImportReport:
         What was taken as keys, such as ``column 'image_path'``.
     resumed_rows : int
         Rows that an earlier, interrupted run had written already.
+    left_out : int
+        Rows that cannot be stored, which are among the failures.
     """
 
     cache: Path
@@ -64,6 +66,7 @@ class ImportReport:
     encoder: EncoderSpec
     keys: str
     resumed_rows: int
+    left_out: int = 0
 
 
 def import_embeddings(
@@ -78,6 +81,7 @@ def import_embeddings(
     name: str | None = None,
     dtype: str | None = None,
     normalize: bool = False,
+    skip_invalid: bool = False,
     force: bool = False,
     progress: Progress | None = None,
 ) -> ImportReport:
@@ -115,6 +119,9 @@ def import_embeddings(
         Type of the stored embeddings; default: float16 if the source has it, else float32.
     normalize : bool
         Scale each row to length 1. The encoder then states it, and differs from that of rows as they were.
+    skip_invalid : bool
+        Record rows that cannot be stored (NaN, infinity, overflow, zeros to normalize) among the failures, and import
+        the others. By default the first of them ends the import.
     force : bool
         Replace a file at `out` that is no cache of this encoder, or that holds keys which the new one lacks.
     progress : Progress, optional
@@ -127,7 +134,7 @@ def import_embeddings(
     ------
     CacheError
         A part cannot be read, or has another length or type of rows than the first; metadata and rows disagree; a row
-        holds NaN or infinity; a key occurs twice; there is no such column.
+        holds NaN or infinity, or all do; a key occurs twice; there is no such column.
     LabelError
         The file of keys is no text, or has no column ``key``.
     SourceError
@@ -138,7 +145,9 @@ def import_embeddings(
         Another process writes `out`.
     """
     out = check_writable(out)
-    options = ImportOptions(keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize)
+    options = ImportOptions(
+        keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize, skip_invalid
+    )
     opened = ImportSource(source, options)
     check_output(out, CACHE, inputs=[state.path for state in opened.states], force=force)
     stored = DTYPES[dtype or ("float16" if opened.inputs[0].dtype == np.float16 else "float32")]
@@ -156,7 +165,8 @@ def import_embeddings(
         try:
             progress.start(opened.rows, "rows")
             progress.advance(resumed)
-            _write_parts(parts, plan, opened, row_keys, normalize, progress)
+            _write_parts(parts, plan, opened, row_keys, options, progress)
+            left_out = _left_out(parts, opened, row_keys)
             del row_keys
             progress.start(opened.rows, "merging")
             merge(
@@ -165,7 +175,7 @@ def import_embeddings(
                 encoder=opened.encoder,
                 dtype=stored,
                 source=opened.image_source,
-                failures=failures,
+                failures=failures | left_out,
                 reordered=reordered,
                 advance=progress.advance,
             )
@@ -175,7 +185,8 @@ def import_embeddings(
         parts.remove()
     return ImportReport(
         cache=out,
-        rows=opened.rows,
+        rows=opened.rows - len(left_out),
+        left_out=len(left_out),
         parts=len(opened.inputs),
         dtype=str(stored),
         encoder=opened.encoder,
@@ -229,49 +240,70 @@ def _plan(opened: ImportSource, options: ImportOptions) -> str:
 
 
 def _write_parts(
-    parts: Parts, plan: str, opened: ImportSource, keys: np.ndarray, normalize: bool, progress: Progress
+    parts: Parts, plan: str, opened: ImportSource, keys: np.ndarray, options: ImportOptions, progress: Progress
 ) -> None:
     """Write each block that is not yet a part as one, while the next one is read."""
     done = {int(file.path.stem.rpartition("-")[2]): len(file) for file in parts.files}
-    with closing(prefetch(_blocks(opened, keys, parts.dtype, normalize, done))) as ahead:
+    with closing(prefetch(_blocks(opened, keys, parts.dtype, options, done))) as ahead:
         for first, rows in ahead:
             parts.add(rows, {}, opened.image_source, name=f"{plan}-{first:012d}")
             progress.advance(len(rows.keys))
 
 
 def _blocks(
-    opened: ImportSource, keys: np.ndarray, stored: np.dtype, normalize: bool, done: dict[int, int]
+    opened: ImportSource, keys: np.ndarray, stored: np.dtype, options: ImportOptions, done: dict[int, int]
 ) -> Iterator[tuple[int, Rows]]:
     """Yield first rows and blocks sorted by key; `keys` are in row order, `done` holds rows of parts by first row."""
     step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
     for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
         own = {row - first: count for row, count in done.items() if first <= row < first + each.rows}
         for start, columns in each.blocks(step, own) if sum(own.values()) < each.rows else ():
-            yield first + start, _rows(opened, keys, first + start, columns, stored, normalize)
+            rows = _rows(opened, keys, first + start, columns, stored, options)
+            if len(rows.keys):
+                yield first + start, rows
 
 
 def _rows(
-    opened: ImportSource, keys: np.ndarray, first: int, columns: Columns, stored: np.dtype, normalize: bool
+    opened: ImportSource, keys: np.ndarray, first: int, columns: Columns, stored: np.dtype, options: ImportOptions
 ) -> Rows:
-    """Rows of the block that begins with row `first`, sorted by key; raises `CacheError` if one is not finite."""
+    """Rows of the block that begins with row `first`, sorted by key.
+
+    A row that is not finite raises `CacheError`, or is left out where the options say so.
+    """
     X, digests, size_mtime = columns
     keys = keys[first : first + len(X)]
     with np.errstate(all="ignore"):  # what cannot be stored is not finite
-        values = np.ascontiguousarray(_normalized(X) if normalize else X, stored)
-    if len(wrong := rows_not_finite(values)):
+        values = np.ascontiguousarray(_normalized(X) if options.normalize else X, stored)
+    if len(wrong := rows_not_finite(values)) and not options.skip_invalid:
         key = bytes(keys[wrong[0]]).decode(errors="replace")
         problem = _problem(X[wrong[0]], stored)
         raise CacheError(f"{opened.position(first + int(wrong[0]))} ({key!r}) {problem}")
-    order = slice(None) if np.all(keys[1:] > keys[:-1]) else np.argsort(keys)
+    kept = np.delete(np.arange(len(X)), wrong)
+    order = kept[np.argsort(keys[kept], kind="stable")]
+    if np.array_equal(order, np.arange(len(X))):
+        return Rows(keys, values, digests, size_mtime)
     return Rows(keys[order], values[order], digests[order], size_mtime[order])
+
+
+def _left_out(parts: Parts, opened: ImportSource, keys: np.ndarray) -> dict[str, str]:
+    """Reason by key of the rows that are in no part; raises `CacheError` where no row is in one."""
+    if not parts.files:
+        raise CacheError(f"no row of {opened.inputs[0].name} can be stored: all are NaN, infinite or overflow")
+    if sum(map(len, parts.files)) == len(keys):
+        return {}
+    rows = np.flatnonzero(~np.isin(keys, np.concatenate([file.raw_keys for file in parts.files])))
+    return {
+        decode_text(bytes(keys[row])): f"{opened.position(row)} is NaN, infinite or overflows {parts.dtype}"
+        for row in rows.tolist()
+    }
 
 
 def _problem(row: np.ndarray, stored: np.dtype) -> str:
     """Why a row cannot be stored; zeros can, unless they are normalized."""
     if not row.any():
-        return "is all zeros and has no direction to normalize; correct it, or leave it out"
-    remedy = "pass --dtype float32" if stored == np.float16 and np.isfinite(row).all() else "leave it out"
-    return f"is NaN, infinite or overflows {stored}; correct it, or {remedy}"
+        return "is all zeros and has no direction to normalize; correct it, or record it as a failure: --skip-invalid"
+    remedy = "pass --dtype float32" if stored == np.float16 and np.isfinite(row).all() else "correct it"
+    return f"is NaN, infinite or overflows {stored}; {remedy}, or record such rows as failures: --skip-invalid"
 
 
 def _normalized(X: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ TABLE, JSON, PAGE, PNG = "a table", "a JSON file", "an HTML page", "a PNG pictur
 SCORES, EXPORT, PARQUET = "a Parquet table of scores", "a Parquet export of a cache", "a Parquet file"
 ONNX, INDEX, TEXT, BINARY = "an ONNX model", "an index of a cache", "a text file", "a file of another kind"
 EMPTY = "an empty file"
+ARRAY, ZIP, FAISS = "a NumPy array", "a ZIP archive", "an index of faiss"
 _MAGIC = {
     b"\x89PNG": PNG,
     b"\xff\xd8\xff": "a JPEG picture",
@@ -27,8 +28,13 @@ _MAGIC = {
     b"II*\0": "a TIFF picture",
     b"MM\0*": "a TIFF picture",
     b"SQLite format 3\0": "an SQLite database",
-    b"\x93NUMPY": "a NumPy array",
-    b"PK\x03\x04": "a ZIP archive",
+    b"\x93NUMPY": ARRAY,
+    b"PK\x03\x04": ZIP,
+    b"IxF": FAISS,
+    b"IwF": FAISS,
+    b"IHN": FAISS,
+    b"ARROW1": "an Arrow file",
+    **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
     b"\x1f\x8b": "a gzip archive",
     b"%PDF": "a PDF file",
 }

@@ -1,6 +1,7 @@
 """Arrays and Parquet files as sources of an import: what is read from them, and what is refused."""
 
 import os
+import pickle
 import re
 
 import numpy as np
@@ -11,10 +12,13 @@ import safetensors.numpy
 import torch
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
+from helpers.refusals import one_line
 from safetensors.torch import save_file
 
+from pucache.cache.import_files import npy_input
 from pucache.cache.importing import import_embeddings
 from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError
 
 # --- arrays --------------------------------------------------------------------------------------
 
@@ -125,3 +129,22 @@ def test_lists_that_are_no_embeddings(tmp_path, values, expected):
     text = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
     assert re.search(expected, text), text
     assert visible(tmp_path) == ["x.parquet"]
+
+
+FOREIGN = {
+    "npz": (lambda path: np.savez(path.open("wb"), emb=np.ones((2, 3), "f4")), r"archive of arrays.*\['emb'\]"),
+    "torch": (lambda path: torch.save(torch.ones(2, 3), path), r"torch.save.*torch.load\('x.npy'\).numpy\(\)"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle"),
+    "faiss": (lambda path: path.write_bytes(b"IxF2" + bytes(99)), r"index of faiss.*reconstruct_n\(\)"),
+    "Arrow": (lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(99)), "is an Arrow file"),
+    "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file"),
+    "picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is a PNG picture"),
+    "cache": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is a pucache cache"),
+}
+
+
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_a_file_that_is_no_array_is_called_what_it_is(tmp_path, kind):
+    make, expected = FOREIGN[kind]
+    make(tmp_path / "x.npy")
+    assert re.search(expected, one_line(CacheError, npy_input, tmp_path / "x.npy"))

@@ -28,9 +28,9 @@ N = 6_000
     ("X", "options", "expected"),
     [
         ([[1.0], [np.nan]], {}, r"row 1 of the array \('a'\) is NaN"),
-        ([[1.0], [1e39]], {}, "overflows float32.* or leave it out"),
-        ([[1.0], [1e6]], {"dtype": "float16"}, "overflows float16; correct it, or pass --dtype float32"),
-        ([[1.0], [np.nan]], {"dtype": "float16"}, "or leave it out"),
+        ([[1.0], [1e39]], {}, "overflows float32; correct it, or record such rows as failures: --skip-invalid"),
+        ([[1.0], [1e6]], {"dtype": "float16"}, "overflows float16; pass --dtype float32, or record"),
+        ([[1.0], [np.nan]], {"dtype": "float16"}, "overflows float16; correct it"),
         ([[1.0], [0.0]], {"normalize": True}, r"row 1 of the array \('a'\) is all zeros"),
         ([[1.0], [1e200]], {"normalize": True}, "is NaN, infinite or overflows float32"),
     ],
@@ -40,6 +40,27 @@ def test_a_row_that_cannot_be_stored_is_named_and_nothing_is_written(tmp_path, X
     text = refusal(np.array(X), tmp_path / "c.h5", keys=["b", "a"], **options)
     assert re.search(expected, text), text
     assert visible(tmp_path) == []
+
+
+@pytest.mark.parametrize("file_format", ["npy", "array"])
+@pytest.mark.parametrize("wrong", [[1], [0, 3], [5]])
+def test_rows_that_cannot_be_stored_are_failures_where_that_is_asked(tmp_path, monkeypatch, file_format, wrong):
+    monkeypatch.setattr(importing, "BLOCK_BYTES", 40)  # two rows of five numbers
+    X, keys = rows(6), np.array(list("fbdeca"))
+    X[wrong, 2] = np.nan
+    np.save(tmp_path / "x.npy", X)
+    source = X if file_format == "array" else tmp_path / "x.npy"
+    report = import_embeddings(source, tmp_path / "c.h5", keys=keys.tolist(), skip_invalid=True)
+    cache, kept = EmbeddingCache(tmp_path / "c.h5"), np.setdiff1d(np.arange(6), wrong)
+    assert (report.rows, report.left_out) == (len(kept), len(wrong))
+    assert list(cache.keys) == sorted(keys[kept]) and set(cache.failures) == set(keys[wrong])
+    np.testing.assert_array_equal(cache.X, X[kept[np.argsort(keys[kept])]])
+    assert all(re.search(r"row \d of .* is NaN, infinite or overflows float32", why) for why in cache.failures.values())
+
+
+def test_without_a_row_that_can_be_stored_there_is_no_cache(tmp_path):
+    text = refusal(np.full((3, 2), np.nan), tmp_path / "c.h5", row_numbers=True, skip_invalid=True)
+    assert "no row of the array can be stored" in text and visible(tmp_path) == []
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
