@@ -37,7 +37,7 @@ PARTIAL_SUFFIX = ".partial"
 _STANDARD_OUTPUT = ("-", "/dev/stdout")
 # What flock fails with where a file system has no locks: network disks differ.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
+_URL = re.compile(r"([a-z0-9]+::)*[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
 
 
 def is_standard_output(path: str | Path) -> bool:
@@ -56,8 +56,7 @@ def check_writable(
     may also be written to the standard output.
     """
     if _URL.match(os.fspath(path)):
-        without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
-        raise OutputError(f"{without_login} is a URL; expected a file of this machine: write one, and copy it there")
+        raise OutputError(f"{path} is a URL; expected a file of this machine: write one, and copy it there")
     path = Path(path)
     if is_standard_output(path):
         if is_table:
@@ -96,7 +95,9 @@ def _check_format(path: Path, file_format: str) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create a directory and its parents durably; does nothing where it exists."""
+    """Create a directory and its parents durably; does nothing where it exists. Raises `OutputError` for a URL."""
+    if _URL.match(str(folder)):
+        raise OutputError(f"{folder} is a URL; expected a folder of this machine")
     missing = []
     while not folder.exists():
         missing.append(folder)
