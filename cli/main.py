@@ -89,6 +89,9 @@ class Commands(click.Group):
                 signal.signal(number, signal.SIG_IGN)
             click.echo("\ninterrupted; nothing is lost: run the same command again to go on", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
+        except click.ClickException as error:  # of click itself, which repeats arguments
+            error.message = printable(error.message)  # type: ignore[misc]  # which is final for its children
+            raise
         except (PUCacheError, ValueError, MemoryError) as error:
             if os.environ.get("PUCACHE_DEBUG"):
                 raise
@@ -148,7 +151,7 @@ def _print_log_messages() -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Escapes what a terminal cannot show."""
+    """Escapes what a terminal cannot show, and leaves out the secrets of URLs."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record))
@@ -199,7 +202,7 @@ def run(arguments: list[str] | None = None) -> None:
         if error.errno is None or os.environ.get("PUCACHE_DEBUG"):
             raise
         code = 1
-        Failure(f"{error.filename or 'cannot write the standard output'}: {error.strerror}").show()
+        Failure(printable(f"{error.filename or 'cannot write the standard output'}: {error.strerror}")).show()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer of the standard output
         sys.exit(code)
     finally:

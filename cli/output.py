@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from pucache.storage.urls import without_secrets
+
 _JSON = "pucache.json"
 
 
@@ -45,8 +47,8 @@ def print_concepts(
 
 
 def printable(text: str) -> str:
-    """Escape control characters, and whatever else a terminal cannot show, in the names and contents of files."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    """Escape control characters, and whatever else a terminal cannot show; leave out the secrets of URLs."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in without_secrets(text))
 
 
 def to_json(result: Mapping[str, Any]) -> str:

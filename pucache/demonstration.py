@@ -37,7 +37,7 @@ from .retrieval.retrieve import retrieve_positives
 from .reviewing.train_pu import train_pu
 from .scoring.evaluate import evaluate
 from .scoring.score import score
-from .storage.atomic import replacing
+from .storage.atomic import make_folder, replacing
 from .storage.file_kinds import MARK
 from .training.train_on_cache import label_note
 
@@ -177,7 +177,7 @@ def _write_images(folder: Path, table: list[dict[str, str]]) -> None:
 def _claim(folder: Path, truth: str) -> None:
     """Write ``truth.csv``, which marks the folder of a demo; refuse a folder with other files."""
     mark = folder / "truth.csv"
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     if any(folder.iterdir()) and not (mark.is_file() and mark.read_bytes() == truth.encode()):
         raise OutputError(f"{folder} holds files that are not the demo's; name a new or an empty folder")
     mark.write_text(truth)

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .storage.urls import without_secrets
+
 if TYPE_CHECKING:
     from .reviewing.log import Entry
 
 
 class PUCacheError(Exception):
-    """Base class of errors about the user's files, as opposed to bugs."""
+    """Base class of errors about the user's files, as opposed to bugs; its text holds no secrets of URLs."""
+
+    def __str__(self) -> str:
+        return without_secrets(super().__str__())
 
 
 class SourceError(PUCacheError):
@@ -86,9 +91,9 @@ class StaleDecisionError(SessionError):
 
 
 def one_line(error: BaseException) -> str:
-    """Text of any exception on one line of at most 300 characters."""
+    """Text of any exception on one line of at most 300 characters, without the secrets of URLs."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(str(text).split())[:300]
+    return without_secrets(" ".join(str(text).split()))[:300]
 
 
 def picklable_error(error: Exception) -> Exception:

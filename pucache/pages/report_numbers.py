@@ -24,6 +24,7 @@ from ..estimates.scar import ScarCheck
 from ..labels.labels import Labels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
+from ..storage.urls import without_secrets
 from ..training.estimate_prior import estimates_by_method
 from ..training.labelled_cache import LabelledCache
 from ..training.prior_sweep import Sweep, sweep_on
@@ -305,7 +306,7 @@ def provenance(
             for field, value in _label_source(source).items()
         },
         "training": {name: str(value) for name, value in sorted(parameters.items()) if value is not None},
-        "report": {name: str(value) for name, value in settings.items() if value not in (None, "")},
+        "report": {name: without_secrets(str(value)) for name, value in settings.items() if value not in (None, "")},
         "versions": {"pucache": __version__, **versions, "faiss": _version(*_FAISS)},
         "created": creation_time(),
     }

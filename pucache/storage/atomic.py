@@ -37,7 +37,7 @@ PARTIAL_SUFFIX = ".partial"
 _STANDARD_OUTPUT = ("-", "/dev/stdout")
 # What flock fails with where a file system has no locks: network disks differ.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
-_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
+_URL = re.compile(r"([a-z0-9]+::)*[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces the two slashes of a URL to one
 
 
 def is_standard_output(path: str | Path) -> bool:
@@ -52,8 +52,7 @@ def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
     What may be replaced is decided in `pucache.storage.outputs`.
     """
     if _URL.match(os.fspath(path)):
-        without_login = re.sub("/[^/@]*@", "/", str(path).partition("?")[0])
-        raise OutputError(f"{without_login} is a URL; expected a file of this machine: write one, and copy it there")
+        raise OutputError(f"{path} is a URL; expected a file of this machine: write one, and copy it there")
     path = Path(path)
     if is_standard_output(path):
         if is_table:
@@ -82,7 +81,12 @@ def _nearest_folder(path: Path) -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create a directory and its parents durably; returns those that were missing, the deepest first."""
+    """Create a directory and its parents durably; returns those that were missing, the deepest first.
+
+    Raises `OutputError` for a URL.
+    """
+    if _URL.match(str(folder)):
+        raise OutputError(f"{folder} is a URL; expected a folder of this machine")
     missing = []
     while not folder.exists():
         missing.append(folder)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from ..errors import ImageError, MissingExtraError, PUCacheError, SourceError
 from .atomic import remove_partials, replacing
 from .retries import RetriesExhausted, error_text, max_attempts, remedy_for, with_retries
-from .urls import without_secrets
+from .urls import has_password, without_secrets
 
 MB = 1 << 20
 READ_AHEAD_BYTES = 16 * MB  # bytes per request while a shard is indexed: its headers lie a few kilobytes apart
@@ -37,6 +37,7 @@ _TAG_FIELDS = ("ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest"
 OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "oci"}
 _CACHING_PROTOCOLS = {"simplecache", "filecache", "blockcache", "cached"}  # of fsspec; they store copies in a folder
 _S3_PROTOCOLS = ("s3", "s3a")
+_S3_URLS = ("s3://", "s3a://")
 # A forked process clears fsspec's instance cache. A file system that is then garbage-collected closes its session on
 # the event loop that it shares with the parent process, whose pending requests never return. References kept here
 # prevent the collection.
@@ -50,13 +51,17 @@ def open_filesystem(where: str, *, retry_each_request: bool = False) -> tuple[An
     """Open the file system of a URL or a local path: fsspec's object, and the path within it.
 
     For operations of many requests, `retry_each_request` lets botocore retry single ones. Raises `MissingExtraError`
-    where the package for the protocol is not installed, and `ValueError` where it is unknown, or would keep copies.
+    where the package for the protocol is not installed, and `ValueError` where it is unknown, would keep copies, or
+    takes no login.
     """
     import fsspec  # takes 0.06 s, for which commands on local files need not wait
 
     caching = _CACHING_PROTOCOLS & {link.split("://")[0] for link in where.split("::")}
     if caching:
         raise ValueError(f"{caching.pop()} would keep copies of the files elsewhere; leave it out")
+    if any(link.startswith(_S3_URLS) and has_password(link) for link in where.split("::")):
+        remedy = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, in place of the login in the URL"
+        raise ValueError(f"{without_secrets(where)} takes no login: {remedy}")
     protocol = where.split("://")[0]
     options: dict[str, Any] = {}
     if protocol in _S3_PROTOCOLS:  # attempts per request, unless fsspec's configuration sets its own

@@ -6,7 +6,18 @@ import os
 import re
 
 # "::" chains two URLs; a password may hold "@", and even "/" unless that is a port that a path follows
-_LOGIN = re.compile(r"""(://)([^/\s@:'"]*):(?!:)(?:[^/\s'"]*|(?!\d{1,5}/)[^\s'"]*)@""")
+_LOGIN_PATTERN = r"""([^/\s@:'"]*):(?!:)(?:[^/\s'"]*|(?!\d{1,5}/)[^\s'"]*)@"""
+_LOGIN = re.compile(f"(://){_LOGIN_PATTERN}")
+_SHOWN = (  # what is left out of a text; a path of a URL has one slash, where `Path` has read it
+    (re.compile(r"(https?:/{1,2})[^/\s'\"]*@", re.IGNORECASE), r"\1"),
+    (re.compile(f"(:/{{1,2}}){_LOGIN_PATTERN}"), r"\1"),  # a user name alone may be part of the location
+    (re.compile(r"(https?:/{1,2}[^\s'\"?]*)\?[^\s'\"]*", re.IGNORECASE), r"\1"),
+    (re.compile(r"(:/{1,2}[^\s'\"?]*)\?[\w.~%-]+=[^\s'\"]*"), r"\1"),
+    (
+        re.compile(r"([?&][\w.-]*(?:token|sig|signature|secret|password|credential)=)[^&\s'\"]+", re.IGNORECASE),
+        r"\1...",
+    ),
+)
 
 
 def is_url(where: object) -> bool:
@@ -21,10 +32,9 @@ def path_or_url(where: str | os.PathLike[str]) -> str:
 
 def without_secrets(text: str) -> str:
     """Remove user names, passwords and queries, which may hold tokens, from every URL in a text."""
-    text = re.sub(r"(https?://)[^/\s'\"]*@", r"\1", text, flags=re.IGNORECASE)
-    text = _LOGIN.sub(r"\1", text)  # other than of HTTP, a user name without a password may be part of the location
-    text = re.sub(r"(https?://[^\s'\"?]*)\?[^\s'\"]*", r"\1", text, flags=re.IGNORECASE)
-    return re.sub(r"(://[^\s'\"?]*)\?[\w.~%-]+=[^\s'\"]*", r"\1", text)
+    for secret, kept in _SHOWN:
+        text = secret.sub(kept, text)
+    return text
 
 
 def has_password(url: str) -> bool:

@@ -29,6 +29,11 @@ def test_the_url_of_a_file_is_its_path(where, path):
         ("s3://bucket/a:b@c.png", "s3://bucket/a:b@c.png"),
         ("zip://a.png::memory://b@c.zip", "zip://a.png::memory://b@c.zip"),
         ("zip://a.png::sftp://u:hunter2@h/c.zip", "zip://a.png::sftp://h/c.zip"),
+        ("s3:/k:hunter2@bucket/a.h5", "s3:/bucket/a.h5"),
+        ("https:/hunter2@h/a.png?sig=hunter2", "https:/h/a.png"),
+        ("no file 'a.h5?X-Amz-Signature=hunter2&x=1'", "no file 'a.h5?X-Amz-Signature=...&x=1'"),
+        ("C:/photos/a@b.png", "C:/photos/a@b.png"),
+        ("/data/a: b@c.png?x=1", "/data/a: b@c.png?x=1"),
     ],
 )
 def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
