@@ -146,9 +146,9 @@ def _train_concepts(
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
     from pucache.training.train_concepts import each_concept
 
+    check_outputs(("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)
     labels = open_concepts(opened, concepts)
-    check_outputs(("metrics", metrics, JSON), force=force)
     check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(labels.labels))
     table: dict[str, dict[str, str]] = {}

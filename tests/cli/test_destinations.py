@@ -61,7 +61,9 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
     ("import-embeddings", "cache"): ["X.npy {out} --keys keys.txt", "X.npy {out} --metadata photos.parquet"],
     ("pretrain", "preview"): ["photos new --weights run --positives positives.txt --preview {out}"],
 }
-SESSION = [f"cache.h5.review/{name}" for name in ("decisions.sqlite", "decisions.sqlite-wal", "reviewed.csv", "pile.npz")]
+SESSION = [
+    f"cache.h5.review/{name}" for name in ("decisions.sqlite", "decisions.sqlite-wal", "reviewed.csv", "pile.npz")
+]
 READ = {  # files that are read where a word of a command line names more than itself
     "cache.h5": ["cache.h5", "cache.h5.neighbours", "photos/a.png", *SESSION],
     "pile.h5": ["pile.h5", "photos.parquet"],
@@ -88,24 +90,36 @@ def inputs(tmp_path_factory):
         Image.new("RGB", (8, 8)).save(folder / "photos" / name)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"x"], "kind": ["a"]}), folder / "photos.parquet")
     (folder / "photos.csv").write_text('path,kind\n"photos/b.jpg",b\n')
-    write(folder / "cache.h5", ["a.png"], source=str(folder / "photos"))
+    write(folder / "cache.h5", ["a.png", "b.jpg"], source=str(folder / "photos"))
     write(folder / "pile.h5", ["b.png"], source=str(folder / "photos.parquet"))
     write(folder / "shards/1.h5", ["c.png"], source=str(folder / "photos.csv"))
     write(folder / "shards/2.h5", ["d.png"])
     X, s, _ = planted(60, d=4, labelled=20)
     np.save(folder / "X.npy", X)
     model = PULinearClassifier(prior=0.3, penalty=0.01, method="linear", device="cpu").fit(X, s)
-    for name in ("model", "models/deer", "w", "run/encoder", "cache.h5.neighbours"):
-        model.save(folder / (name if "." in name else f"{name}.safetensors"))
+    for name in ("model", "models/deer", "w", "run/encoder"):
+        model.save(folder / f"{name}.safetensors")
+    (folder / "cache.h5.neighbours").write_bytes(b'12345678{"__metadata__":{"pucache-neighbours":')
     (folder / "cache.h5.review/decisions.sqlite").write_bytes(b"SQLite format 3\0")
     for name in ("positives.txt", "keys.txt", "concepts/deer.txt"):
         (folder / name).write_text("a.png\n")
-    for name in ("negatives.csv", "truth.csv", "labels.csv", "scores.csv", "run/log.csv", "cache.h5.review/reviewed.csv"):
+    for name in (
+        "negatives.csv",
+        "truth.csv",
+        "labels.csv",
+        "scores.csv",
+        "run/log.csv",
+        "cache.h5.review/reviewed.csv",
+    ):
         (folder / name).write_text("key,label\na.png,1\n")
     for name in ("cache.h5.review/decisions.sqlite-wal", "cache.h5.review/pile.npz", "packed/3.tar"):
         (folder / name).write_bytes(b"\x00\x01 binary")
     (folder / "run/run.json").write_text("{}\n")
     return folder
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def options_of(verb):
@@ -145,7 +159,9 @@ def test_nothing_that_is_read_is_replaced_even_where_it_is_forced(inputs, monkey
 
 
 @pytest.mark.parametrize(("verb", "line"), CASES)
-def test_a_file_of_another_kind_is_refused_and_so_is_what_the_other_output_is(inputs, monkeypatch, tmp_path, verb, line):
+def test_a_file_of_another_kind_is_refused_and_so_is_what_the_other_output_is(
+    inputs, monkeypatch, tmp_path, verb, line
+):
     monkeypatch.chdir(inputs)
     ending = line.partition("{out}")[2].split(" ")[0]
     out = tmp_path / f"precious{ending}"
