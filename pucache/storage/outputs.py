@@ -6,6 +6,7 @@ docs/durability.md says the rules in words. Nothing is read or listed where ther
 from __future__ import annotations
 
 import codecs
+import csv
 import fnmatch
 import os
 import re
@@ -139,6 +140,8 @@ def _is_listed(path: str, listing: str) -> bool:
         content = content.decode("utf-16", "replace").encode("utf-8", "surrogatepass")
     folder = os.path.dirname(os.path.abspath(listing))
     lines = [line for line in content.splitlines() if name in line] if name in content else []
-    cells = {os.fsdecode(cell.strip()) for line in lines for cell in [line, *re.split(rb'[,;\t"]', line)]}
+    texts = [os.fsdecode(line) for line in lines]
+    rows = [row for mark in ",;\t" for row in csv.reader(texts, delimiter=mark)]
+    cells = {cell.strip() for row in [texts, *rows, *(text.split('"') for text in texts)] for cell in row}
     candidates = [os.path.join(folder, cell) for cell in cells if cell]
     return any(os.path.exists(one) and os.path.samefile(path, one) for one in candidates)

@@ -9,13 +9,10 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from helpers.cache_files import write
-from helpers.files import snapshot
 from helpers.planted import planted
 from PIL import Image
 
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
-from pucache.neighbours.graph import cached_graph
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 # Parameters of text that name no file; those of OUTPUTS are written, all others are read
@@ -93,7 +90,7 @@ def inputs(tmp_path_factory):
         Image.new("RGB", (8, 8)).save(folder / "photos" / name)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"x"], "kind": ["a"]}), folder / "photos.parquet")
     (folder / "photos.csv").write_text('path,kind\n"photos/b.jpg",b\n')
-    write(folder / "cache.h5", ["a.png", "z.png"], source=str(folder / "photos"))
+    write(folder / "cache.h5", ["a.png", "b.jpg"], source=str(folder / "photos"))
     write(folder / "pile.h5", ["b.png"], source=str(folder / "photos.parquet"))
     write(folder / "shards/1.h5", ["c.png"], source=str(folder / "photos.csv"))
     write(folder / "shards/2.h5", ["d.png"])
@@ -102,7 +99,7 @@ def inputs(tmp_path_factory):
     model = PULinearClassifier(prior=0.3, penalty=0.01, method="linear", device="cpu").fit(X, s)
     for name in ("model", "models/deer", "w", "run/encoder"):
         model.save(folder / f"{name}.safetensors")
-    cached_graph(EmbeddingCache(folder / "cache.h5"), device="cpu")
+    (folder / "cache.h5.neighbours").write_bytes(b'12345678{"__metadata__":{"pucache-neighbours":')
     (folder / "cache.h5.review/decisions.sqlite").write_bytes(b"SQLite format 3\0")
     for name in ("positives.txt", "keys.txt", "concepts/deer.txt"):
         (folder / name).write_text("a.png\n")
@@ -119,6 +116,10 @@ def inputs(tmp_path_factory):
         (folder / name).write_bytes(b"\x00\x01 binary")
     (folder / "run/run.json").write_text("{}\n")
     return folder
+
+
+def snapshot(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def options_of(verb):
