@@ -123,7 +123,7 @@ def test_urls_are_compared_by_their_text(output, where, read):
 def test_two_outputs_are_two_files(tmp_path):
     (tmp_path / "a").touch()
     (tmp_path / "b").symlink_to("a")
-    with pytest.raises(ValueError, match="--one and --two are one file, .*; name two"):
+    with pytest.raises(ValueError, match=r"--one and --two are one file, .*; name two"):
         check_distinct([("--one", tmp_path / "a"), ("--two", tmp_path / "b")])
     with pytest.raises(ValueError, match="--one and --two are one file"):
         check_distinct([("--one", "s3://b/x"), ("--two", "s3://b/x")])
