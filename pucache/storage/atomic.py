@@ -180,6 +180,8 @@ def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def _send_to_standard_output(table: Path) -> None:
+    if sys.stdout is None:  # closed by who started the program
+        raise OSError(errno.EBADF, "the standard output is closed")
     with open(table, "rb") as stream:
         shutil.copyfileobj(stream, sys.stdout.buffer)
     sys.stdout.buffer.flush()

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -249,6 +250,12 @@ def test_a_link_to_a_file_stays_a_link_and_its_file_is_replaced(out):
         temporary.write_bytes(b"new")
     assert link.is_symlink() and out.read_bytes() == b"new"
     assert names(out.parent) == ["link", "out.bin"]
+
+
+def test_a_closed_standard_output_is_said(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    with pytest.raises(OutputError, match="cannot write -: the standard output is closed"), replacing("-") as table:
+        table.write_text("key\n")
 
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdout"])
