@@ -18,6 +18,7 @@ from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import SENTENCES
 from pucache.errors import CacheError
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -278,6 +279,19 @@ def in_shell(line, **places):
 def test_a_full_output_device_is_one_line(world, embedded, arguments):
     ended = in_shell("{pucache} " + arguments + " > /dev/full", w=world)
     assert (ended.returncode, ended.stderr) == (1, "Error: cannot write the standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize("arguments", ["--help", *SENTENCES])
+def test_a_closed_standard_output_is_one_line(here, arguments):
+    ended = in_shell("cd {here}; {pucache} " + arguments + " >&-", here=here)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: the standard output is closed; name a file, or discard it with > /dev/null\n"
+    assert in_shell("{pucache} " + arguments + " >&- 2>&- <&-").returncode == 1
+
+
+def test_files_do_not_take_the_numbers_of_closed_streams(world, embedded, here):
+    ended = in_shell("cd {here}; {pucache} pack {w}/cache.h5 --out packed.h5 <&- 2>&-", w=world, here=here)
+    assert ended.returncode == 0 and EmbeddingCache(here / "packed.h5").verify() is None
 
 
 def test_an_output_file_on_a_full_device_is_one_line(world, embedded, here):
