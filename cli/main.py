@@ -19,6 +19,7 @@ import click
 
 from pucache.devices import device_memory_shortage
 from pucache.errors import PUCacheError, UnknownEncoderError, one_line
+from pucache.storage.interrupts import raise_after_imports
 from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
@@ -87,7 +88,7 @@ class Commands(click.Group):
         except KeyboardInterrupt as stop:
             for number in (signal.SIGINT, signal.SIGTERM):  # a second one would end as click's "Aborted!", with 1
                 signal.signal(number, signal.SIG_IGN)
-            click.echo("\ninterrupted; nothing is lost: run the same command again to go on", err=True)
+            click.echo("\ninterrupted: run the same command again; it goes on from what is on disk", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
         except click.ClickException as error:  # of click itself, which repeats arguments
             error.message = printable(error.message)  # type: ignore[misc]  # which is final for its children
@@ -160,8 +161,7 @@ class _PrintableFormatter(logging.Formatter):
 @contextmanager
 def _interruptible() -> Iterator[None]:
     """Raise on Ctrl-C and SIGTERM. Python drops either inside a `__del__`; it is then sent again."""
-    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _raise_terminated}
-    previous = {number: signal.getsignal(number) for number in handlers}
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     previous_hook = sys.unraisablehook
 
     def send_again(dropped: sys.UnraisableHookArgs) -> None:
@@ -170,8 +170,8 @@ def _interruptible() -> Iterator[None]:
         number = signal.SIGTERM if isinstance(dropped.exc_value, Terminated) else signal.SIGINT
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
 
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
+    for number in previous:
+        signal.signal(number, _interrupt)
     sys.unraisablehook = send_again
     try:
         yield
@@ -181,8 +181,8 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = previous_hook
 
 
-def _raise_terminated(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise_after_imports(Terminated() if number == signal.SIGTERM else KeyboardInterrupt())
 
 
 def run(arguments: list[str] | None = None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 
 
@@ -14,9 +15,22 @@ def run(arguments: list[str] | None = None) -> None:
     """Run `pucache` with `arguments`, by default those of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_before_the_command)
+    _require_standard_output()
     from .main import run as run_command
 
     run_command(arguments)
+
+
+def _require_standard_output() -> None:
+    """End with 1 where the standard output is closed, as every command prints; no other file may take its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        os.write(2, b"Error: the standard output is closed; name a file, or discard it with > /dev/null\n")
+        sys.exit(1)
 
 
 def _end_before_the_command(number: int, frame: FrameType | None) -> None:

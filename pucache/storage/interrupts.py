@@ -1,8 +1,10 @@
-"""Deferring Ctrl-C and SIGTERM during operations that an exception must not interrupt."""
+"""Deferring Ctrl-C and SIGTERM while an exception would do harm: in HDF5, a training step or an import."""
 
 from __future__ import annotations
 
+import inspect
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,3 +40,31 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         deliver()
+
+
+def raise_after_imports(error: BaseException) -> None:
+    """Raise `error` now, or where modules are being imported, once the outermost import has ended.
+
+    C++ that initialises a module calls Python; an exception that a signal handler raises there ends the process by
+    abort, or comes out as an ImportError. Called by a signal handler, in the main thread.
+    """
+    if not _is_importing(inspect.currentframe()):
+        raise error
+
+    def watch(frame: FrameType, event: str, argument: object) -> None:
+        if event == "return" and _is_import(frame) and not _is_importing(frame.f_back):
+            sys.setprofile(None)
+            raise error
+
+    sys.setprofile(watch)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None and not _is_import(frame):
+        frame = frame.f_back
+    return frame is not None
+
+
+def _is_import(frame: FrameType) -> bool:
+    code = frame.f_code
+    return code.co_name == "_find_and_load" and code.co_filename == "<frozen importlib._bootstrap>"

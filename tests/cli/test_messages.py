@@ -1,11 +1,14 @@
 """What the commands refuse: one line that names what it is, what was expected and the remedy; nothing is touched."""
 
 import hashlib
+import random
 import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cli.main import SENTENCES
 from pucache.errors import CacheError
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -278,6 +282,19 @@ def test_a_full_output_device_is_one_line(world, embedded, arguments):
     assert (ended.returncode, ended.stderr) == (1, "Error: cannot write the standard output: No space left on device\n")
 
 
+@pytest.mark.parametrize("arguments", ["--help", *SENTENCES])
+def test_a_closed_standard_output_is_one_line(here, arguments):
+    ended = in_shell("cd {here}; {pucache} " + arguments + " >&-", here=here)
+    assert ended.returncode == 1
+    assert ended.stderr == "Error: the standard output is closed; name a file, or discard it with > /dev/null\n"
+    assert in_shell("{pucache} " + arguments + " >&- 2>&- <&-").returncode == 1
+
+
+def test_files_do_not_take_the_numbers_of_closed_streams(world, embedded, here):
+    ended = in_shell("cd {here}; {pucache} pack {w}/cache.h5 --out packed.h5 <&- 2>&-", w=world, here=here)
+    assert ended.returncode == 0 and EmbeddingCache(here / "packed.h5").verify() is None
+
+
 def test_an_output_file_on_a_full_device_is_one_line(world, embedded, here):
     told = refused(FIND + " --positives red/** --out /dev/full", w=world)
     assert "/dev/full is not a regular file" in told
@@ -315,3 +332,32 @@ pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
 def test_an_interruption_while_modules_are_imported_is_one_line(here, module, number):
     ended = subprocess.run([sys.executable, "-c", EARLY, module, str(int(number))], capture_output=True, text=True)
     assert ended.returncode == 128 + number and re.fullmatch("\\s*interrupted.*\n", ended.stderr), ended.stderr
+
+
+WHOLE = """
+import atexit, sys
+atexit.register(lambda: print(hasattr(sys.modules.get("torch"), "compile")))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_import_is_finished_before_an_interruption_as_it_may_run_in_native_code(here, number):
+    command = [sys.executable, "-c", WHOLE + EARLY, "torch._C", str(int(number))]  # in the middle of torch
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (128 + number, "True\n"), ended.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20))
+def test_a_signal_at_any_moment_of_the_start_ends_it_in_one_line(world, embedded, here, seed):
+    moment = random.Random(seed)
+    number = moment.choice([signal.SIGINT, signal.SIGTERM])
+    arguments = moment.choice([TRAIN, FIND + " --positives {w}/positives.txt", EMBED + " new.h5" + SMALL]).format(
+        w=world
+    )
+    command = [sys.executable, "-m", "pucache", *shlex.split(arguments)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(moment.uniform(0.05, 3))
+        process.send_signal(number)
+        _, told = process.communicate(timeout=HANG_SECONDS)
+    assert process.returncode in (0, 128 + number) and "Traceback" not in told, (process.returncode, told)

@@ -199,7 +199,7 @@ def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturb
             patch.setattr(place[0], pkgutil.resolve_name(place[0]))  # put back at the end
             Strike(number, *place).prepare()
             ended = run("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 1000, code=code)
-        assert "nothing is lost" in ended.stderr and newest(tmp_path / "run") == step
+        assert "it goes on from what is on disk" in ended.stderr and newest(tmp_path / "run") == step
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed)
 
@@ -415,7 +415,7 @@ def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, 
         codes = [command.wait() for command in two]
     # whichever is first to leave says it; of a companion's signal it knows only that there was one
     assert (codes[struck], codes[1 - struck]) in [(code, 1), (1, 130)]
-    assert "".join(command.stderr for command in two).count("nothing is lost") == 1
+    assert "".join(command.stderr for command in two).count("it goes on from what is on disk") == 1
     assert "Traceback" not in two[0].stderr + two[1].stderr and errors(two) == []
     assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
 

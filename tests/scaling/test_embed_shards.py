@@ -114,7 +114,7 @@ def test_a_command_that_is_ended_leaves_nothing_running_and_the_next_one_goes_on
         code = first.wait()
         assert (code, first.stdout) == (128 + number if number == signal.SIGTERM else -number, ""), first.stderr
         if number == signal.SIGTERM:
-            assert first.stderr.endswith("interrupted; nothing is lost: run the same command again to go on\n")
+            assert first.stderr.endswith("interrupted: run the same command again; it goes on from what is on disk\n")
         assert eventually(lambda: not first.left())
     rows = sum(len(EmbeddingCache(path)) for path in folder.glob("*.h5"))
     assert 0 < rows < 40
