@@ -47,8 +47,13 @@ def print_concepts(
 
 
 def printable(text: str) -> str:
-    """Escape control characters, and whatever else a terminal cannot show; leave out the secrets of URLs."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in without_secrets(text))
+    """Text as `escaped`, without the secrets of URLs."""
+    return escaped(without_secrets(text))
+
+
+def escaped(text: str) -> str:
+    """Escape control characters, and whatever else a terminal cannot show, in the names and contents of files."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def to_json(result: Mapping[str, Any]) -> str:

@@ -88,7 +88,7 @@ def review(
         session=session,
         open_browser=not no_browser,
         device=device,
-        announce=lambda line: click.echo(output.printable(line)),
+        announce=lambda line: click.echo(output.escaped(line)),  # the token of its own address is for the user
         **served,
     )
 

@@ -181,7 +181,10 @@ def test_stopped_midway_it_ends_in_time_and_goes_on(pucache, noise, undisturbed,
         job.until(in_the_middle(pucache))
         seconds = stop(job)
         assert job.exit_code() == 143 and seconds < GRACE
-        assert "run the same command again; it goes on from what is on disk" in job.logs() and "Traceback" not in job.logs()
+        assert (
+            "run the same command again; it goes on from what is on disk" in job.logs()
+            and "Traceback" not in job.logs()
+        )
     figure(f"docker stop, seconds to the end, --workers {workers} (10 are given)", f"{seconds:.1f}")
     done = pucache(*command, options=options)
     assert re.search(r"going on from [1-9]\d* images", done.stderr)

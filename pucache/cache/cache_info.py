@@ -68,6 +68,10 @@ class CacheInfo:
     failures: dict[str, str]
     partial: dict[str, str]
 
+    def __repr__(self) -> str:
+        count = f"{len(self.files)} file" + "s" * (len(self.files) != 1)
+        return f"CacheInfo({self.rows:,} rows of {self.encoder} in {count}, {len(self.failures):,} failures)"
+
 
 def info(cache: CacheLike) -> CacheInfo:
     """Describe a cache.

@@ -6,6 +6,7 @@ docs/cache-format.md specifies the files; `pucache.cache.reader` reads one of th
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,8 +19,8 @@ from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.rows import RowMatrix, StackedRows
 from ..storage.urls import is_url, path_or_url, without_secrets
 from .keys import Keys, find_duplicate, find_sorted
-from .local_copies import folder_of
-from .reader import CacheFile, CacheHeader, not_finite_error, read_blocks, verified_blocks
+from .local_copies import folder_of, url_of_copy
+from .reader import CacheFile, CacheHeader, not_finite_error, read_blocks, reopened, verified_blocks
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
@@ -56,9 +57,6 @@ class EmbeddingCache:
         self._starts = np.cumsum([0, *map(len, self.files)])
         self._check_disjoint()
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return EmbeddingCache, tuple(self.files)
-
     def _check_disjoint(self) -> None:
         key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
         if key is not None:
@@ -75,6 +73,14 @@ class EmbeddingCache:
 
     def __len__(self) -> int:
         return int(self._starts[-1])
+
+    def __repr__(self) -> str:
+        return f"EmbeddingCache({self.name!r}, {len(self):,} rows of {self.encoder}, {self.files[0].dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle where the files are; they are opened again, or fetched again, and must still be the same."""
+        files = [(os.path.abspath(file.path), file.checksum, url_of_copy(file.path)) for file in self.files]
+        return _reopened_cache, (files,)
 
     @property
     def name(self) -> str:
@@ -202,6 +208,12 @@ class EmbeddingCache:
             Finite; valid until the next block is requested.
         """
         yield from verified_blocks(self.files)
+
+
+def _reopened_cache(files: list[tuple[str, str, str]]) -> EmbeddingCache:
+    """Open files again, given their paths, checksums, and the URLs that they were fetched from, or ""."""
+    paths = [local_copies(url)[0] if url and not os.path.exists(path) else path for path, _, url in files]
+    return EmbeddingCache(*(reopened(str(path), file[1]) for path, file in zip(paths, files, strict=True)))
 
 
 CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError
+from ..errors import CacheError, one_line
 from ..progress import Progress
 from ..storage.table_columns import IMPORT_NAMES, KEY_COLUMNS
 from ..storage.tables import LabelTable, read_table
@@ -57,8 +58,22 @@ class ImportOptions:
     def __post_init__(self) -> None:
         if (self.keys is not None) + (self.key_column is not None) + self.row_numbers > 1:
             raise ValueError("keys, key_column and row_numbers exclude each other; pass one of them")
+        if isinstance(self.keys, set | frozenset) or not isinstance(self.keys, str | Path | Iterable | None):
+            raise ValueError(f"keys in memory are one for each row, in their order, in a list; got {self.keys!r:.80}")
+        index = _index_of(self.keys)
+        if index is not None and index != list(range(len(index))):
+            raise ValueError(
+                f"the index of the keys begins with {index[0]!r}, and is not 0 to n - 1: pass keys.tolist() where they "
+                "are in the order of the rows"
+            )
         if self.dtype not in (None, "float16", "float32"):
             raise ValueError(f"dtype must be float16 or float32, got {self.dtype!r}")
+
+
+def _index_of(given: Any) -> list[Any] | None:
+    """Names of the rows of a Series or DataFrame of pandas; None for other objects."""
+    index = getattr(given, "index", None)
+    return None if index is None or callable(index) else list(index)
 
 
 class ImportSource:
@@ -66,8 +81,11 @@ class ImportSource:
 
     def __init__(self, source: str | Path | np.ndarray, options: ImportOptions):
         opened: Opened
-        if isinstance(source, np.ndarray):
-            opened, origin, name = [(array_input(source), None)], "", "array"
+        if not isinstance(source, str | os.PathLike):
+            index = _index_of(source)
+            if index is not None and options.keys is None and index != list(range(len(index))):
+                options = replace(options, keys=index, row_numbers=False)
+            opened, origin, name = [(array_input(_array(source)), None)], "", "array"
         else:
             opened = [_open_file(*pair, options.embedding_column) for pair in find_files(source, options.metadata)]
             origin = os.path.abspath(source)
@@ -125,6 +143,13 @@ class ImportSource:
             problem = f"{self.position(int(invalid[0]))} has no valid key in {self.keys}"
             raise CacheError(f"{problem}; expected 1 to {_MAX_KEY_BYTES} bytes of text without NUL characters")
         return keys
+
+
+def _array(source: Any) -> np.ndarray:
+    try:
+        return np.asarray(source)
+    except Exception as error:  # such as of a tensor on a GPU, or of rows of several lengths
+        raise CacheError(f"the source cannot be read as an array: {one_line(error)[:160]}") from error
 
 
 def _open_file(path: Path, metadata: Path | None, column: str | None) -> tuple[Input, ParquetFile | None]:
@@ -190,9 +215,15 @@ def _keys(options: ImportOptions, tables: list[ParquetFile], n: int) -> tuple[st
     return f"column {column!r}", (key for table in tables for key in table.keys(column))
 
 
-def _key_bytes(text: str | None) -> bytes:
-    """A key as UTF-8; empty if it cannot be one."""
-    encoded = (text or "").encode()
+def _key_bytes(key: Any) -> bytes:
+    """A key, of text or a whole number, as UTF-8; empty if it cannot be one."""
+    key = key.as_py() if hasattr(key, "as_py") else key  # of pyarrow
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        key = str(key)
+    try:
+        encoded = key.encode() if isinstance(key, str) else b""
+    except UnicodeEncodeError:
+        return b""
     return b"" if b"\0" in encoded or len(encoded) > _MAX_KEY_BYTES else encoded
 
 

@@ -95,11 +95,13 @@ def import_embeddings(
     ----------
     source : path, str or ndarray of float, (n, d)
         A ``.npy``, ``.safetensors`` or ``.parquet`` file, or a folder of them in the order of the numbers in their
-        names: also the folder that clip-retrieval writes (``img_emb``, ``metadata``). Or an array.
+        names: also the folder that clip-retrieval writes (``img_emb``, ``metadata``). Or an array, or what numpy
+        makes one of: a tensor, a DataFrame, whose index stands for `keys` unless it is 0 to n - 1.
     out : path or str
         The file to write.
-    keys : path, LabelTable or sequence of str, optional
-        One for each row, unique, in any order. A path: a text file, or a CSV with a ``key`` column.
+    keys : path, LabelTable, or sequence of str or int, optional
+        One for each row, unique, in any order: the rows are sorted by them, and labels by position are refused where
+        that changed their order. A path: a text file, or a CSV with a ``key`` column.
     key_column : str, optional
         Column of the metadata, or of the Parquet file, to take as keys: text or integers. Default: the first
         of ``key``, ``image_path``, ``path``, ``file_name``, ``filename``, ``url``, ``id``, ``image_id``, ``uid``
@@ -308,6 +310,7 @@ def _problem(row: np.ndarray, stored: np.dtype) -> str:
 
 def _normalized(X: np.ndarray) -> np.ndarray:
     """Rows at length 1, in float32 or wider; a row without a direction becomes NaN."""
+    X = X.astype(np.float64) if X.dtype.itemsize > 8 else X  # einsum does not narrow
     norms = np.sqrt(np.einsum("ij,ij->i", X, X, dtype=np.float64))
     scaled = X.astype(np.float32 if X.dtype.itemsize < 8 else np.float64)
     divisors = norms.astype(scaled.dtype)

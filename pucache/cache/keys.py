@@ -27,6 +27,10 @@ class Keys(Sequence[str]):
         self._parts = parts
         self._starts = np.cumsum([0, *(len(part) for part in parts)])
 
+    def __repr__(self) -> str:
+        shown = self[:3] + ["..."] * (len(self) > 3)
+        return f"Keys({len(self):,}: {', '.join(shown)})"
+
     def __len__(self) -> int:
         return int(self._starts[-1])
 

@@ -8,6 +8,7 @@ changed; its arrays are contiguous, so that they can be mapped, and it ends in a
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -145,12 +146,15 @@ class CacheFile:
         self.created, self.pucache_version = attributes.created, attributes.pucache_version
         self.reordered = attributes.reordered
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the path: another process maps the file itself."""
-        return _open_same, (self.path.absolute(), self.checksum)
-
     def __len__(self) -> int:
         return self.header.rows
+
+    def __repr__(self) -> str:
+        return f"CacheFile({str(self.path)!r}, {len(self):,} rows of {self.encoder}, {self.dtype})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path and the checksum; the file is opened again, and must still be the same."""
+        return reopened, (os.path.abspath(self.path), self.checksum)
 
     @property
     def dtype(self) -> np.dtype:
@@ -289,11 +293,11 @@ class CacheFile:
         _ = self.records  # decoded
 
 
-def _open_same(path: Path, checksum: str) -> CacheFile:
-    """The file that was pickled; raises `CacheError` where another one has taken its name."""
-    file = CacheFile(path)
+def reopened(path: str, checksum: str) -> CacheFile:
+    """Open a file of which another process knew the checksum; `CacheError` where it is another one now."""
+    file = CacheFile(path, map_now=True)
     if file.checksum != checksum:
-        raise CacheError(f"{path} is another cache than the one that was pickled; open it anew, and pickle that")
+        raise CacheError(f"{path} was replaced since this cache was opened; open it again where it is used")
     return file
 
 

@@ -40,6 +40,9 @@ class Encoder:
         uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
     """
 
+    def __repr__(self) -> str:
+        return f"Encoder({self.spec})"
+
     def __init__(self, spec: EncoderSpec, preprocess: Preprocess, runtime: Runtime):
         self.spec = spec
         self.preprocess = preprocess

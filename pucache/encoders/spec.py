@@ -154,6 +154,9 @@ class EncoderSpec:
             if each.compare and each.name not in ignoring and getattr(self, each.name) != getattr(other, each.name)
         ]
 
+    def __repr__(self) -> str:
+        return f"EncoderSpec({self})"
+
     def __str__(self) -> str:
         weights = f", weights {self.weights[:8]}" if self.weights else ""
         computation = f", {self.precision} {self.runtime}" if self.precision else ""

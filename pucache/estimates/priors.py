@@ -54,6 +54,10 @@ class PriorEstimate:
     level: float = 0.9
     draws: int = 0
 
+    def __repr__(self) -> str:
+        prior, number = "not stated" if self.prior is None else f"{self.prior:.3g}", "{:.3g}".format
+        return f"PriorEstimate({self.method}: {prior}, {self.level:.0%} interval {self.interval_text(number)})"
+
     def stated(self, count: LabelCount) -> PriorEstimate:
         """The estimate as far as the labels allow it to be stated.
 

@@ -293,8 +293,9 @@ def _minimised(
 @contextmanager
 def flushed_denormals() -> Iterator[None]:
     """Treat numbers below 1e-38 as zero: saturated sigmoids produce many, and they are slow on a CPU."""
+    was_on = not np.float32(2**-126) * np.float32(0.5)  # torch has no function that tells
     try:
         torch.set_flush_denormal(True)
         yield
     finally:
-        torch.set_flush_denormal(False)
+        torch.set_flush_denormal(was_on)

@@ -50,8 +50,8 @@ log = logging.getLogger("pucache")
 def parse_rules(text: str) -> list[str]:
     """Rules joined by ``+``, in the order in which they are applied; raises ValueError for an unknown one."""
     given = [name.strip() for name in text.lower().split("+")]
-    if unknown := [name for name in given if name not in RULES]:
-        raise ValueError(f"match_keys must be auto, or of {', '.join(RULES)}, joined by +; got {unknown[0]!r}")
+    if not all(name in RULES for name in given):
+        raise ValueError(f"match_keys must be auto, or of {', '.join(RULES)}, joined by +; got {text!r}")
     return [name for name in RULES if name in given]
 
 

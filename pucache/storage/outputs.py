@@ -142,6 +142,10 @@ def _is_listed(path: str, listing: str) -> bool:
     lines = [line for line in content.splitlines() if name in line] if name in content else []
     texts = [os.fsdecode(line) for line in lines]
     rows = [row for mark in ",;\t" for row in csv.reader(texts, delimiter=mark)]
-    cells = {cell.strip() for row in [texts, *rows, *(text.split('"') for text in texts)] for cell in row}
+    cells = {
+        cell.strip()
+        for row in [texts, *rows, *(re.split(r"[,;\t]", text) for text in texts), *(text.split('"') for text in texts)]
+        for cell in row
+    }
     candidates = [os.path.join(folder, cell) for cell in cells if cell]
     return any(os.path.exists(one) and os.path.samefile(path, one) for one in candidates)

@@ -73,6 +73,10 @@ class Sweep:
     note: str = ""
     sample: UnlabelledSample | None = None
 
+    def __repr__(self) -> str:
+        priors, seeds = ({row[name] for row in self.rows} for name in ("prior", "seed"))
+        return f"Sweep({len(priors)} priors, {len(seeds)} seeds: {self.verdict})"
+
 
 def sweep_priors(
     cache: str | Path | Sequence[str | Path] | EmbeddingCache,

@@ -222,7 +222,8 @@ class PULinearClassifier(FittedState):
 
     def __repr__(self) -> str:
         defaults = inspect.signature(type(self)).parameters
-        changed = {name: value for name, value in self.get_params().items() if value is not defaults[name].default}
+        parameters = self.get_params().items()
+        changed = {name: value for name, value in parameters if repr(value) != repr(defaults[name].default)}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in changed.items())})"
 
     def fit(

@@ -123,7 +123,7 @@ def test_a_rule_that_does_not_tell_images_apart_is_refused(listed, rule, reason)
 
 
 def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match=r"match_keys must be auto, or of quotes, slashes, .*; got 'base'"):
+    with pytest.raises(ValueError, match=r"match_keys must be auto, or of quotes, slashes, .*; got 'ends.base'"):
         respelled(["x"], KEYS, "ends+base", "x.txt")
 
 

@@ -54,7 +54,8 @@ def test_parquet_files_of_others_are_none_of_ours(tmp_path, columns):
 @pytest.mark.parametrize("rows", [1, 3000])
 def test_parquet_files_of_ours_are_scores_or_an_export(tmp_path, rows):
     export(
-        write_cache(tmp_path / "c.h5", planted(rows + 1)[0] if rows > 40 else np.ones((1, 4))), tmp_path / "c.parquet"
+        write_cache(tmp_path / "c.h5", planted(rows + 1)[0] if rows > 40 else np.ones((1, 4), np.float32)),
+        tmp_path / "c.parquet",
     )
     label = np.ones(rows, np.int8)
     block = {"key": [f"{row}" for row in range(rows)], "margin": label.astype(np.float32), "label": label}
