@@ -131,6 +131,13 @@ def _pattern(where: str) -> str:
     return re.sub(r"\{[^{}]*\}", "*", where)
 
 
+def _rows(texts: list[str], mark: str) -> list[list[str]]:
+    try:
+        return list(csv.reader(texts, delimiter=mark))
+    except csv.Error:  # a cell that is longer than csv reads
+        return []
+
+
 def _is_listed(path: str, listing: str) -> bool:
     """Whether a cell of a list or a table is the path of a file, from the folder of the list."""
     if kind_of(listing) not in (TEXT, TABLE, JSON):
@@ -138,14 +145,10 @@ def _is_listed(path: str, listing: str) -> bool:
     content, name = Path(listing).read_bytes(), os.fsencode(os.path.basename(path))
     if content.startswith(_UTF_16):
         content = content.decode("utf-16", "replace").encode("utf-8", "surrogatepass")
-    folder = os.path.dirname(os.path.abspath(listing))
-    lines = [line for line in content.splitlines() if name in line] if name in content else []
+    folder, spelled = os.path.dirname(os.path.abspath(listing)), {name, name.replace(b'"', b'""')}  # inside quotes
+    lines = [line for line in content.splitlines() if any(one in line for one in spelled)]
     texts = [os.fsdecode(line) for line in lines]
-    rows = [row for mark in ",;\t" for row in csv.reader(texts, delimiter=mark)]
-    cells = {
-        cell.strip()
-        for row in [texts, *rows, *(re.split(r"[,;\t]", text) for text in texts), *(text.split('"') for text in texts)]
-        for cell in row
-    }
+    rows = [row for mark in ",;\t" for row in _rows(texts, mark)]
+    cells = {cell.strip() for row in [texts, *rows, *(text.split('"') for text in texts)] for cell in row}
     candidates = [os.path.join(folder, cell) for cell in cells if cell]
     return any(os.path.exists(one) and os.path.samefile(path, one) for one in candidates)
