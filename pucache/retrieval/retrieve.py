@@ -145,7 +145,7 @@ def retrieve_concepts(
             rankings[name] = retrieve_positives(opened, of_concept, model, **selection)
         except (PUCacheError, ValueError) as error:
             failures[name] = one_line(error)
-    return rankings, failures
+    return rankings, labels.some_done(failures)
 
 
 def rank_unlabelled(
