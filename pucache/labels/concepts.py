@@ -50,6 +50,13 @@ class ConceptLabels:
     labels: dict[str, Labels]
     failures: dict[str, str]
 
+    def some_done(self, failures: dict[str, str]) -> dict[str, str]:
+        """Return the failures of some work on the concepts; raises `LabelError` where it failed for all of them."""
+        if self.labels.keys() <= failures.keys():
+            name, reason = next((name, failures[name]) for name in self.labels)
+            raise LabelError(f"the work failed for each of {len(failures):,} concepts; {name}: {reason}")
+        return failures
+
 
 def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabels:
     """Labels of several concepts on a cache.

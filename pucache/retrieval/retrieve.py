@@ -149,7 +149,7 @@ def retrieve_concepts(
             except (PUCacheError, ValueError) as error:
                 failures[name] = one_line(error)
             progress.advance(1)
-    return rankings, failures
+    return rankings, labels.some_done(failures)
 
 
 def rank_unlabelled(

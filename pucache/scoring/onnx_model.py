@@ -175,11 +175,20 @@ def _write(scorer: _Scorer, sample: torch.Tensor, path: Path, name: str) -> dict
                 verbose=False,
             )
     except Exception as error:  # the exporter raises almost anything on an operator that it lacks
+        if (of_disk := _error_of_disk(error)) is not None:
+            raise of_disk from error
         raise EncoderError(f"ONNX cannot express {name} ({one_line(error)[:160]}); nothing was written") from error
     dim = len(scorer.coef)
     shapes = {inputs: f"{str(sample.dtype)[6:]} (n, {', '.join(map(str, sample.shape[1:]))})"}
     kinds = dict.fromkeys(outputs, "float32 (n,)") | {"label": "int64 (n,)", outputs[0]: f"float32 (n, {dim})"}
     return {"inputs": shapes, "outputs": kinds}
+
+
+def _error_of_disk(error: BaseException | None) -> OSError | None:
+    """The error of the operating system that an error is, or was raised for: a full disk, say."""
+    while error is not None and not (isinstance(error, OSError) and error.errno):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def _describe(path: Path, model: PULinearClassifier) -> None:

@@ -48,6 +48,11 @@ def each_concept(
     -------
     dict of str to str
         Concepts that failed, and why, in one line.
+
+    Raises
+    ------
+    LabelError
+        All concepts failed.
     """
     opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
     failures = dict(opened.failures)
@@ -59,7 +64,7 @@ def each_concept(
         except (PUCacheError, ValueError, ArithmeticError) as error:
             failures[name] = one_line(error)
         data.release()
-    return failures
+    return opened.some_done(failures)
 
 
 def train_concepts(

@@ -1,6 +1,7 @@
 """`--concepts` of the commands: many concepts on one cache."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +102,23 @@ def test_retrieve_writes_the_best_of_each(trained, model):
 def test_wrong_usage_is_one_line(trained, command, code, text):
     said = run(command, code)
     assert text in said.stderr and not said.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        ("train-pu cache.h5 --concepts labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),
+        ("estimate-prior cache.h5 --concepts labels.csv --method some", "unknown method 'some'"),
+        ("retrieve-positives cache.h5 --concepts labels.csv --model empty --out new/a.csv", "holds no model"),
+        ("report cache.h5 --concepts labels.csv --model empty --out new/a.html", "holds no model"),
+    ],
+)
+def test_where_every_concept_fails_nothing_is_written_and_the_command_has_failed(folder, trained, command, reason):
+    (folder / "empty").mkdir(exist_ok=True)
+    shutil.copy(folder / "models/red.safetensors", folder / "empty/other.safetensors")
+    said = run(command, 2 if "some" in command else 1)
+    assert not said.stdout and reason in said.stderr and said.stderr.count("\n") == 1
+    assert not [path for path in folder.glob("new/**/*") if path.is_file()]
 
 
 @pytest.mark.slow

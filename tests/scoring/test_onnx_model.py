@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from helpers.learned import write_run
+from helpers.limits import limited
 from helpers.planted import planted
 from helpers.refusals import one_line
 from helpers.slow import slow
 
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import EncoderError, MissingExtraError, ModelError
+from pucache.errors import EncoderError, MissingExtraError, ModelError, OutputError
 from pucache.scoring import onnx_model
 from pucache.scoring.onnx_model import export_onnx
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -86,6 +87,14 @@ def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(t
     np.testing.assert_allclose(found["margin"], model.margins(X), atol=1e-4)
     with pytest.raises(ValueError, match="weights are those of an encoder"):
         export_onnx(model, tmp_path / "m.onnx", weights=tmp_path)
+
+
+def test_a_disk_without_room_is_named_and_not_onnx(tmp_path, trained):
+    model, folder, *_ = trained
+    with limited("FSIZE", 1 << 12):
+        told = one_line(OutputError, export_onnx, model, tmp_path / "m.onnx", weights=folder)
+    assert told == f"cannot write {tmp_path}/m.onnx: File too large; what was there before is untouched"
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_is_missing_is_named(tmp_path, trained, monkeypatch):
