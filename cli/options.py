@@ -60,8 +60,8 @@ caches = click.argument("cache", nargs=-1, required=True)
 _POSITIVES = option(
     "--positives",
     metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys (paths within the source), a table (CSV, TSV, Parquet) with a 'key' "
-    "column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
+    help="Labelled positives: a text file of keys (paths within the source), a table (CSV, Excel, JSON, Parquet) with a "
+    "'key' column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
 )
 negatives = option(
     "--negatives",
@@ -78,7 +78,7 @@ _SESSION = option(
 concepts = option(
     "--concepts",
     metavar="TABLE|FOLDER",
-    help="In place of --positives, the labels of many concepts: a CSV or Parquet table with the columns key and "
+    help="In place of --positives, the labels of many concepts: a table with the columns key and "
     "concept, and possibly label (1 or 0); or a folder with a list of keys for each concept, CONCEPT.txt.",
 )
 truth = option(

@@ -111,6 +111,8 @@ class ParquetSource(ShardSource):
     def _keys(self, file: Any, shard: str, key_prefix: str, column: str) -> list[str]:
         """Key of each row; raises `ImageError` where the column of keys does not fit."""
         rows = file.metadata.num_rows
+        if self._key is not None and self._key == column:
+            raise ImageError(f"has bytes in the column {self._key!r}; expected text or numbers")
         if self._key is not None:
             keys = _texts(file, self._key)
             if not all(keys):

@@ -65,7 +65,7 @@ def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabe
     ----------
     cache : EmbeddingCache
     concepts : path, str or mapping
-        A CSV or Parquet table with the columns ``key`` and ``concept``, and possibly ``label`` (1 or 0, by default 1),
+        A table with the columns ``key`` and ``concept``, and possibly ``label`` (1 or 0, by default 1),
         a key in any number of rows; a folder with a list of keys for each concept, ``CONCEPT.txt`` or ``CONCEPT.csv``;
         or for each concept keys, or what `pucache.train_pu` takes as positives.
 

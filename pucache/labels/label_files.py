@@ -115,7 +115,7 @@ def read_truth(path: str | os.PathLike[str], keys: Sequence[str]) -> np.ndarray:
     """
     table = _matched(read_table(path), path, keys)
     if table and not _has_labels(table, path):
-        positives = {row["key"] for row in table}
+        positives = dict.fromkeys(row["key"] for row in table)
         y = np.array([key in positives for key in keys], np.int8)
         if not y.any():
             raise _no_scores(positives, keys, path)
