@@ -1,10 +1,5 @@
-import copy
-import pickle
 import re
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
-import joblib
 import numpy as np
 import pytest
 from helpers.cache_files import refusal, rows_of, write
@@ -70,37 +65,3 @@ def test_a_share_of_another_source_does_not_stand_for_that_of_this_one(tmp_path,
 @pytest.mark.parametrize("bad", [None, 3, [None]], ids=str)
 def test_what_is_no_cache_is_refused_with_the_kinds_that_are(bad):
     assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in refusal(open_cache, bad)
-
-
-def sum_of(cache):
-    return float(np.asarray(cache.X, np.float64).sum())
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda cache: pickle.loads(pickle.dumps(cache))], ids=["copy", "pickle"]
-)
-def test_a_cache_is_copied_and_pickled_by_its_paths(shards, copied):
-    cache = EmbeddingCache(shards)
-    cache.keys, cache.X  # noqa: B018 - what has been read is not pickled
-    again = copied(cache)
-    assert list(again.keys) == list(cache.keys) and again.encoder == cache.encoder
-    np.testing.assert_array_equal(again.X, cache.X)
-
-
-def test_other_processes_read_a_cache_that_they_are_given(shards, tmp_path, monkeypatch):
-    monkeypatch.chdir(shards.parent)
-    cache = EmbeddingCache(shards.name)
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        assert pool.submit(sum_of, cache).result() == sum_of(cache)
-    joblib.dump(cache, tmp_path / "cache.joblib")
-    monkeypatch.chdir(tmp_path)
-    assert sum_of(joblib.load(tmp_path / "cache.joblib")) == sum_of(cache)
-
-
-def test_a_pickled_cache_is_the_one_that_was_pickled(tmp_path):
-    path = write(tmp_path / "a.h5", ["a", "b"])
-    data = pickle.dumps(EmbeddingCache(path))
-    write(path, ["a", "c"])
-    assert re.search("a.h5 was replaced since this cache was opened", refusal(pickle.loads, data))
-    path.unlink()
-    assert re.search("no such cache", refusal(pickle.loads, data))

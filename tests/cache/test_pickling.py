@@ -8,6 +8,7 @@ import joblib
 import pytest
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
+from joblib.externals.loky import get_reusable_executor
 
 import pucache
 from pucache.cache.local_copies import cache_dir
@@ -18,9 +19,16 @@ WAYS = {
     "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "joblib": lambda cache: joblib.Parallel(2)(joblib.delayed(lambda one: one)(cache) for _ in range(2))[1],
+    "joblib": lambda cache: by_joblib(cache),
     "spawn": lambda cache: in_a_spawned_process(cache),
 }
+
+
+def by_joblib(cache):
+    try:
+        return joblib.Parallel(2)(joblib.delayed(copy.copy)(cache) for _ in range(2))[1]
+    finally:
+        get_reusable_executor().shutdown()  # else its processes wait for more work, beside later tests
 
 
 def in_a_spawned_process(cache):
