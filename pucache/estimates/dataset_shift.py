@@ -7,7 +7,9 @@ Two tests, both allowing for a change of that share:
 - *embeddings*: a logistic classifier is cross-fitted to tell new rows from rows of the pile, which are weighted to the
   share of the new ones (classifier two-sample test: Lopez-Paz and Oquab 2017). Its AUC is the effect, 0.5 by guessing.
   Where a few of the new images are of another kind, the AUC hardly rises; the share of new rows beyond 98 % of the
-  pile's does. The classifier also sees the squares of all values and their sum: noise moves no mean.
+  pile's does. From a pile of `_LEAST_FOR_SQUARES`
+  rows on, the classifier also sees the squares of all values and their sum: noise moves no mean. The leading
+  directions of fewer rows follow these rows, which spread further along them than any other rows do.
 
 A share rho above that of the unlabelled, the prior, is a mixture of the unlabelled and the labelled rows, whatever
 their margins are; below it, unlabelled rows weigh by their probability p of being positive::
@@ -40,6 +42,7 @@ _DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and marg
 _DEVIATIONS = 3.0  # standard errors beyond chance
 _TAIL, _TAIL_DEVIATIONS = 0.02, 3.5  # of the pile's rows
 _SMIRNOV = 1.95  # quantile .999 of the distance, in units of its error
+_LEAST_FOR_SQUARES = 6000  # rows; of 1,000 and fewer, squares told unchanged images apart in 60 of 60 draws
 _TILT_DEVIATIONS = 2.0  # of the tilt from the best one
 _SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
 
@@ -194,7 +197,9 @@ def _compared(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, 
     distance, error, share = margin_distance(pile, tilt, margins)
     kept = sample.rows.astype(np.float32)
     w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
-    rows = _with_squares(np.concatenate([kept, sample.project(X)]))
+    rows = np.concatenate([kept, sample.project(X)])
+    if round(float(pile.unlabelled[:, 1].sum())) >= _LEAST_FOR_SQUARES:
+        rows = _with_squares(rows)
     is_new = np.arange(len(rows)) >= len(kept)
     weights = np.concatenate([w, np.full(len(X), 1 / len(X))])
     odds = _cross_fitted(rows, is_new, weights)

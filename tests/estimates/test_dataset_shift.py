@@ -1,8 +1,10 @@
 import numpy as np
 import pytest
+from helpers.planted import planted
 
 from pucache.estimates.dataset_shift import PileSample, check_shift, margin_distance, weights_at
 from pucache.estimates.share_of_new_images import PileMargins
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 PRIOR, D = 0.1, 8
 
@@ -46,6 +48,23 @@ def test_other_images_are_told_apart_and_named(part, moved):
     found = check_shift(*known(rng), X, X[:, 0])
     assert found.differs and found.is_told_apart
     assert len(found.most_different) == 20 and np.isin(found.most_different, changed).mean() > 0.9
+
+
+def test_noise_on_every_image_is_seen():
+    rng = np.random.default_rng(2)
+    X = rows(rng, 1000, PRIOR)
+    X[:, 2:] += rng.normal(scale=0.6, size=(1000, D - 2)).astype(np.float32)
+    assert check_shift(*known(rng), X, X[:, 0]).is_told_apart
+
+
+@pytest.mark.parametrize("size", [120, 400, 1000])
+def test_a_small_pile_whose_directions_follow_its_own_rows_raises_no_alarm(size):
+    for seed in range(5):
+        X, s, _ = planted(size + 300, d=64, labelled=40, seed=seed)
+        X, s, new = X[:size], s[:size], X[size:][s[size:] == 0]
+        model = PULinearClassifier(method="linear", device="cpu").fit(X, s)
+        tilt = model.pile_margins_.tilt(model.tilt_.prior)
+        assert not check_shift(model.pile_sample_, model.pile_margins_, tilt, new, model.margins(new)).differs
 
 
 def test_the_distance_is_that_of_kolmogorov_and_smirnov():
