@@ -28,9 +28,12 @@ def check_outputs(*outputs: tuple[str, str | None, str], force: bool = False) ->
 
 def check_files(files: Iterable[Path], kind: str, option: str, *, beside: str | None, force: bool = False) -> None:
     """As `check_outputs`, of files in the folder that the parameter `option` names, and of --metrics `beside` them."""
+    inputs: list[str] | None = None  # read once, for the first file that would be replaced
     for file in files:
         check_distinct([("--metrics", beside or "-"), ("a model", file)])
-        open_destination(file).check(kind, inputs=_inputs(option, "metrics"), force=force)
+        if inputs is None and file.exists():
+            inputs = list(dict.fromkeys(_inputs(option, "metrics")))
+        open_destination(file).check(kind, inputs=inputs or (), force=force)
 
 
 def may_write_derived(path: Path, *outputs: str) -> bool:

@@ -137,11 +137,14 @@ def unpack(folder: str | Path) -> None:
     table = _image_table()
     truth = [f"{row['key']},{int(row['class'] == POSITIVE_CLASS)}" for row in table]
     positives = [row["key"] for row in table if row["folder"] == "labelled"]
+    labels = {
+        "truth.csv": "\n".join(["key,label", *truth]) + "\n",  # marks the folder of a demo
+        "positives.txt": "\n".join(positives) + "\n",
+        "kinds.csv": "".join(["key,concept\n", *_kinds(table)]),
+    }
     try:
-        _claim(folder, "\n".join(["key,label", *truth]) + "\n")
+        _claim(folder, labels)
         _write_images(folder, table)
-        (folder / "positives.txt").write_text("\n".join(positives) + "\n")
-        (folder / "kinds.csv").write_text("".join(["key,concept\n", *_kinds(table)]))
     except OSError as error:
         raise OutputError(f"cannot write into {folder}: {error.strerror or error}; name another folder") from error
 
@@ -174,13 +177,19 @@ def _write_images(folder: Path, table: list[dict[str, str]]) -> None:
             sheet.crop((left, top, left + TILE_SIDE, top + TILE_SIDE)).save(path)
 
 
-def _claim(folder: Path, truth: str) -> None:
-    """Write ``truth.csv``, which marks the folder of a demo; refuse a folder with other files."""
-    mark = folder / "truth.csv"
+def _claim(folder: Path, labels: dict[str, str]) -> None:
+    """Write the labels, of which the first mark the folder of a demo; refuse a folder with other files or labels."""
+    mark = folder / next(iter(labels))
     make_folder(folder)
-    if any(folder.iterdir()) and not (mark.is_file() and mark.read_bytes() == truth.encode()):
+    if any(folder.iterdir()) and not mark.is_file():
         raise OutputError(f"{folder} holds files that are not the demo's; name a new or an empty folder")
-    mark.write_text(truth)
+    for name, text in labels.items():
+        path = folder / name
+        if path.exists() and path.read_bytes() != text.encode():
+            raise OutputError(f"{path} has other labels than the demo's, which it keeps; name a new or an empty folder")
+    for name, text in labels.items():
+        with replacing(folder / name) as temporary:
+            temporary.write_text(text)
 
 
 def contact_sheet(path: Path, images: Path, ranking: Ranking, y: np.ndarray) -> None:

@@ -125,7 +125,7 @@ def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progr
         try:
             write_graph(graph_path(cache), graph, checksums_of(cache))
         except PUCacheError as error:
-            _log.warning("the graph of neighbours is not kept, and made anew each time: %s", error)
+            _log.warning("the graph of neighbours is not kept, and made anew each time: %s", str(error).split(";")[0])
     return graph
 
 

@@ -78,8 +78,9 @@ def report_concepts(
     trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
     labels = open_concepts(opened, concepts)
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
+    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images)))
     for file in [path, *pages.values()]:
-        check_output(file, PAGE, inputs=files_read(opened, concepts, models, images), force=force)
+        check_output(file, PAGE, inputs=inputs, force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None, "command": command}
     numbers: dict[str, dict[str, Any]] = {}

@@ -28,9 +28,8 @@ from ..errors import EncoderError, MissingExtraError, OutputError, RunError, one
 from ..storage import tensor_file
 from ..storage.atomic import (
     check_writable,
-    exclusive_lock,
-    folder_for_output,
     fsync_directory,
+    locked_folder,
     make_folder,
     replacing,
 )
@@ -123,20 +122,14 @@ class RunFolder:
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
         in_use = RunError(f"{path} is being trained in by another process; wait for it, or name another folder")
-        lock = check_writable(path / _LOCK)
-        self._open.enter_context(folder_for_output(path))
-        self._open.enter_context(exclusive_lock(lock, in_use))
-        self._open.callback(self._remove_lock_of_nothing)
+        check_writable(path / _LOCK)
+        self._open.enter_context(locked_folder(path, _LOCK, in_use))
 
     def __enter__(self) -> RunFolder:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
-
-    def _remove_lock_of_nothing(self) -> None:
-        if not any(path.name != _LOCK for path in self.path.glob("*")):
-            (self.path / _LOCK).unlink(missing_ok=True)
 
     def _refuse_other_files(self) -> None:
         """Refuse a folder that holds something else, such as the images."""

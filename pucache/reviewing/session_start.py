@@ -16,7 +16,7 @@ from ..labels.label_files import name_first
 from ..labels.labels import Labels, negative_rows, open_labels
 from ..labels.row_values import RowValues
 from ..neighbours.graph_file import sidecar_path
-from ..storage.atomic import exclusive_lock, make_folder
+from ..storage.atomic import locked_folder
 from .log import (
     LABELS,
     Choice,
@@ -85,8 +85,7 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
         f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
     )
     try:
-        make_folder(folder)
-        stack.enter_context(exclusive_lock(folder / _LOCK, locked))
+        stack.enter_context(locked_folder(folder, _LOCK, locked))
     except OSError as error:
         raise SessionError(
             f"cannot write the session {folder}: {one_line(error)}; name another folder with --session"

@@ -157,6 +157,18 @@ def _lock_file(path: Path) -> filelock.SoftFileLock:
 
 
 @contextmanager
+def locked_folder(folder: Path, lock: str, error_if_held: PUCacheError) -> Iterator[None]:
+    """Hold the lock file of a folder within the block; a new folder that then holds nothing but it is removed again."""
+    with folder_for_output(folder), exclusive_lock(folder / lock, error_if_held):
+        try:
+            yield
+        except BaseException:
+            if all(path.name == lock for path in folder.glob("*")):
+                (folder / lock).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
 def replacing(path: str | Path, mode: int = 0o666) -> Iterator[Path]:
     """Write a file atomically: yields a temporary path beside it, which is renamed on success.
 

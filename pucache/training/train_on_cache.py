@@ -67,7 +67,7 @@ def scar_of(data: LabelledCache, model: PULinearClassifier) -> ScarCheck:
 
 
 def summary(model: PULinearClassifier) -> dict[str, Any]:
-    """Counts, chosen parameters and estimates of a trained model: the content of ``metrics.json``.
+    """Counts, chosen parameters and estimates of a trained model: the content of ``model.metrics.json``.
 
     Parameters
     ----------

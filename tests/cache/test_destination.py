@@ -15,6 +15,7 @@ from pucache.errors import CacheError, CacheLockedError, OutputError, SourceErro
 from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.storage import retries
+from pucache.storage.file_kinds import TABLE
 
 CACHE, SCORES = "s3://bucket/made/cache.h5", "s3://bucket/made/scores.csv"
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time", "store")
@@ -192,3 +193,19 @@ def test_a_table_is_written_whole_or_not_at_all(store):
         ):
             pass
     assert store.get("made/scores.csv") == b"whole"
+
+
+def test_an_object_is_replaced_by_its_own_kind_alone_and_never_where_it_is_read(store):
+    destination = open_destination(SCORES)
+    destination.check(TABLE)
+    for content in (b"", b"key,margin,posterior,label\n"):
+        store.put("made/scores.csv", content)
+        destination.check(TABLE)
+    store.put("made/scores.csv", b"\x89PNG\r\n")
+    text = one_line(OutputError, destination.check, TABLE)
+    assert text.startswith(f"{SCORES} is a PNG picture, where a table is to be written; name another file")
+    destination.check(TABLE, force=True)
+    for where in (SCORES, "s3://bucket/made", "s3://bucket/made/*.csv"):
+        assert f"{SCORES} is also an input" in one_line(
+            OutputError, destination.check, TABLE, inputs=[where], force=True
+        )

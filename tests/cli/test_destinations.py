@@ -61,9 +61,8 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
     ("import-embeddings", "cache"): ["X.npy {out} --keys keys.txt", "X.npy {out} --metadata photos.parquet"],
     ("pretrain", "preview"): ["photos new --weights run --positives positives.txt --preview {out}"],
 }
-SESSION = [
-    f"cache.h5.review/{name}" for name in ("decisions.sqlite", "decisions.sqlite-wal", "reviewed.csv", "pile.npz")
-]
+LOG = ("decisions.sqlite", "decisions.sqlite-wal", "reviewed.csv", "pile.npz")
+SESSION = [f"cache.h5.review/{name}" for name in LOG]
 READ = {  # files that are read where a word of a command line names more than itself
     "cache.h5": ["cache.h5", "cache.h5.neighbours", "photos/a.png", *SESSION],
     "pile.h5": ["pile.h5", "photos.parquet"],
@@ -159,9 +158,7 @@ def test_nothing_that_is_read_is_replaced_even_where_it_is_forced(inputs, monkey
 
 
 @pytest.mark.parametrize(("verb", "line"), CASES)
-def test_a_file_of_another_kind_is_refused_and_so_is_what_the_other_output_is(
-    inputs, monkeypatch, tmp_path, verb, line
-):
+def test_a_file_of_another_kind_is_refused_and_stays_as_it_is(inputs, monkeypatch, tmp_path, verb, line):
     monkeypatch.chdir(inputs)
     ending = line.partition("{out}")[2].split(" ")[0]
     out = tmp_path / f"precious{ending}"

@@ -80,11 +80,14 @@ def test_a_damaged_graph_is_made_anew(cache, damage, made, said):
     assert path.read_bytes() == whole and same(cached_graph(cache), right) and len(made) == 2
 
 
-def test_a_file_of_its_name_that_pucache_did_not_write_is_left_alone(cache, made, said):
+def test_what_pucache_did_not_write_is_left_under_the_name_of_a_graph_and_named(cache, made, said):
+    right = cached_graph(cache, device="cpu")
     path = graph_path(cache)
     path.write_bytes(b"precious notes\n" * 40)
-    assert same(cached_graph(cache, device="cpu"), neighbour_graph(X, device="cpu"))
-    assert "is a text file" in said(logging.WARNING)[-1] and path.read_bytes() == b"precious notes\n" * 40
+    assert same(cached_graph(cache, device="cpu"), right) and len(made) == 2
+    (warning,) = said(logging.WARNING)
+    assert "is not kept" in warning and f"{path} is a text file" in warning and "--force" not in warning
+    assert path.read_bytes() == b"precious notes\n" * 40
 
 
 def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(cache, tmp_path, made):

@@ -90,3 +90,11 @@ def test_no_damaged_index_reaches_faiss(tmp_path, monkeypatch):
         path.write_bytes(data)
         with pytest.raises(CacheError, match="is damaged, or no index of this version of pucache"):
             read_index(path)
+
+
+def test_what_pucache_did_not_write_is_left_under_the_name_of_an_index_and_named(cache, said):
+    path = index_path(cache, "Flat")
+    path.write_bytes(b"precious notes\n")
+    assert open_or_build(cache, "Flat").recall == 1
+    assert path.read_bytes() == b"precious notes\n"
+    assert any(line.startswith(f"the index is not kept, and made anew each time: {path} is a text") for line in said())

@@ -85,17 +85,17 @@ def test_a_picture_in_a_folder_of_images_is_replaced_where_pucache_wrote_it(tmp_
     assert not may_replace_derived(foreign) and may_replace_derived(tmp_path / "new.png")
 
 
-NAMES = st.text(st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Zs"), exclude_characters="/\\"), min_size=1)
-
-
-@given(
-    name=NAMES.filter(lambda text: 0 < len(text.encode()) < 200 and text.strip() == text and text not in (".", ".."))
+NAMES = st.text(
+    st.characters(exclude_categories=("Cs", "Cc", "Zl", "Zp", "Zs"), exclude_characters="/\\"), min_size=1, max_size=50
 )
+
+
+@given(name=NAMES)
 @pytest.mark.parametrize("ending", ["txt", "csv", "tsv"])
 def test_an_image_that_a_list_names_is_an_input(tmp_path_factory, ending, name):
     folder = tmp_path_factory.mktemp("listed")
     image, listing = folder / f"{name}.png", folder / f"list.{ending}"
-    Image.new("RGB", (4, 4)).save(image)
+    image.write_bytes(b"\x89PNG")
     quoted = '"' + image.name.replace('"', '""') + '"'
     lines = {"txt": image.name, "csv": f"path,n\n{quoted},1", "tsv": f"path\tn\n{quoted}\t1"}
     listing.write_text(lines[ending] + "\nother.png\n", encoding="utf-8")
