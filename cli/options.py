@@ -60,8 +60,8 @@ caches = click.argument("cache", nargs=-1, required=True)
 _POSITIVES = option(
     "--positives",
     metavar="FILE|GLOB",
-    help="Labelled positives: a text file of keys (paths within the source), a table (CSV, Excel, JSON, Parquet) with a "
-    "'key' column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
+    help="Labelled positives: a text file of keys (paths within the source), a table (CSV, Excel, JSON, Parquet) with "
+    "a 'key' column (with a 'label' column, only the rows labelled 1 count), or a glob on keys ('positives/**').",
 )
 negatives = option(
     "--negatives",

@@ -26,7 +26,7 @@ from .labels import Labels, open_labels
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
-LISTS = (".txt", ".csv")  # of a folder: a list of keys for each concept
+LISTS = (".txt", ".csv", ".tsv", ".tab", ".xlsx", ".ods", ".xls")  # of a folder: the keys of each concept
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
 # positives of a concept: keys, a file of keys, a glob on keys, the label vector s, or labels with a review
