@@ -54,7 +54,7 @@ setup(
         "fsspec>=2024.6",
         "filelock>=3.24.2",
         "pyarrow>=16",
-        "python-calamine>=0.3",
+        "python-calamine>=0.9",
         "jinja2>=3.1.6",
         "markupsafe>=2.1",
         "matplotlib>=3.9",

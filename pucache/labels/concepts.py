@@ -27,7 +27,7 @@ from .row_values import RowValues
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
-LISTS = (".txt", ".csv")  # of a folder: a list of keys for each concept
+LISTS = (".txt", ".csv", ".tsv", ".tab", ".xlsx", ".ods", ".xls")  # of a folder: the keys of each concept
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
 # positives of a concept: a file of keys, a glob on keys, values in memory (keys, s, a Series), or labels with a review

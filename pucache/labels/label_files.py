@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
 from ..storage.label_cells import is_blank, meaning
 from ..storage.table_columns import KEY_NAMES
@@ -19,7 +20,6 @@ from .key_matching import RULES, offered_rule, respelled
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
-    from ..cache.keys import Keys
 
 log = logging.getLogger("pucache")
 _SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their first characters
@@ -137,8 +137,6 @@ def _matched(table: list[Row], path: str | os.PathLike[str], keys: Sequence[str]
 
 
 def _sorted_keys(keys: Sequence[str]) -> Keys:
-    from ..cache.keys import Keys, encode_keys  # for keys that are spelled otherwise alone
-
     return Keys([np.unique(encode_keys(keys))])
 
 

@@ -179,9 +179,12 @@ class Trainer:
             return
         self._fetch_losses()
         self._require_finite_weights()
-        self._write_encoder(self._folder)  # first: a run with its last checkpoint counts as finished
         state = {"losses": self._losses, "images": len(self._images.keys)}
+        if self._saved_step:
+            self._write_encoder(self._folder)  # first: a run with its last checkpoint counts as finished
         self._folder.save(self.step, self._training.network, self._training.optimizer, state)
+        if not self._saved_step:  # then: an encoder without any checkpoint says that these are lost
+            self._write_encoder(self._folder)
         self._saved_step = self.step
 
     def _write_encoder(self, folder: RunFolder) -> None:

@@ -90,8 +90,7 @@ def _arrow_table(columns: Columns, schema: Any) -> Any:
 
 @contextmanager
 def _parquet_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
-    import pyarrow as arrow
-    from pyarrow import parquet
+    from pyarrow import concat_tables, parquet
 
     waiting = schema.empty_table()
     with parquet.ParquetWriter(stream, schema, use_dictionary=False) as writer:  # keys are unique
@@ -99,7 +98,7 @@ def _parquet_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], No
         def write(columns: Columns) -> None:
             """Write the row groups that are complete."""
             nonlocal waiting
-            waiting = arrow.concat_tables([waiting, _arrow_table(columns, schema)])
+            waiting = concat_tables([waiting, _arrow_table(columns, schema)])
             while len(waiting) >= _ROW_GROUP:
                 writer.write_table(waiting.slice(0, _ROW_GROUP).combine_chunks())
                 waiting = waiting.slice(_ROW_GROUP)

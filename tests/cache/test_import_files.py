@@ -148,3 +148,47 @@ def test_a_file_that_is_no_array_is_called_what_it_is(tmp_path, kind):
     make, expected = FOREIGN[kind]
     make(tmp_path / "x.npy")
     assert re.search(expected, one_line(CacheError, npy_input, tmp_path / "x.npy"))
+
+
+# --- types of Arrow ------------------------------------------------------------------------------
+
+FLOATS = (pyarrow.float16(), pyarrow.float32(), pyarrow.float64())
+LISTS = {
+    "list": pyarrow.list_,
+    "large_list": pyarrow.large_list,
+    "fixed_size_list": lambda kind: pyarrow.list_(kind, 5),
+    "list_view": pyarrow.list_view,
+    "large_list_view": pyarrow.large_list_view,
+}
+TEXTS = [pyarrow.string(), pyarrow.large_string(), pyarrow.string_view(), pyarrow.binary(), pyarrow.large_binary()]
+TEXTS += [pyarrow.binary_view(), pyarrow.binary(1), pyarrow.dictionary(pyarrow.int8(), pyarrow.large_string())]
+
+
+@pytest.mark.parametrize("kind", FLOATS, ids=str)
+@pytest.mark.parametrize("lists", LISTS)
+def test_embeddings_in_every_type_of_list(tmp_path, small_blocks, lists, kind):
+    X = rows(7).astype(kind.to_pandas_dtype())
+    try:
+        column = pyarrow.array(list(X), LISTS[lists](kind))
+        pyarrow.parquet.write_table(pyarrow.table({"v": column, "key": list("gfbdaec")}), tmp_path / "x.parquet")
+    except pyarrow.ArrowNotImplementedError:
+        pytest.skip("this version of pyarrow does not write it")
+    import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5")
+    expect(tmp_path / "c.h5", X, list("gfbdaec"), "f2" if kind == pyarrow.float16() else "f4")
+
+
+@pytest.mark.parametrize("name", ["key", "Image Path", "filename"])
+@pytest.mark.parametrize("kind", TEXTS, ids=str)
+def test_keys_in_every_type_of_text(tmp_path, kind, name):
+    values = [letter.encode() if "binary" in str(kind) else letter for letter in "gfbdaec"]
+    table = {name: pyarrow.array(values, kind), "v": pyarrow.array(list(rows(7)), pyarrow.list_(pyarrow.float32()))}
+    pyarrow.parquet.write_table(pyarrow.table(table), tmp_path / "x.parquet")
+    report = import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5")
+    assert report.keys == f"column {name!r}"
+    expect(tmp_path / "c.h5", rows(7), list("gfbdaec"))
+
+
+def test_bytes_that_are_no_text_are_no_keys(tmp_path):
+    write_parquet(tmp_path / "x.parquet", key=[b"\xff", b"b"], v=rows(2))
+    reason = "has the column 'key' of binary, which is not UTF-8 text; name another with --key-column"
+    assert reason in refusal(tmp_path / "x.parquet", tmp_path / "c.h5")

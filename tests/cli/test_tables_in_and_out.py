@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow
 import pytest
 from helpers.command_line import SMALL, refused, run, table
+from helpers.spreadsheets import write_xlsx
 from PIL import Image
 from pyarrow import parquet
 
@@ -58,6 +59,17 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("embed {w}/images c.h5 --key-column id", 2, "a column of keys is named, which is for Parquet"),
         ("train-pu {w}/cache.h5 --positives a.txt --key-column x", 2, "are for a table of labels; name one"),
         ("review {w}/cache.h5 --label-value x", 2, "are for a table of labels; name one"),
+        ("review {w}/cache.h5 --match-keys auto", 2, "--encoding and --match-keys are for files of labels; name one"),
+        ("train-pu {w}/cache.h5 --positives a.csv --label-value-exact", 2, "goes with --label-value; name the cell"),
+        (
+            "train-pu {w}/cache.h5 --positives {w}/positives.txt --match-keys x",
+            2,
+            "match_keys must be auto, or of quotes",
+        ),
+        ("train-pu {w}/cache.h5 --positives {w}/positives.txt --encoding x", 2, "encoding 'x' is not known"),
+        ("embed {w}/images c.h5 --encoding cp1252", 2, "encodings for manifests alone; .* is none: leave them out"),
+        ("embed {w}/pile.parquet c.h5 --encoding cp1252", 2, "an encoding is that of a manifest; .* is Parquet"),
+        ("import-embeddings x.npy c.h5 --encoding cp1252", 2, "--encoding is that of the file of --keys; name one"),
         ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),
         ("export {w}/cache.h5 out.parquet --images {w}/images", 2, "--images are for --thumbnails"),
         ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
@@ -121,3 +133,15 @@ def test_an_error_of_embedding_is_not_taken_for_one_of_the_labels(world, pile, h
     with pytest.raises(OSError, match="Input/output error"):
         run("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column kind", w=world)
     assert list(here.iterdir()) == []
+
+
+def test_a_table_of_another_tool_is_taken_with_its_spelling(world, pile, trained, here):
+    found = (world / "positives.txt").read_text().split()
+    rows = [["C:\\photos\\" + key.replace("/", "\\"), "Ja"] for key in found]
+    write_xlsx(here / "found.xlsx", {"Bilder": [["Datei", "Rot?"], *rows]})
+    train = "train-pu {w}/cache.h5 --positives found.xlsx --key-column datei --label-column rot? --label-value JA"
+    train += " --prior 0.1 --device cpu --method linear"
+    refusal = refused(train, 1, w=world)
+    assert "--match-keys slashes+folders" in refusal
+    ended = run(f"{train} --match-keys slashes+folders", w=world)
+    assert f"{len(found)} labelled positives" in ended.output

@@ -1,5 +1,10 @@
+import json
+
+import pyarrow
 import pytest
 from helpers.sources import picture, write
+from helpers.spreadsheets import write_ods, write_xlsx
+from pyarrow import feather
 
 from pucache.errors import SourceError
 from pucache.images.listing import MAX_KEY_BYTES
@@ -38,6 +43,55 @@ def test_a_manifest_names_images_by_a_line_or_a_column(tmp_path, name, text):
     source = open_source(write(tmp_path / name, text.encode()))
     assert source.scan().keys == ["a.png", "b.png"]
     assert [source.read(key) for key in ("a.png", "b.png")] == [b"a.png", b"b.png"]
+
+
+ROWS = [["b.png", "x"], ["a.png", "y"]]
+TABLES = {
+    "m.csv": lambda path, name: path.write_text(f"n;{name}\n" + "".join(f"{note};{key}\n" for key, note in ROWS)),
+    "m.tab": lambda path, name: path.write_text("sep=\t\n" + "".join(f"{a}\t{b}\n" for a, b in [[name, "n"], *ROWS])),
+    "n.csv": lambda path, name: path.write_bytes(f"{name},n\nb.png,x\na.png,y\n".encode("utf-16")),
+    "m.xlsx": lambda path, name: write_xlsx(path, {"images": [[name, "n"], *ROWS]}),
+    "m.ods": lambda path, name: write_ods(path, {"images": [[name, "n"], *ROWS]}),
+    "m.jsonl": lambda path, name: path.write_text("".join(json.dumps({name: key}) + "\n" for key, _ in ROWS)),
+    "m.json": lambda path, name: path.write_text(json.dumps({name: [key for key, _ in ROWS]})),
+    "m.feather": lambda path, name: feather.write_feather(pyarrow.table({name: [key for key, _ in ROWS]}), path),
+}
+
+
+@pytest.mark.parametrize("column", ["Path", "file_name", "Image Path", "image", "FileName"])
+@pytest.mark.parametrize("name", TABLES)
+def test_a_manifest_is_a_table_of_any_form(tmp_path, name, column):
+    for image in ("a.png", "b.png"):
+        write(tmp_path / image, image.encode())
+    TABLES[name](tmp_path / name, column)
+    source = open_source(tmp_path / name)
+    assert source.scan().keys == ["a.png", "b.png"] and source.read("a.png") == b"a.png"
+
+
+@pytest.mark.parametrize(
+    ("header", "names"), [("bild,art", ["a.png"]), ("bild,path", ["k"]), ("file,bild", ["a.png"])], ids=str
+)
+def test_the_column_of_keys_can_be_named(tmp_path, header, names):
+    write(tmp_path / "a.png", b"data")
+    row = {"bild,art": "a.png,x", "bild,path": "k,a.png", "file,bild": "a.png,a.png"}[header]
+    path = write(tmp_path / "m.csv", f"{header}\n{row}\n".encode())
+    source = open_source(path, key_column="Bild")
+    assert source.scan().keys == names and source.read(names[0]) == b"data"
+    assert open_source(source.name).scan().keys == names, "the name that a cache keeps opens it again"
+    with pytest.raises(SourceError, match="expected one called 'x'"):
+        open_source(path, key_column="x").scan()
+
+
+def test_a_manifest_in_an_old_encoding(tmp_path, caplog):
+    write(tmp_path / "é.png", b"data")
+    path = write(tmp_path / "m.txt", "é.png\n".encode("cp1252"))
+    assert open_source(path).scan().keys == ["é.png"] and "is read as cp1252" in caplog.text
+    write(tmp_path / "犬.png", b"data")
+    source = open_source(write(tmp_path / "m.csv", "path\n犬.png\n".encode("shift_jis")), encoding="shift_jis")
+    assert source.scan().keys == ["犬.png"] and open_source(source.name).scan().keys == ["犬.png"]
+    for where in (tmp_path, tmp_path / "x.parquet"):
+        with pytest.raises(ValueError, match="leave"):
+            open_source(where, encoding="cp1252")
 
 
 def test_paths_are_relative_to_the_manifest_absolute_or_urls(tmp_path, memory):

@@ -11,6 +11,8 @@ from pyarrow import parquet
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import LabelError
+from pucache.labels.concepts import open_concepts
+from pucache.labels.label_files import read_truth
 from pucache.labels.labels import Labels
 from pucache.storage.tables import LabelTable, has_columns, read_rows, read_table
 
@@ -126,3 +128,33 @@ def test_another_folder_before_keys_is_refused(tmp_path, cache_of):
     (tmp_path / "x.txt").write_text("other/x/a.png\n")
     with pytest.raises(LabelError, match="without 'other/' at the beginning they are there: remove it"):
         Labels.read(cache_of, tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.txt"])
+def test_labels_are_read_behind_a_url(tmp_path, memory, cache_of, name):
+    pyarrow_file = write_parquet(tmp_path / "x.parquet", key=["y.png"], label=[1])
+    content = {
+        "x.csv": b"path;label\ny.png;1\n",
+        "x.jsonl": b'{"path": "y.png", "label": 1}\n',
+        "x.parquet": pyarrow_file.read_bytes(),
+        "x.txt": b"y.png\n",
+    }
+    memory.pipe(f"/labels/{name}", content[name])
+    url = f"memory://labels/{name}"
+    assert Labels.read(cache_of, url).s.tolist() == [0, 0, 1]
+    assert read_truth(url, ["y.png"]).tolist() == [1]
+    assert "cannot read memory://labels/none.csv" in one_line(LabelError, read_truth, "memory://labels/none.csv", ["a"])
+
+
+def test_concepts_behind_a_url(memory, cache_of):
+    memory.pipe("/labels/x.csv", b"file_name,class\ny.png,car\nx/a.png,cat\n")
+    assert list(open_concepts(cache_of, "memory://labels/x.csv").labels) == ["car", "cat"]
+    with pytest.raises(LabelError, match=r"cannot read memory://labels/none\.csv"):
+        open_concepts(cache_of, "memory://labels/none.csv")
+
+
+def test_keys_of_concepts_are_matched_by_a_rule(tmp_path, cache_of):
+    (tmp_path / "x.csv").write_text("key,concept\na.png,car\nY.PNG,cat\n")
+    assert "none of the 2 concepts" in one_line(LabelError, open_concepts, cache_of, tmp_path / "x.csv")
+    found = open_concepts(cache_of, LabelTable(str(tmp_path / "x.csv"), match_keys="case+ends")).labels
+    assert {name: labels.s.tolist() for name, labels in found.items()} == {"car": [1, 0, 0], "cat": [0, 0, 1]}
