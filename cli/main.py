@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -208,3 +209,10 @@ def run(arguments: list[str] | None = None) -> None:
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(code))
+        atexit.register(_ignore_signals)
+
+
+def _ignore_signals() -> None:
+    """Ignore signals while Python ends, as it puts the default handlers back, which would kill a finished command."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

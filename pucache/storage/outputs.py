@@ -6,6 +6,7 @@ docs/durability.md says the rules in words. Nothing is read or listed where ther
 from __future__ import annotations
 
 import codecs
+import contextlib
 import csv
 import fnmatch
 import os
@@ -15,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 from ..errors import OutputError
-from .atomic import check_writable, is_standard_output
+from .atomic import check_writable, is_standard_output, remove_partials
 from .file_kinds import EMPTY, IMAGE_ENDINGS, INDEX, JSON, ONNX, PAGE, TABLE, TEXT, is_of_pucache, kind_of
 from .urls import is_url, path_or_url, without_secrets
 
@@ -49,7 +50,12 @@ def check_replaces(name: str, kind: str, existing: str, inputs: Paths, *, force:
 
 
 def may_replace_derived(path: Path, inputs: Paths = ()) -> bool:
-    """Whether a file whose name nobody gave may be written: nothing is there, or what pucache wrote, and no input."""
+    """Whether a file whose name nobody gave may be written: nothing is there, or what pucache wrote, and no input.
+
+    Leftovers of killed writers are removed.
+    """
+    with contextlib.suppress(OSError):  # whoever writes it says so
+        remove_partials(path)
     if not os.path.lexists(path):
         return True
     kind = kind_of(path)

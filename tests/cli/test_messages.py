@@ -347,6 +347,12 @@ def test_an_import_is_finished_before_an_interruption_as_it_may_run_in_native_co
     assert (ended.returncode, ended.stdout) == (128 + number, "True\n"), ended.stderr
 
 
+def catches(process, number):
+    """Whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{process}/status").read_text())
+    return int(caught, 16) >> (number - 1) & 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(20))
 def test_a_signal_at_any_moment_of_the_start_ends_it_in_one_line(world, embedded, here, seed):
@@ -357,7 +363,9 @@ def test_a_signal_at_any_moment_of_the_start_ends_it_in_one_line(world, embedded
     )
     command = [sys.executable, "-m", "pucache", *shlex.split(arguments)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        time.sleep(moment.uniform(0.05, 3))
+        while not catches(process.pid, signal.SIGTERM):  # until Python runs, which no code of ours can say in a line
+            time.sleep(0.001)
+        time.sleep(moment.uniform(0, 3))
         process.send_signal(number)
         _, told = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode in (0, 128 + number) and "Traceback" not in told, (process.returncode, told)
