@@ -5,11 +5,9 @@ Arrays are mapped for one block at a time, so that their pages do not stay in me
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import stat
-import zipfile
 from collections.abc import Callable, Container, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -25,8 +23,9 @@ from pyarrow import compute
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow_types import floats_of, is_key, texts
-from ..storage.file_kinds import ARRAY, FAISS, ZIP, kind_of
+from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
 from ..storage.table_columns import IMPORT_NAMES, find_column
+from .foreign_files import require_kind
 
 EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
 METADATA = b"pucache"  # entry of the schema's metadata in an export
@@ -104,34 +103,20 @@ def array_input(X: np.ndarray) -> Input:
 def npy_input(path: Path) -> Input:
     """Open a ``.npy`` file, which is never unpickled; raises `CacheError` unless it holds rows of floats."""
     state = FileState.of(path)
+    require_kind(path, ARRAY)
 
     def mapped() -> np.ndarray:
-        with state.reading(_no_array(path)):
+        with state.reading("is not a .npy array of numbers, or is cut short; save it with numpy.save"):
             return np.lib.format.open_memmap(path, mode="r")  # unlike `numpy.load` it refuses archives
 
     X = mapped()
     return _input_of(state, X.shape, X.dtype, lambda rows: np.array(mapped()[rows]))
 
 
-def _no_array(path: Path) -> str:
-    """Why a file is no array that can be mapped, and how to make one of it; its content tells what it is."""
-    kind, name = kind_of(path), repr(path.name)
-    if kind == ARRAY:
-        return "is not a .npy array of numbers, or is cut short; save it with numpy.save"
-    rows = f"faiss.read_index({name}).reconstruct_n()" if kind == FAISS else "…"
-    if kind == ZIP:
-        with contextlib.suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-            members = archive.namelist()
-            if any(member.endswith("/data.pkl") for member in members):
-                kind, rows = "a file of torch.save", f"torch.load({name}).numpy()"
-            elif arrays := [member.removesuffix(".npy") for member in members if member.endswith(".npy")]:
-                kind, rows = "an archive of arrays (.npz)", f"numpy.load({name})[{arrays[0]!r}]"
-    return f"is {kind}, where an array is expected: make one with numpy.save('embeddings.npy', {rows})"
-
-
 def safetensors_input(path: Path, tensor: str | None) -> Input:
     """Open the tensor of this name, or the one of embeddings; raises `CacheError` if there is none."""
     state = FileState.of(path)
+    require_kind(path, SAFETENSORS)
 
     @contextmanager
     def opened(framework: str) -> Iterator[Any]:
@@ -224,6 +209,7 @@ class ParquetFile:
 
     def __init__(self, path: Path):
         self.path, self.state = path, FileState.of(path)
+        require_kind(path, *PARQUETS)
         with self._opened() as file:
             self._schema, self.rows = file.schema_arrow, file.metadata.num_rows
         self.columns = {field.name: str(field.type) for field in self._schema}  # type by name

@@ -17,7 +17,8 @@ MARK = f"pucache {__version__}"  # in the field `written_by` of JSON, and `Softw
 TABLE, JSON, PAGE, PNG = "a table", "a JSON file", "an HTML page", "a PNG picture"
 SCORES, EXPORT, PARQUET = "a Parquet table of scores", "a Parquet export of a cache", "a Parquet file"
 ONNX, INDEX, TEXT, BINARY = "an ONNX model", "an index of a cache", "a text file", "a file of another kind"
-EMPTY = "an empty file"
+EMPTY, SAFETENSORS, PICKLE = "an empty file", "a safetensors file", "a pickle"
+PARQUETS = (PARQUET, SCORES, EXPORT)
 ARRAY, ZIP, FAISS = "a NumPy array", "a ZIP archive", "an index of faiss"
 _MAGIC = {
     b"\x89PNG": PNG,
@@ -34,10 +35,11 @@ _MAGIC = {
     b"IwF": FAISS,
     b"IHN": FAISS,
     b"ARROW1": "an Arrow file",
-    **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
+    **{bytes([0x80, version]): PICKLE for version in range(2, 6)},
     b"\x1f\x8b": "a gzip archive",
     b"%PDF": "a PDF file",
 }
+PICTURES = tuple(kind for kind in _MAGIC.values() if kind.endswith("picture"))
 _ENDINGS = {
     **dict.fromkeys((".csv", ".tsv", ".tab"), TABLE),
     **dict.fromkeys((".json", ".jsonl"), JSON),
@@ -94,7 +96,7 @@ def kind_of_content(name: str, size: int, read: Read) -> str:
             return kind
     ending = os.path.splitext(name)[1].lower()
     if beginning[8:10] == b'{"':
-        return "a safetensors file"
+        return SAFETENSORS
     if ending == ".onnx" and beginning[:1] == b"\x08":
         return ONNX
     return _kind_of_text(beginning, ending)
@@ -115,7 +117,8 @@ def _kind_of_text(beginning: bytes, ending: str) -> str:
 def _kind_of_parquet(size: int, read: Read) -> str:
     """Kind of a Parquet file by the names of its columns, which its footer begins with."""
     length = int.from_bytes(read(max(0, size - 8), size)[:4], "little")
-    footer = read(max(0, size - 8 - length), min(size, size - 8 - length + _FOOTER_BYTES))
+    start = max(0, size - 8 - length)  # of a damaged file the length is any number
+    footer = read(start, min(size, start + _FOOTER_BYTES))
     if all(name in footer for name in (b"\x09embedding", b"\x06digest", b"\x08mtime_ns")):
         return EXPORT
     narrow, wide = (b"\x06margin", b"\x09posterior"), (b"_posterior", b"_label")

@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import zipfile
 
 import numpy as np
 import pyarrow
@@ -12,13 +13,10 @@ import safetensors.numpy
 import torch
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
-from helpers.refusals import one_line
 from safetensors.torch import save_file
 
-from pucache.cache.import_files import npy_input
 from pucache.cache.importing import import_embeddings
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError
 
 # --- arrays --------------------------------------------------------------------------------------
 
@@ -131,23 +129,59 @@ def test_lists_that_are_no_embeddings(tmp_path, values, expected):
     assert visible(tmp_path) == ["x.parquet"]
 
 
+# --- files of another kind -----------------------------------------------------------------------
+
 FOREIGN = {
     "npz": (lambda path: np.savez(path.open("wb"), emb=np.ones((2, 3), "f4")), r"archive of arrays.*\['emb'\]"),
-    "torch": (lambda path: torch.save(torch.ones(2, 3), path), r"torch.save.*torch.load\('x.npy'\).numpy\(\)"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle"),
+    "torch": (lambda path: torch.save(torch.ones(2, 3), path), r"torch.save.*torch.load\('x[.a-z]+'\).numpy\(\)"),
+    "zip": (lambda path: zipfile.ZipFile(path, "w").writestr("a.txt", "a"), "is a ZIP archive.*numpy.save"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle.*pickle.load.*trust its source"),
     "faiss": (lambda path: path.write_bytes(b"IxF2" + bytes(99)), r"index of faiss.*reconstruct_n\(\)"),
-    "Arrow": (lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(99)), "is an Arrow file"),
-    "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file"),
-    "picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is a PNG picture"),
-    "cache": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), "is a pucache cache"),
+    "Arrow": (lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(99)), "is an Arrow file.*feather.read_table"),
+    "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file.*numpy.loadtxt"),
+    "picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is a PNG picture.*pucache embed"),
+    "HDF5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), r"is an HDF5 file.*h5py.File\("),
+    "nothing": (lambda path: path.touch(), "is an empty file"),
+    "array": (lambda path: np.save(path.open("wb"), np.ones((2, 3))), r"is a NumPy array; rename it .*\.npy"),
+    "safetensors": (lambda path: save_file({"a": torch.ones(2, 3)}, path), r"is a safetensors file; rename it"),
+    "Parquet": (lambda path: write_parquet(path, embedding=np.ones((2, 3))), r"Parquet file; rename it .*\.parquet"),
 }
+READ = {("array", ".npy"), ("array", ".bin"), ("safetensors", ".safetensors"), ("Parquet", ".parquet")}
 
 
+@pytest.mark.parametrize("ending", [".npy", ".safetensors", ".parquet", ".bin"])
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_a_file_that_is_no_array_is_called_what_it_is(tmp_path, kind):
+def test_a_file_of_another_kind_is_called_what_it_is_whatever_its_ending(tmp_path, kind, ending):
     make, expected = FOREIGN[kind]
-    make(tmp_path / "x.npy")
-    assert re.search(expected, one_line(CacheError, npy_input, tmp_path / "x.npy"))
+    path = tmp_path / f"x{ending}"
+    make(path)
+    if (kind, ending) in READ:
+        assert import_embeddings(path, tmp_path / "c.h5", row_numbers=True).rows == 2
+        return
+    told = refusal(path, tmp_path / "c.h5", row_numbers=True)
+    assert re.search(expected, told) and told.startswith(f"{path} is "), told
+    assert visible(tmp_path) == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "order"), [("f2", "C"), (">f4", "C"), ("f4", "F"), ("longdouble", "C"), (">f8", "F"), ("longdouble", "F")]
+)
+def test_an_array_of_any_floats_and_order_gives_its_rows(tmp_path, dtype, order):
+    X = np.array(rows(6), dtype=dtype, order=order)
+    for source in (X, tmp_path / "x.npy"):
+        np.save(tmp_path / "x.npy", X)
+        import_embeddings(source, tmp_path / "c.h5", row_numbers=True, name="x", force=True)
+        expect(tmp_path / "c.h5", X.astype("f2" if dtype == "f2" else "f4"), [f"{row:010}" for row in range(6)])
+
+
+@pytest.mark.parametrize(
+    "X", [np.ones((2, 3), "i1"), np.ones((2, 3), bool), np.ones(3), np.ones((1, 2, 3)), np.ones((2, 3), complex)]
+)
+def test_an_array_that_is_no_rows_of_floats_is_refused_by_type_and_shape(tmp_path, X):
+    np.save(tmp_path / "x.npy", X)
+    for source in (X, tmp_path / "x.npy"):
+        told = refusal(source, tmp_path / "c.h5", row_numbers=True)
+        assert f"holds {X.dtype} {X.shape}; expected one array of floats with rows and columns" in told
 
 
 # --- types of Arrow ------------------------------------------------------------------------------

@@ -31,6 +31,8 @@ FILES = {  # name: content and kind
     "model.onnx.txt": (b"onnx", "a text file"),
     "nothing.h5": (b"", EMPTY),
     "zeros.csv": (bytes(9), BINARY),
+    "cut.parquet": (b"PAR1" + b"\xff" * 40, PARQUET),
+    "short.parquet": (b"PAR1", PARQUET),
 }
 
 
