@@ -10,6 +10,8 @@ import torch
 from ..errors import EmbeddingsError
 from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
 
+_LEAST_SPREAD = 1e-17  # whose squares are still exact in float32
+
 
 @dataclass(frozen=True)
 class Moments:
@@ -59,7 +61,7 @@ class MomentSums:
             block = block[room:]
 
     def moments(self) -> Moments:
-        """Moments of all rows added so far; at least one row. Raises EmbeddingsError where their squares overflow."""
+        """Moments of all rows added so far, at least one; `EmbeddingsError` where squares over- or underflow."""
         self._sum_pending()
         mean = self._total / self._count  # minus the origin
         spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
@@ -68,7 +70,12 @@ class MomentSums:
                 "the squares of the embeddings overflow float32; scale them, such as by import-embeddings --normalize"
             )
         centre = (mean + self._origin.numpy()).astype(np.float32)
-        return Moments(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
+        if self._squares / self._count < _LEAST_SPREAD**2 and (self._total.any() or self._squares):
+            raise EmbeddingsError(
+                f"the embeddings differ by less than {_LEAST_SPREAD:g}, whose squares float32 cannot hold; scale them, "
+                "such as by import-embeddings --normalize"
+            )
+        return Moments(centre=centre, spread=float(spread) or 1.0)
 
     def _sum_pending(self) -> None:
         if self._pending:
