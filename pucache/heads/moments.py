@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,6 +11,7 @@ import torch
 from ..errors import EmbeddingsError
 from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
 
+log = logging.getLogger("pucache")
 _LEAST_SPREAD = 1e-17  # whose squares are still exact in float32
 
 
@@ -61,7 +63,7 @@ class MomentSums:
             block = block[room:]
 
     def moments(self) -> Moments:
-        """Moments of all rows added so far, at least one; `EmbeddingsError` where squares over- or underflow."""
+        """Moments of all rows added so far, at least one; raises `EmbeddingsError` where their squares overflow."""
         self._sum_pending()
         mean = self._total / self._count  # minus the origin
         spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
@@ -71,10 +73,12 @@ class MomentSums:
             )
         centre = (mean + self._origin.numpy()).astype(np.float32)
         if self._squares / self._count < _LEAST_SPREAD**2 and (self._total.any() or self._squares):
-            raise EmbeddingsError(
-                f"the embeddings differ by less than {_LEAST_SPREAD:g}, whose squares float32 cannot hold; scale them, "
-                "such as by import-embeddings --normalize"
+            log.warning(
+                "the embeddings differ by less than %g, whose squares float32 cannot hold, so they count as equal: "
+                "scale them, such as by import-embeddings --normalize",
+                _LEAST_SPREAD,
             )
+            spread = 0.0
         return Moments(centre=centre, spread=float(spread) or 1.0)
 
     def _sum_pending(self) -> None:

@@ -80,7 +80,7 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         ``known_negatives``; ``unlabelled_sample``, fields of `pucache.labels.sample.UnlabelledSample` or None;
         ``prior``, `PULinearClassifier.prior_`, and ``prior_estimate``, fields of `prior_estimate_`, both None where the
         labels are too few for them; ``penalty``, ``threshold``, ``threshold_rule``, ``loss``,
-        ``target_prior``, ``solver``, ``seed``, ``deploy_prior``; ``estimates``, `PULinearClassifier.estimates_`; ``note``, what
+        ``target_prior``, ``solver``, ``deploy_prior``; ``estimates``, `PULinearClassifier.estimates_`; ``note``, what
         is not stated because the labels are too few, or "".
     """
     estimate, sample = model.prior_estimate_, model.unlabelled_sample_
@@ -99,7 +99,6 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         "loss": model.loss,
         "target_prior": float(model.target_prior),
         "solver": model.solver,
-        "seed": model.seed_,
         "deploy_prior": None if model.deploy_prior is None else float(model.deploy_prior),
         "estimates": model.estimates_,
         "note": label_note(model),

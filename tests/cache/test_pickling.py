@@ -1,6 +1,7 @@
 """A cache in another process, or copied: the paths travel, and the files must still be the same."""
 
 import copy
+import io
 import multiprocessing
 import pickle
 
@@ -18,9 +19,15 @@ WAYS = {
     "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "joblib": lambda cache: joblib.Parallel(2)(joblib.delayed(lambda one: one)(cache) for _ in range(2))[1],
+    "joblib": lambda cache: through_joblib(cache),
     "spawn": lambda cache: in_a_spawned_process(cache),
 }
+
+
+def through_joblib(cache):
+    joblib.dump(cache, stream := io.BytesIO())
+    stream.seek(0)
+    return joblib.load(stream)
 
 
 def in_a_spawned_process(cache):
