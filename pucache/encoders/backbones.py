@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-import timm
 import torch
 from PIL import Image
 
 from ..errors import EncoderError, UnknownEncoderError, one_line
 from .checkpoints import encoder_tensors, read_state
 from .spec import weights_digest
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without ipywidgets
+    import timm
 
 # names of pooling layers before the first stage
 _STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}

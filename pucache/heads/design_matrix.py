@@ -28,6 +28,7 @@ _BLOCKS_PER_GROUP, _MAX_GROUPS = 4, 32  # see `RowBlocks.groups`
 # of a block: float32 rows that stay in the processor's cache, or enough of them for a GPU
 _BLOCK_VALUES = {"cpu": 1 << 20, "cuda": 1 << 25}
 _DIRECTIONS = 64  # leading directions that preconditioners use
+_WIDE_SHARE, _TINY = 0.99, 1e-30  # of the variance in one column, from which on a warning says so
 
 log = logging.getLogger("pucache")
 
@@ -131,7 +132,9 @@ class DesignMatrix:
         """Leading directions of evenly spaced rows, or of the rows that these were taken from."""
         if self._whole is not None:
             return self._whole.leading
-        return LeadingDirections.of_sample(self.standardised(evenly_spaced(len(self))), _DIRECTIONS)
+        leading = LeadingDirections.of_sample(self.standardised(evenly_spaced(len(self))), _DIRECTIONS)
+        _warn_of_wide_column(leading)
+        return leading
 
     def standardised(self, rows: np.ndarray) -> Tensor:
         """Rows, ascending, of (X - centre) / spread, float32 (m, d) on the device."""
@@ -167,6 +170,19 @@ class DesignMatrix:
     def workers(self, threads: int) -> int:
         """Threads that sum over the blocks, of those allowed."""
         return min(threads, len(self.sides[1][1].groups())) if self.device.type == "cpu" else 1
+
+
+def _warn_of_wide_column(leading: LeadingDirections) -> None:
+    """Name a column that has nearly all of the variance, beside which no penalty lets the others count."""
+    by_column = leading.directions.square() @ leading.variances
+    column, rest = int(by_column.argmax()), leading.rest * (len(by_column) - len(leading.variances))
+    share = float(by_column[column]) / max(float(leading.variances.sum()) + rest, _TINY)
+    if share > _WIDE_SHARE and len(by_column) > 1:
+        log.warning(
+            "column %d (of 0 to %d) has %.4g %% of the variance of the rows, so the others hardly count: scale the "
+            "columns, (X - X.mean(0)) / X.std(0), as of new rows too, or leave it out, and import or fit again",
+            *(column, len(by_column) - 1, 100 * share),
+        )
 
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:

@@ -70,7 +70,7 @@ class SGDSettings:
 def train(problem: HeadProblem, settings: SGDSettings, progress: Progress) -> FittedHeads:
     """Train the heads of a problem by Adam on minibatches."""
     design, moments = problem.design, problem.design.moments
-    epochs, scale = settings.passes(len(design)), RMS / max(moments.root_mean_square, 1e-12)
+    epochs, scale = settings.passes(len(design)), RMS / (moments.root_mean_square or 1.0)
     progress.start(epochs, "training")
     generator = torch.Generator().manual_seed(0)
     batches, losses = _Batches(problem, generator, settings.batch_size, scale), _BatchLosses(problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +10,9 @@ import torch
 
 from ..errors import EmbeddingsError
 from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
+
+log = logging.getLogger("pucache")
+_LEAST_SPREAD = 1e-17  # whose squares are still exact in float32
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class MomentSums:
             block = block[room:]
 
     def moments(self) -> Moments:
-        """Moments of all rows added so far; at least one row. Raises EmbeddingsError where their squares overflow."""
+        """Moments of all rows added so far, at least one; raises `EmbeddingsError` where their squares overflow."""
         self._sum_pending()
         mean = self._total / self._count  # minus the origin
         spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
@@ -68,7 +72,14 @@ class MomentSums:
                 "the squares of the embeddings overflow float32; scale them, such as by import-embeddings --normalize"
             )
         centre = (mean + self._origin.numpy()).astype(np.float32)
-        return Moments(centre=centre, spread=float(spread) if spread > 1e-12 else 1.0)
+        if self._squares / self._count < _LEAST_SPREAD**2 and (self._total.any() or self._squares):
+            log.warning(
+                "the embeddings differ by less than %g, whose squares float32 cannot hold, so they count as equal: "
+                "scale them, such as by import-embeddings --normalize",
+                _LEAST_SPREAD,
+            )
+            spread = 0.0
+        return Moments(centre=centre, spread=float(spread) or 1.0)
 
     def _sum_pending(self) -> None:
         if self._pending:

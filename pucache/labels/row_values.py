@@ -118,6 +118,20 @@ def check_order(cache: EmbeddingCache, what: str) -> None:
         )
 
 
+def check_same_rows(X: Any, **columns: Any) -> None:
+    """Raise `LabelError` for masked values, missing groups, and an index that is another than that of a DataFrame X."""
+    rows = _index_of(X)
+    for name, column in {"X": X, **columns}.items():
+        if np.ma.isMaskedArray(column) and np.ma.getmaskarray(column).any():
+            raise LabelError(f"{name} has masked values; leave those rows out, or fill them")
+        index = _index_of(column)
+        if rows is not None and index is not None and not np.array_equal(rows, index):
+            raise LabelError(f"{name} has another index than X; bring both into one order, as with {name}.loc[X.index]")
+    groups = columns.get("groups")
+    if groups is not None and any(group is None or group != group for group in _array(groups, "groups").flat):
+        raise LabelError("groups has missing values; give rows that belong to no other a group of their own")
+
+
 def by_position(given: Any, allowed: tuple[int, ...], what: str) -> np.ndarray:
     """Values of rows that carry no keys, int8 (n,); `LabelError` for other values, and where they carry keys."""
     keys, values = read_values(given, allowed, what, ())
@@ -190,10 +204,15 @@ def _columns(given: Any, what: str, known: Collection[str]) -> Columns:
         given = given.to_series()
     if hasattr(given, "columns") and hasattr(given, "__getitem__"):
         return _of_table(given, what, known)
-    values, index = _array(given, what), getattr(given, "index", None)
-    if index is not None and not callable(index):
-        return _of_series(values, _array(index, what), what, known)
+    values, index = _array(given, what), _index_of(given)
+    if index is not None:
+        return _of_series(values, index, what, known)
     return (values.tolist(), None) if _is_text(values) else (None, values)
+
+
+def _index_of(given: Any) -> np.ndarray | None:
+    index = getattr(given, "index", None)
+    return None if index is None or callable(index) else _array(index, "index")
 
 
 def _of_series(values: np.ndarray, index: np.ndarray, what: str, known: Collection[str]) -> Columns:

@@ -208,6 +208,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "unlabelled": data.n_unlabelled,
         "unlabelled_sample": None if data.sample is None else data.sample.to_json(),
         "labels": count.labels,
+        "seed": trained.seed_,
         "note": label_note(trained),
         "failures": {"count": len(failures), "reasons": dict(Counter(failures.values()).most_common(_FAILURE_REASONS))},
         "duplicates": {"groups": int((group_sizes > 1).sum()), "copies": int((group_sizes - 1).sum())},

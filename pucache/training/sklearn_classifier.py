@@ -21,7 +21,9 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
+from ..labels.row_values import check_same_rows
 from ..progress import Progress
+from ..seeds import Seed
 from ..storage.rows import RowMatrix, rows_not_finite
 from ..threads import one_blas_thread
 from .model_file import NO_SAMPLE, FittedState, label_count, read_model, write_model
@@ -69,9 +71,10 @@ class PULinearClassifier(FittedState):
         among the unlabelled by default.
     n_folds : int
         Folds of the cross-fit; fewer are used where there are fewer positives.
-    random_state : int, RandomState or None
+    random_state : int, RandomState, Generator or None
         Of folds and initial coefficients, as in scikit-learn: None draws another seed at each `fit`, a
-        `numpy.random.RandomState` the next one from it. The default is 0, so that fits repeat.
+        `numpy.random.RandomState` or `numpy.random.Generator` the next one from it. The default
+        is 0, so that fits repeat.
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:N``, for training.
     method : {"distilled", "linear"}, optional
@@ -151,7 +154,7 @@ class PULinearClassifier(FittedState):
         threshold: float | str = "f1",
         deploy_prior: float | None = None,
         n_folds: int = 5,
-        random_state: int | np.random.RandomState | None = 0,
+        random_state: Seed = 0,
         device: str = "auto",
         method: str | None = None,
         pos_label: float | str | None = None,
@@ -261,7 +264,8 @@ class PULinearClassifier(FittedState):
         ------
         ValueError
             A parameter outside its domain; X with NaN, infinity or the wrong shape; other than two
-            classes of labels, or text without `pos_label`; no weight on P or on U.
+            classes of labels, or text without `pos_label`; no weight on P or on U; another index than that of a
+            DataFrame X.
         """
         from sklearn.utils.validation import validate_data
 
@@ -270,12 +274,13 @@ class PULinearClassifier(FittedState):
         from .train_head import TrainingRows, check_parameters, train_head
 
         check_parameters(self)
+        check_same_rows(X, y=y, sample_weight=sample_weight, groups=groups, reviewed=reviewed)
         checked, y = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         rows = np.asarray(checked)
         classes, s = _pu_labels(np.asarray(y), self.pos_label)
         bad = rows_not_finite(rows)  # in blocks, as X may be larger than memory
         if len(bad):
-            raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}")
+            raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}, or numbers beyond float32")
         decisions = None if reviewed is None else _decisions(reviewed, s)
         labels = TrainingLabels.of(s, decisions, _row_weights(sample_weight, rows, s))
         device = choose_device(self.device)
@@ -382,6 +387,7 @@ class PULinearClassifier(FittedState):
         """
         from sklearn.metrics import roc_auc_score
 
+        check_same_rows(X, y=y, sample_weight=sample_weight)
         margins = self.margins(self._validated(X))
         return float(roc_auc_score(np.asarray(y) == self.classes_[1], margins, sample_weight=sample_weight))
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
+_CHANCE = 0.5  # PAUC of a ranking that knows nothing
 _STAGES = 3  # steps of progress: prior for training, heads, distillation
+log = logging.getLogger("pucache")
 _INTEGER = (int, np.integer)
 _NUMBER = (*_INTEGER, float, np.floating)
 
@@ -107,6 +110,7 @@ def train_head(
     if audited is not None:
         called = on_scale[labels.s == 0] > threshold
         stated |= audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
+    _warn_of_chance(stated)
     estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
     stated_prior = None if classifier.prior is None else prior
     if prior_estimate is not None:
@@ -139,6 +143,17 @@ def train_head(
     )
     classifier.held_out_margins_, classifier.classifier_margins_ = margins, linear.margins
     return classifier
+
+
+def _warn_of_chance(stated: dict[str, Any]) -> None:
+    """Say where the interval of PAUC, the ranking of held-out labels, covers that of chance."""
+    low, high = stated.get("pauc_low"), stated.get("pauc_high")
+    if low is not None and high is not None and low <= _CHANCE:
+        log.warning(
+            "held-out ranking is no better than chance (PAUC %.2f to %.2f, chance has %.1f): look whether the labels "
+            "are of these rows, whether a few columns outweigh the others, and whether the labelled look alike",
+            *(low, high, _CHANCE),
+        )
 
 
 def _pile_sample(rows: TrainingRows, margins: np.ndarray, seed: int) -> PileSample:

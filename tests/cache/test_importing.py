@@ -4,7 +4,10 @@ import os
 import re
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
+import torch
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, write_clip_folder
 from helpers.slow import slow
@@ -180,3 +183,43 @@ def test_unfinished_work_of_embed_is_not_touched(tmp_path):
     (tmp_path / "other.h5").rename(tmp_path / "c.h5.parts" / "part-0.h5")
     assert "holds unfinished work of embed; finish it" in refusal(rows(2), tmp_path / "c.h5", kind=OutputError)
     assert len(part_files(tmp_path / "c.h5")) == 1
+
+
+KEYS_IN_MEMORY = {
+    "Series": pd.Series(list("cab")),
+    "Index": pd.Index(list("cab")),
+    "Arrow": pa.array(list("cab")),
+    "iterator": iter("cab"),
+    "numbers": np.array([30, 1, 2]),
+    "tuple": (30, 1, 2),
+}
+
+
+@pytest.mark.parametrize("form", KEYS_IN_MEMORY)
+def test_keys_are_taken_from_what_holds_them(tmp_path, form):
+    import_embeddings(rows(3), tmp_path / "c.h5", keys=KEYS_IN_MEMORY[form])
+    names = ["30", "1", "2"] if form in ("numbers", "tuple") else list("cab")
+    expect(tmp_path / "c.h5", rows(3), names)
+
+
+@pytest.mark.parametrize(
+    "bad", [[None] * 3, [b"a"] * 3, [1.5, 2, 3], [True] * 3, np.array([["a"]] * 3), ["\ud800"] * 3]
+)
+def test_other_keys_are_refused_with_their_row(tmp_path, bad):
+    assert "row 0 of the array has no valid key" in refusal(rows(3), tmp_path / "c.h5", keys=bad)
+
+
+@pytest.mark.parametrize("bad", [{"a", "b", "c"}, 5, pd.Series(list("abc"), index=[2, 1, 0])], ids=str)
+def test_keys_without_the_order_of_the_rows_are_refused(tmp_path, bad):
+    assert "order" in refusal(rows(3), tmp_path / "c.h5", kind=ValueError, keys=bad)
+
+
+def test_rows_come_from_what_numpy_makes_an_array_of(tmp_path):
+    frame = pd.DataFrame(rows(3), index=list("cab"))
+    sources = {"frame": frame, "plain": pd.DataFrame(rows(3)), "tensor": torch.tensor(rows(3))}
+    for name, source in {**sources, "long": rows(3).astype(np.longdouble)}.items():
+        import_embeddings(source, tmp_path / f"{name}.h5", normalize=True)
+        keys = list("cab") if name == "frame" else [f"{row:010}" for row in range(3)]
+        scaled = rows(3) / np.linalg.norm(rows(3), axis=1, keepdims=True)
+        assert np.allclose(EmbeddingCache(tmp_path / f"{name}.h5").X, scaled[np.argsort(keys)])
+    assert "cannot be read as an array" in refusal([[1.0], [1.0, 2.0]], tmp_path / "bad.h5")

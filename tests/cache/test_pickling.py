@@ -1,6 +1,7 @@
 """A cache in another process, or copied: the paths travel, and the files must still be the same."""
 
 import copy
+import io
 import multiprocessing
 import pickle
 
@@ -8,7 +9,6 @@ import joblib
 import pytest
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
-from joblib.externals.loky import get_reusable_executor
 
 import pucache
 from pucache.cache.local_copies import cache_dir
@@ -19,16 +19,15 @@ WAYS = {
     "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "joblib": lambda cache: by_joblib(cache),
+    "joblib": lambda cache: through_joblib(cache),
     "spawn": lambda cache: in_a_spawned_process(cache),
 }
 
 
-def by_joblib(cache):
-    try:
-        return joblib.Parallel(2)(joblib.delayed(copy.copy)(cache) for _ in range(2))[1]
-    finally:
-        get_reusable_executor().shutdown()  # else its processes wait for more work, beside later tests
+def through_joblib(cache):
+    joblib.dump(cache, stream := io.BytesIO())
+    stream.seek(0)
+    return joblib.load(stream)
 
 
 def in_a_spawned_process(cache):

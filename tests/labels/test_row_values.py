@@ -179,8 +179,11 @@ def test_only_what_equals_0_or_1_passes(values, form):
     names = [f"k{row}" for row in range(len(values))]
     try:
         object_made = dict(zip(names, values, strict=True)) if form is dict else form(values)
+    except (OverflowError, UnicodeDecodeError):  # numpy makes no array of them
+        return
+    try:
         _, read = read_values(object_made, (0, 1), "labels", names)
-    except (LabelError, OverflowError, UnicodeDecodeError):  # the latter of numpy
+    except LabelError:
         return
     if read is not None:
         kept = list(values) if form in (list, dict) else np.asarray(object_made).tolist()

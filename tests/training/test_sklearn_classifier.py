@@ -3,8 +3,10 @@ import pickle
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 from helpers.planted import QUICK, planted, write_cache
+from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
@@ -312,3 +314,28 @@ def test_the_same_encoder_fits_in_any_precision_and_bare_arrays_fit_by_length(fi
     model.check_fits(write_cache(tmp_path / "cache.h5", X, encoder=encoder))
     with pytest.raises(ModelError, match=r"holds .*imported:planted"):
         model.check_fits(write_cache(tmp_path / "cache.h5", X[:, :4]))
+
+
+NAMED = [f"row{row}" for row in range(120)]
+
+
+@pytest.mark.parametrize("name", ["y", "sample_weight", "groups", "reviewed"])
+def test_what_is_indexed_otherwise_than_a_frame_is_refused(name):
+    X, s, _ = planted(120, labelled=30)
+    frame, columns = pd.DataFrame(X, index=NAMED), {"y": s, name: s if name == "y" else np.zeros(120)}
+    other = {**columns, name: pd.Series(columns[name], index=NAMED[::-1])}
+    assert f"{name} has another index than X" in one_line(ValueError, PULinearClassifier().fit, frame, **other)
+
+
+@pytest.mark.parametrize("name", ["X", "y", "sample_weight", "groups", "reviewed"])
+def test_masked_values_are_refused(name):
+    X, s, _ = planted(120, labelled=30)
+    columns = {"X": X, "y": s, name: {"X": X, "y": s}.get(name, np.zeros(120))}
+    columns[name] = np.ma.masked_array(columns[name], columns[name] == columns[name].flat[0])
+    assert f"{name} has masked values" in one_line(ValueError, PULinearClassifier().fit, **columns)
+
+
+def test_rows_of_no_group_are_refused():
+    X, s, _ = planted(120, labelled=30)
+    groups = np.where(np.arange(120) < 3, np.nan, 1.0)
+    assert "groups has missing values" in one_line(ValueError, PULinearClassifier().fit, X, s, groups=groups)
