@@ -209,7 +209,9 @@ def test_other_keys_are_refused_with_their_row(tmp_path, bad):
     assert "row 0 of the array has no valid key" in refusal(rows(3), tmp_path / "c.h5", keys=bad)
 
 
-@pytest.mark.parametrize("bad", [{"a", "b", "c"}, 5, pd.Series(list("abc"), index=[2, 1, 0])], ids=str)
+@pytest.mark.parametrize(
+    "bad", [{"a", "b", "c"}, 5, pd.Series(list("abc"), index=[2, 1, 0])], ids=["set", "number", "Series"]
+)
 def test_keys_without_the_order_of_the_rows_are_refused(tmp_path, bad):
     assert "order" in refusal(rows(3), tmp_path / "c.h5", kind=ValueError, keys=bad)
 
