@@ -67,8 +67,16 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
             "match_keys must be auto, or of quotes",
         ),
         ("train-pu {w}/cache.h5 --positives {w}/positives.txt --encoding x", 2, "encoding 'x' is not known"),
-        ("embed {w}/images c.h5 --encoding cp1252", 2, "encodings for manifests alone; .* is none: leave them out"),
-        ("embed {w}/pile.parquet c.h5 --encoding cp1252", 2, "an encoding is that of a manifest; .* is Parquet"),
+        (
+            "embed {w}/images c.h5 --encoding cp1252",
+            2,
+            "an encoding is named, which is for manifests, tar and ZIP files; .* is none: leave it",
+        ),
+        (
+            "embed {w}/pile.parquet c.h5 --encoding cp1252",
+            2,
+            "an encoding is named, which is for manifests, tar and ZIP files; .* is none: leave it",
+        ),
         ("import-embeddings x.npy c.h5 --encoding cp1252", 2, "--encoding is that of the file of --keys; name one"),
         ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),
         ("export {w}/cache.h5 out.parquet --images {w}/images", 2, "--images are for --thumbnails"),
