@@ -36,7 +36,7 @@ from ..heads.linear_heads import FittedHeads
 from ..heads.moments import Moments
 from ..heads.preconditioner import LeadingDirections, evenly_spaced
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads, fit_soft_targets
+from ..heads.solve import SoftTargetTrainer, fit_heads
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
@@ -170,14 +170,9 @@ class Ranker:
         labels = TrainingLabels.of(s[rows], reviewed[rows])
         weights = _head_weights(labels, self._folds.of(rows))
         targets = np.broadcast_to(labels.training_s[:, None], weights.shape)
-        self._heads = fit_soft_targets(
-            self._design(X, labels),
-            targets,
-            weights=weights,
-            penalty=_PENALTY,
-            tolerance=_TOLERANCE,
-            start=self._heads,
-        )
+        design = self._design(X, labels)
+        trainer = SoftTargetTrainer(design, weights=weights, penalty=_PENALTY, tolerance=_TOLERANCE)
+        self._heads = trainer.fit(targets, start=self._heads)
         margins = self.features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
         held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)
         return margins[:, 0], held_out[:, 0]
