@@ -72,11 +72,6 @@ class Preconditioner:
         return torch.cat([coef, intercept * self._of_intercept[head] - (coef @ self._centre)[:, None]], 1)
 
 
-def evenly_spaced(n: int) -> np.ndarray:
-    """Numbers of at most `SAMPLE` of n rows, int64, ascending."""
-    return np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
-
-
 def systematic_sample(importance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows drawn at `SAMPLE` even steps of the cumulated importance, and their weights.
 

@@ -34,7 +34,7 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_algebra import truncated_svd
 from ..heads.linear_heads import FittedHeads
 from ..heads.moments import Moments
-from ..heads.preconditioner import LeadingDirections, evenly_spaced
+from ..heads.preconditioner import SAMPLE, LeadingDirections
 from ..heads.risks import PURisk
 from ..heads.solve import SoftTargetTrainer, fit_heads
 from ..labels.labels import Labels
@@ -42,6 +42,7 @@ from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
 from ..neighbours.whitening import Whitening, centred_units
 from ..retrieval.similarity import Similarity
+from ..storage.rows import evenly_spaced
 from ..threads import limited_threads, worker_threads
 from ..training.cross_fitting import HALVES_TOLERANCE
 from ..training.neighbour_evidence import (
@@ -280,7 +281,7 @@ class PileFeatures:
     @cached_property
     def leading(self) -> LeadingDirections:
         """Leading directions of the projected sample."""
-        rows = self.of_sample[evenly_spaced(len(self.of_sample))]
+        rows = self.of_sample[evenly_spaced(len(self.of_sample), SAMPLE)]
         return LeadingDirections.of_sample(torch.from_numpy(rows), _PRECONDITIONED)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
