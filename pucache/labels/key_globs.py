@@ -17,20 +17,7 @@ def compile_glob(pattern: str) -> Callable[[str], object]:
 
     ``*`` and ``?`` match within a folder name; ``*`` alone stands for a name of at least one character.
     ``**`` stands for any number of folders, and at the end for anything. ``[abc]``, ``[a-z]`` and ``[!abc]``
-    stand for one character.
-
-    Parameters
-    ----------
-    pattern : str
-
-    Returns
-    -------
-    callable
-
-    Raises
-    ------
-    ValueError
-        ``**`` beside other characters, or an invalid range in brackets.
+    stand for one character. Raises ValueError for ``**`` beside other characters, or an invalid range in brackets.
     """
     names = pattern.split("/")
     if any("**" in name and name != "**" for name in names):

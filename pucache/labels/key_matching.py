@@ -58,31 +58,11 @@ def parse_rules(text: str) -> list[str]:
 def respelled(
     listed: Sequence[str], keys: Keys, rule: str | None, path: str | os.PathLike[str], *, partial: bool = False
 ) -> list[str]:
-    """The listed keys as the cache spells them, where a rule tells.
+    """The listed keys as the cache spells them, where a rule tells; those that name no image are as they were.
 
-    Parameters
-    ----------
-    listed : sequence of str
-    keys : Keys
-        Keys of the cache.
-    rule : str or None
-        Rules joined by ``+``; ``auto`` for one that `offered_rule` finds; None leaves the keys as they are.
-    path : path or str
-        File that lists the keys, for messages.
-    partial : bool
-        Whether keys that name no image are of no concern.
-
-    Returns
-    -------
-    list of str
-        Keys that name no image are as they were.
-
-    Raises
-    ------
-    LabelError
-        A key names several images, or two keys one image.
-    ValueError
-        There is no such rule.
+    The `rule` is several joined by ``+``, ``auto`` for one that `offered_rule` finds, or None. With `partial`, keys
+    that name no image are of no concern. Raises `LabelError` where a key of the file `path` names several images or two
+    keys name one, and ValueError where there is no such rule.
     """
     if rule is None:
         return list(listed)

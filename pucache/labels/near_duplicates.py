@@ -110,12 +110,7 @@ class DuplicateScan:
     def groups(self, X: RowMatrix, digests: RowMatrix | None = None) -> np.ndarray:
         """Groups of all rows, int64 (n,), once each row has been added; to be called once, as it frees the scan.
 
-        Parameters
-        ----------
-        X : ndarray or StackedRows, (n, d)
-            From which pairs of near duplicates are read once more.
-        digests : ndarray or StackedRows of uint8, (n, 32), optional
-            As for `groups`.
+        Pairs of near duplicates are read once more from X; `digests` are as for `groups`.
         """
         parent = np.arange(len(self._not_zero))
         if digests is not None:
@@ -138,16 +133,7 @@ class DuplicateScan:
 
 
 def equal_digests(digests: RowMatrix) -> np.ndarray:
-    """Number the groups of rows with equal digests, as `groups`; a digest of zeros is unknown, and equal to none.
-
-    Parameters
-    ----------
-    digests : ndarray or StackedRows of uint8, (n, 32)
-
-    Returns
-    -------
-    ndarray of int64, (n,)
-    """
+    """Number the groups of rows with equal `digests` (n, 32), as `groups` does; one of zeros is equal to none."""
     parent = np.arange(len(digests))
     _join_equal_digests(parent, digests)
     return _roots(parent, np.arange(len(parent)))
@@ -177,17 +163,7 @@ def _repeated(words: np.ndarray) -> np.ndarray:
 def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Unlabelled rows that share a group with a labelled positive, so that they are positive too.
 
-    Parameters
-    ----------
-    group : ndarray of int, (n,)
-        As `groups` returns it.
-    s : ndarray, (n,)
-        1 for labelled positives.
-
-    Returns
-    -------
-    rows, labelled_rows : ndarray of int64, (m,)
-        Each such unlabelled row, ascending, and the first labelled positive of its group.
+    Returns these rows, int64 (m,), ascending, and the first labelled positive of the group of each.
     """
     positive = np.flatnonzero(s == 1)
     numbers, first = np.unique(group[positive], return_index=True)
@@ -294,20 +270,10 @@ def _joinable(parent: np.ndarray, rows: np.ndarray, tree: cKDTree, part: np.ndar
 def duplicates_of(
     cache: EmbeddingCache, rows: np.ndarray, labelled_rows: np.ndarray, cosine: float | None
 ) -> np.ndarray:
-    """Mark rows that show the same picture as a labelled one, by its digest or by the cosine to it.
+    """Mark rows (m,) that show the same picture as a labelled one (p,), by its digest or the cosine to it; bool (m,).
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    rows : ndarray of int64, (m,), ascending
-    labelled_rows : ndarray of int64, (p,), ascending
-        Positives and known negatives.
-    cosine : float or None
-        Least cosine of duplicates, between embeddings as stored, not centred. None, or above 1: digests only.
-
-    Returns
-    -------
-    ndarray of bool, (m,)
+    Both are ascending. `cosine` is the least one of duplicates, between embeddings as stored, not centred; None, or
+    above 1, for digests only.
     """
     digests = cache.digest_matrix
     known = take_rows(digests, labelled_rows)

@@ -30,25 +30,10 @@ Columns = tuple[Collection[Any] | None, Any]  # names of rows, or None; and thei
 
 
 def labels_of_rows(given: Any, cache: EmbeddingCache, *, what: str = "labels") -> np.ndarray:
-    """Label of each row, int8 (n,): 1 where `given` has it, 0 elsewhere.
+    """Label of each row, int8 (n,): 1 where `given` has it, 0 elsewhere; `what` names the values in messages.
 
-    Parameters
-    ----------
-    given : RowValues, or a Series or table
-        As `read_values` reads it, of 1 and 0. Keys that it does not name have 0; unknown ones must not have 1.
-    cache : EmbeddingCache
-    what : str
-        Name of the values in messages.
-
-    Returns
-    -------
-    ndarray of int8, (n,)
-
-    Raises
-    ------
-    LabelError
-        Another value than 1 and 0, unknown keys, another number of values than rows; values by position for a cache
-        whose rows were sorted into another order (`check_order`).
+    Values are 1 and 0, as `read_values` reads them. Raises `LabelError` for others, for unknown keys, for another
+    number of values than rows, and for values by position where rows were sorted into another order (`check_order`).
     """
     keys, values = read_values(given, (0, 1), what, cache.keys)
     if keys is None:
@@ -62,25 +47,10 @@ def labels_of_rows(given: Any, cache: EmbeddingCache, *, what: str = "labels") -
 
 
 def open_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: EmbeddingCache | None = None) -> np.ndarray:
-    """True class of each key, from a file or from values in memory.
+    """True class of each key, int8 (n,): 1, 0, or -1 where it is not known; beside a list of positive keys 0.
 
-    Parameters
-    ----------
-    truth : path, str, RowValues, or a Series or table
-        A file as for `read_truth`; or 1, 0, and -1 for unknown, as `read_values` reads them.
-    keys : sequence of str
-    cache : EmbeddingCache, optional
-        The cache of these keys. Without one, values by position are refused.
-
-    Returns
-    -------
-    ndarray of int8, (n,)
-        1, 0, or -1 where the class is not known. Keys that are not named have -1, and beside a list of positive keys 0.
-
-    Raises
-    ------
-    LabelError
-        As `read_truth` and `labels_of_rows`.
+    `truth` is a file as for `read_truth`, or holds 1, 0 and -1 as `read_values` reads them. `cache` is that of the
+    keys; without one, values by position are refused. Raises `LabelError` as `read_truth` and `labels_of_rows`.
     """
     if isinstance(truth, str | os.PathLike):
         return read_truth(truth, keys)

@@ -114,14 +114,8 @@ def draw_sample(
 ) -> tuple[UnlabelledSample, np.ndarray] | None:
     """Draw a sample where there are more unlabelled rows than training takes; None where all are taken.
 
-    Nothing is drawn after a review: reviewed rows are no random sample of the unlabelled rows, and counts by an audit
-    are of all of them.
-
-    Returns
-    -------
-    sample : UnlabelledSample
-    rows : ndarray of int64, (m,)
-        All labelled positives and the sample, ascending.
+    Returns it, and the rows of all labelled positives and of the sample, int64 (m,), ascending. Nothing is drawn after
+    a review: reviewed rows are no random sample of the unlabelled rows, and counts by an audit are of all of them.
     """
     size, unlabelled, seed = sample_size(row_bytes), int((labels.s == 0).sum()), int(seed)
     if unlabelled <= size or labels.reviewed.any() or labels.hidden is not None:
