@@ -42,7 +42,7 @@ def figure(target):
 
 @pytest.fixture(scope="session")
 def demo(image, tmp_path_factory):
-    """What `pucache demo` leaves and says, when a stranger runs it on a read-only root without a network."""
+    """What `pucache demo` leaves and says, when a user whom the image does not know runs it without a network."""
     pucache = Pucache(image, _open_to_all(tmp_path_factory.mktemp("demo")))
     pucache.said = pucache("demo", "demo")
     return pucache

@@ -34,7 +34,7 @@ log = logging.getLogger("pucache")
 
 
 def fits(values: int, device: torch.device) -> bool:
-    """Whether so many float32 values of rows may stay in the memory of a device; a warning says so a GPU's may not."""
+    """Whether so many float32 values of rows fit into the memory of a device; logs a warning where a GPU lacks it."""
     if device.type == "cpu":
         return 4 * values <= CPU_RESIDENT
     free = free_memory(device)
@@ -150,7 +150,7 @@ class DesignMatrix:
     def margins(self, heads: FittedHeads, chosen: np.ndarray | None = None) -> np.ndarray:
         """Margins of K heads for X, computed on the blocks, float32 (n, K).
 
-        With `chosen` (n, J), numbers of J heads for each row, those of these alone, (n, J).
+        With `chosen` (n, J), the numbers of J heads for each row, only the margins of these are returned, (n, J).
         """
         parameters = torch.tensor(heads.standardised(self.moments), device=self.device)
         coef, intercept = parameters[:, :-1], parameters[:, -1:]

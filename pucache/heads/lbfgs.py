@@ -153,7 +153,7 @@ class _Batch:
         self.pairs = self.pairs + keep
 
     def _forget(self, stuck: Tensor) -> None:
-        """Drop the pairs of problems whose direction leads nowhere: one of hardly any curvature may have spoilt it."""
+        """Drop the pairs of problems whose direction finds no decrease: one of little curvature may be the cause."""
         self.inverse_curvature = torch.where(stuck[:, None], 0, self.inverse_curvature)
         self.pairs, self.scale = torch.where(stuck, 0, self.pairs), torch.where(stuck, 1, self.scale)
         self.step_size = torch.where(stuck, 1, self.step_size)

@@ -108,7 +108,7 @@ class FittedHeads:
         return replace(self, **{name: getattr(self, name)[np.asarray(heads)] for name in _OF_HEADS})
 
     def joined(self, other: FittedHeads) -> FittedHeads:
-        """These heads, and then the other ones.
+        """These heads followed by the other ones.
 
         Parameters
         ----------
@@ -122,7 +122,7 @@ class FittedHeads:
         return replace(self, **both, passes=max(self.passes, other.passes))
 
     def zero(self) -> FittedHeads:
-        """As many heads of zeros: a starting point that knows nothing."""
+        """As many heads of zeros: an uninformed starting point."""
         return replace(self, coef=np.zeros_like(self.coef), intercept=np.zeros_like(self.intercept))
 
     def mean(self) -> FittedHeads:

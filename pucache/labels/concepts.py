@@ -156,7 +156,7 @@ def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) ->
 
 
 def joint_labels(labels: Iterable[Labels]) -> Labels:
-    """Positives of any concept as labelled, and as reviewed what any of them reviewed and none calls positive."""
+    """Positives of any concept as labelled; as reviewed negatives what a concept rejects and none accepts."""
     positive, negative = np.zeros((2, 1), bool)
     for one in labels:
         positive, negative = positive | one.positive, negative | one.negative

@@ -1,4 +1,4 @@
-"""Stratified folds for cross-fitting: each holds positives and unlabelled rows; groups stay together."""
+"""Stratified folds for cross-fitting: each holds positives and unlabelled rows, and groups stay together."""
 
 from __future__ import annotations
 

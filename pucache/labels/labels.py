@@ -95,7 +95,7 @@ class Labels:
         Parameters
         ----------
         s : array of 0 and 1, (n,)
-            1 labelled positive. What carries keys is for the functions that take positives, which join it with a cache.
+            1 labelled positive. Values with keys go to the functions that take positives, which join them with a cache.
 
         Returns
         -------

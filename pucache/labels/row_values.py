@@ -2,7 +2,7 @@
 
 What carries keys is joined by them; only what carries none counts by position, and only where the rows of the cache
 stand in the order that its maker saw. Values are checked as they are given, before any cast. Objects of pandas, Polars,
-pyarrow and torch are told by what they offer, and none of these is imported.
+pyarrow and torch are recognised by their attributes; none of these packages is imported.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def read_values(
         names rows of the cache, and by position where it is 0 to n - 1; a table with a column of keys (`KEY_NAMES`),
         or such an index, and one of values (`label` and its like, or the only other); or one value for each row.
     allowed : tuple of int
-        Values: numbers or booleans equal to one of these. None, NaN and text are none.
+        Values: numbers or booleans equal to one of these. None, NaN and text are refused.
     what : str
         Name of the values in messages.
     known : collection of str

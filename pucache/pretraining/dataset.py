@@ -46,7 +46,7 @@ _MIN_SAMPLE = 1000  # images seen before a share of failures over one half ends 
 
 
 def list_images(source: Source) -> Listing:
-    """List the images of a source, as they are best read; `SourceError` if there are none."""
+    """List the images of a source in reading order; `SourceError` if it holds none."""
     listing = source.scan()
     if not listing.keys:
         raise SourceError(f"no image in {source.name}")

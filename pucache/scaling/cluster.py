@@ -106,7 +106,7 @@ def _require_grpc(connection: socket.socket) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Keep pucache's handlers of Ctrl-C and SIGTERM, and both streams free of what Ray's exceptions say as well.
+    """Keep pucache's handlers of Ctrl-C and SIGTERM, and both streams free of messages that Ray's exceptions repeat.
 
     Ray's core writes to stderr. A thread that Ray starts prints to stdout that a worker has ended, where stdout may
     be JSON: `log_to_driver` does not cover it, and Ray has no public setting for it.

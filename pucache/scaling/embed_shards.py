@@ -1,8 +1,9 @@
 """A folder of shards, each embedded by one Ray task with the local code that ``--shard I/N`` runs.
 
-The driver lists the source once, cuts the listing into shares, and chooses precision and runtime, so that shards of
-unlike machines agree. A task gets its share, loads the encoder on its node and writes one file. A shard whose worker
-is killed is begun again, and goes on from the finished parts where these lie in a folder that all nodes see.
+The driver lists the source once, divides it among the shards, and chooses precision and runtime, so that shards of
+unlike machines agree. A task gets the images of its shard, loads the encoder on its node and writes one file. A shard
+whose worker is killed is begun again, and goes on from the finished parts where these lie in a folder that all nodes
+see.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ShardsJob:
 
 
 @dataclass(frozen=True)
-class Share:
+class ShardImages:
     """The images of shard `number`."""
 
     number: int
@@ -79,8 +80,8 @@ class Share:
         return f"its {len(self.listing.keys):,} images"
 
 
-def _embed(job: ShardsJob, share: Share) -> EmbedReport:
-    """Embed one share; the work of a task."""
+def _embed(job: ShardsJob, images: ShardImages) -> EmbedReport:
+    """Embed the images of one shard; the work of a task."""
     from .tasks import is_retry
 
     if problem := job.problem():
@@ -88,9 +89,9 @@ def _embed(job: ShardsJob, share: Share) -> EmbedReport:
     os.environ.pop("SOURCE_DATE_EPOCH", None)
     if job.created is not None:
         os.environ["SOURCE_DATE_EPOCH"] = job.created
-    path, options = job.paths[share.number - 1], replace(job.options, shard=(share.number, len(job.paths)))
+    path, options = job.paths[images.number - 1], replace(job.options, shard=(images.number, len(job.paths)))
     workers = 1 if is_retry() else None  # one process reads the images, so that one that kills it is named
-    report = run_embedding(job.source, path, job.encoder, options=options, listing=share.listing, workers=workers)
+    report = run_embedding(job.source, path, job.encoder, options=options, listing=images.listing, workers=workers)
     return replace(report, profile=None)  # which holds a lock
 
 
@@ -160,19 +161,19 @@ def embed_shards(
     open_destination(paths[0]).check()
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     listing = source.scan()
-    shares = [Share(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
-    for share in shares:
-        check_shard_images(share.listing, (share.number, shards), listing, source.name)
+    divided = [ShardImages(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
+    for images in divided:
+        check_shard_images(images.listing, (images.number, shards), listing, source.name)
     with cluster_tasks(address, workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
         if device == "auto":
             device = "cuda" if count("GPU") else "cpu"
-        settings = _settled(encoder, device, paths)
+        settings = _resolved(encoder, device, paths)
         inputs = [path for path in map(str, (settings.name, settings.weights, probe)) if os.path.isabs(path)]
         image, created = _readable_image(source, listing), os.environ.get("SOURCE_DATE_EPOCH")
         job = ShardsJob(source, paths, settings, options, list(filter(os.path.exists, inputs)), image, created)
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
-        outcomes = tasks.outcomes(_embed, job, shares, gpu=device == "cuda")
+        outcomes = tasks.outcomes(_embed, job, divided, gpu=device == "cuda")
         reports = _succeeded(outcomes, shards, shown)
     return replace(
         reports[0],
@@ -206,8 +207,8 @@ def shard_names(shards: int) -> list[str]:
     return [f"{number:05}.h5" for number in range(1, shards + 1)]
 
 
-def _settled(encoder: EncoderOptions, device: str, paths: list[str]) -> EncoderOptions:
-    """The same for every node: absolute paths, and for what is ``auto`` that of a shard that exists, else the best."""
+def _resolved(encoder: EncoderOptions, device: str, paths: list[str]) -> EncoderOptions:
+    """Options with one meaning on every node: absolute paths; for ``auto`` that of an existing shard or the best."""
     import torch
 
     chosen = torch.device(device)

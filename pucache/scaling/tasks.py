@@ -98,7 +98,7 @@ class ShardTasks:
         running: dict[ray.ObjectRef, int] = {}
         try:
             with as_one_line():
-                cores = _cores_per_task(len(items), self.workers, gpu=gpu)
+                cores = _cores_available(len(items), self.workers, gpu=gpu)
                 reference = ray.put(shared)
                 task = ray.remote(num_cpus=cores, num_gpus=int(gpu), max_retries=RETRIES)(_apply)
                 waiting = list(enumerate(items))[::-1]
@@ -126,7 +126,7 @@ def cores_per_task(cores: list[int], tasks: int) -> int:
     return max(fitting, default=1)
 
 
-def _cores_per_task(tasks: int, workers: int | None, *, gpu: bool) -> int:
+def _cores_available(tasks: int, workers: int | None, *, gpu: bool) -> int:
     """Cores of each task: those of its GPU, or as many as all can have."""
     kind = "GPU" if gpu else "CPU"
     if not (count(kind) or workers):
@@ -175,7 +175,7 @@ def _outcome(reference: ray.ObjectRef, item: Any) -> Outcome:
 
 
 def _apply(function: Callable[[Any, Any], Any], shared: Any, item: Any, cores: int) -> Outcome:
-    """Apply ``function(shared, item)`` in a process, which sees the whole node, kept to the cores of its task.
+    """Apply ``function(shared, item)`` in a worker process, limited to the cores of its task.
 
     Returns its result, or its exception, which Ray would wrap.
     """
