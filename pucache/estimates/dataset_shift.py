@@ -15,8 +15,8 @@ their margins are; below it, unlabelled rows weigh by their probability p of bei
     rho >= prior:   (1 - rho) / (1 - prior) * f_U + (rho - prior) / (1 - prior) * f_P
     rho < prior:    f_U * (p * rho / prior + (1 - p) * (1 - rho) / (1 - prior))
 
-The share is the one at which the margins are nearest. The tilt, by which p follows, is itself estimated: images differ
-only if they do at all tilts within its error.
+The share is the one at which the margins are nearest. This share and the tilt, by which p follows, are estimates:
+images differ only if they do near a share of 0, too, and at tilts across the prior's interval.
 
 Both tests say that images differ, not that the model is wrong on them.
 """
@@ -24,6 +24,7 @@ Both tests say that images differ, not that the model is wrong on them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.special import expit
@@ -40,7 +41,7 @@ _DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and marg
 _DEVIATIONS = 3.0  # standard errors beyond chance
 _TAIL, _TAIL_DEVIATIONS = 0.02, 3.5  # of the pile's rows
 _SMIRNOV = 1.95  # quantile .999 of the distance, in units of its error
-_TILT_DEVIATIONS = 2.0  # of the tilt from the best one
+_PARTS = (None, 0.02)  # of the prior: shares that are tried; first the one at which the margins are nearest
 _SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
 
 
@@ -182,16 +183,21 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
     DatasetShift
     """
     found = _compared(sample, pile, tilt, X, margins)
-    if found.differs:
-        for other in pile.plausible_tilts(tilt.prior, _TILT_DEVIATIONS):
-            if not (again := _compared(sample, pile, other, X, margins)).differs:
-                return again
+    if not found.differs:
+        return found
+    for possible, part in product((tilt, *pile.plausible_tilts(tilt.prior)), _PARTS):
+        again = _compared(sample, pile, possible, X, margins, part and part * possible.prior)
+        if not again.differs:
+            return again
     return found
 
 
-def _compared(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
-    """Both tests at one tilt."""
-    distance, error, share = margin_distance(pile, tilt, margins)
+def _compared(
+    sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray, share: float | None = None
+) -> DatasetShift:
+    """Both tests at one tilt; the second one at a share, by default that of the first one."""
+    distance, error, nearest = margin_distance(pile, tilt, margins)
+    share = nearest if share is None else share
     kept = sample.rows.astype(np.float32)
     w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
     rows = _with_squares(np.concatenate([kept, sample.project(X)]))
