@@ -1,7 +1,7 @@
 """Parts: the finished blocks of an unfinished cache, small cache files in ``CACHE.parts``; and the writer's lock.
 
-`embed` and `import_embeddings` write parts while they run, and merge them at the end. A run that was killed goes on
-from the parts.
+`embed` and `import_embeddings` write parts while they run, and merge them at the end. A killed `embed` goes on from its
+parts.
 """
 
 from __future__ import annotations
