@@ -256,7 +256,7 @@ def run_embedding(
     source : str, Path or Source
     cache : path or URL
     encoder : EncoderOptions, Encoder or DeferredEncoder
-        Options of an encoder to open, or an encoder. One that is provably that of the existing cache is
+        Options of an encoder to open, or an encoder. One that is that of the existing cache is
         loaded only where an image is to be embedded.
     options : EmbedOptions, optional
     listing : Listing, optional
