@@ -424,7 +424,7 @@ COMPARISONS: dict[str, list[Comparison]] = {
         Comparison("train-pu at its defaults", train_default),
     ],
     "rank": [
-        Comparison("retrieve-positives, --similarity max", rank(similarity="max"), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, --similarity topk", rank(similarity="topk"), "bare faiss, flat", bare_faiss),
         Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
     ],
     "score": [

@@ -1,13 +1,11 @@
 r"""Similarity of rows to the labelled positives.
 
     whitened   z @ (C + t I)^-1 @ mean_P z,   t = trace(C) / (number of positives)
-    centroid   z @ mean_P z:  mean cosine to all positives
     topk       mean cosine to the `TOP` nearest positives
-    max        cosine to the nearest positive
 
 z is a centred unit row (`pucache.neighbours.whitening`), C the covariance of all rows. The first is the direction
 of Fisher's discriminant with all rows as the negatives. Its ridge t is the uncertainty of a mean of few positives:
-with many positives it becomes the discriminant, with few the centroid.
+with many positives it becomes the discriminant, with few their mean. The second is for positives of several kinds.
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class QueryComparison:
         return np.asarray(units.mul_(self._queries[0]).sum(1).cpu().numpy())
 
 
-SIMILARITIES = ("whitened", "centroid", "topk", "max")
+SIMILARITIES = ("whitened", "topk")
 TOP = 50
 
 
@@ -62,7 +60,10 @@ class Similarity:
 
     def __post_init__(self) -> None:
         if self.kind not in SIMILARITIES:
-            raise ValueError(f"unknown similarity {self.kind!r}; use {', '.join(SIMILARITIES)}")
+            raise ValueError(
+                f"unknown similarity {self.kind!r}; use whitened, which also replaces centroid, or topk, which also "
+                "replaces max"
+            )
 
     @property
     def name(self) -> str:
@@ -100,14 +101,14 @@ class Similarity:
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
         positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
-        if self.kind in ("topk", "max"):
+        if self.kind == "topk":
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)
-        if self.kind == "whitened" and whitening.total_variance > 0:
+        if whitening.total_variance > 0:
             mean = whitening.solve(mean, whitening.total_variance / len(positives))
         return mean[None].astype(np.float32)
 
     @property
     def neighbours(self) -> int:
         """Positives that a row is compared with: the nearest so many; 0 for their direction."""
-        return {"topk": TOP, "max": 1}.get(self.kind, 0)
+        return TOP if self.kind == "topk" else 0
