@@ -60,10 +60,7 @@ class Similarity:
 
     def __post_init__(self) -> None:
         if self.kind not in SIMILARITIES:
-            raise ValueError(
-                f"unknown similarity {self.kind!r}; use whitened, which also replaces centroid, or topk, which also "
-                "replaces max"
-            )
+            raise ValueError(f"unknown similarity {self.kind!r}; use whitened (replaces centroid) or topk (replaces max)")
 
     @property
     def name(self) -> str:
