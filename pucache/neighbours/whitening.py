@@ -8,7 +8,6 @@ Both are estimated from the rows alone, without labels (docs/results/retrieval.m
 from __future__ import annotations
 
 import base64
-import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..heads.linear_algebra import truncated_svd, unit_rows
+from ..storage.rows import as_wide
 from ..threads import one_blas_thread
 from .row_source import RowSource, row_source
 
@@ -119,7 +119,7 @@ class Whitening:
 
 def centred_units(X: Rows, mean: Rows | None = None) -> Rows:
     """Rows of X, (b, d), less the mean (d,), at unit norm, as float32; zero where a row equals the mean."""
-    rows = _wide(X)
+    rows: Rows = as_wide(X) if isinstance(X, np.ndarray) else X.float() if X.itemsize == 2 else X.double()
     if mean is not None:
         rows -= mean
     _scale_to_unit(rows)
@@ -133,20 +133,6 @@ def put(values: np.ndarray, gpu: torch.device | None) -> Rows:
     import torch
 
     return torch.tensor(values, device="cpu").to(gpu)
-
-
-def _wide(X: Rows) -> Rows:
-    """A copy in which squares do not overflow: float32 of float16, float64 of other types.
-
-    torch converts twenty times as fast as numpy, with the same result, but takes seconds to import; so it is used where
-    it is loaded already.
-    """
-    if not isinstance(X, np.ndarray):
-        return X.float() if X.itemsize == 2 else X.double()
-    if X.dtype != np.float16:
-        return X.astype(np.float64)
-    torch = sys.modules.get("torch")
-    return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
 
 
 def _scale_to_unit(rows: Rows) -> None:

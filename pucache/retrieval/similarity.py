@@ -60,7 +60,7 @@ class Similarity:
 
     def __post_init__(self) -> None:
         if self.kind not in SIMILARITIES:
-            raise ValueError(f"unknown similarity {self.kind!r}; use whitened (replaces centroid) or topk (replaces max)")
+            raise ValueError(f"unknown similarity {self.kind!r}; use whitened (for centroid) or topk (for max)")
 
     @property
     def name(self) -> str:

@@ -118,7 +118,7 @@ class Pile:
         if not len(cache):
             raise ValueError(f"{cache.name} has no rows, so nothing has neighbours in it; leave neighbours out")
         scorer = NeighbourScores(model, chosen_weight(model))
-        return cls(model=model, cache=cache, p=scorer.probabilities(_margins(model, cache)))
+        return cls(model=model, cache=cache, p=scorer.probabilities(model.all_margins(cache)))
 
     def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[ScoredRows]:
         """Score all rows of a cache with neighbours, in blocks."""
@@ -136,7 +136,7 @@ class Pile:
         equals a row of the pile has it as a neighbour.
         """
         scorer = NeighbourScores(self.model, chosen_weight(self.model))
-        margins = _margins(self.model, cache)
+        margins = self.model.all_margins(cache)
         with progress or Silent() as shown_progress:
             for rows, shares in self._shares_of(cache, shown_progress):
                 yield rows, scorer.scores(margins[rows], shares)
@@ -154,11 +154,3 @@ class Pile:
             graph = search.nearest(cache.take(rows))
             yield slice(start, start + len(rows)), graph.weighted_means(self.p)
             progress.advance(len(rows))
-
-
-def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
-    """Margins of all rows of a cache, float32 (n,)."""
-    margins = np.empty(len(cache), np.float32)
-    for rows, block in model.margins_of(cache):
-        margins[rows] = block
-    return margins
