@@ -88,6 +88,11 @@ class EmbeddingCache:
         return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
+    def checksums(self) -> list[str]:
+        """Checksums of the files, in their order; they identify the content."""
+        return [file.checksum for file in self.files]
+
+    @property
     def reordered(self) -> bool:
         """Whether rows were sorted by key out of the order of the import or the table of images they came from."""
         return any(file.reordered for file in self.files)
@@ -166,16 +171,15 @@ class EmbeddingCache:
 
     @cached_property
     def matrix(self) -> RowMatrix:
-        """Embeddings, (n, d) float16 or float32, read-only and never copied as a whole.
+        """Embeddings, (n, d) float16 or float32, mapped read-only.
 
-        The mapped array of one file; `StackedRows` of several files, which take slices and row numbers as an
-        array does.
+        An array for one file; `StackedRows` for several files, which take slices and row numbers as an array does.
         """
         return self.files[0].X if len(self.files) == 1 else StackedRows([file.X for file in self.files])
 
     @cached_property
     def digest_matrix(self) -> RowMatrix:
-        """sha256 of each image's bytes, (n, 32) uint8, read-only and never copied as a whole, as `matrix`."""
+        """sha256 of each image's bytes, (n, 32) uint8, mapped read-only, as `matrix`."""
         return self.files[0].digests if len(self.files) == 1 else StackedRows([file.digests for file in self.files])
 
     @cached_property

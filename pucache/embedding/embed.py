@@ -388,12 +388,12 @@ class _Plan:
         progress.start(len(missing), "embedding")
         if not len(missing):
             return
-        from .blocks import BlockAssembler  # imports torch, as the encoder does
-        from .engine import Job, embed_images
+        from .blocks import BlockAssembler, ImagesToEmbed  # imports torch, as the encoder does
+        from .engine import embed_images
 
         with profile.stage("loading"):
             loaded = encoder.load()
-        job = Job(
+        images = ImagesToEmbed(
             source=self.source,
             encoder=loaded,
             keys=[self.listing.keys[position] for position in missing],
@@ -401,8 +401,8 @@ class _Plan:
             size_mtime=self.listing.size_mtime[missing],
             lookup=self.known_content(),
         )
-        assembler = BlockAssembler(job, self.dtype, profile)
-        results = embed_images(job, profile, workers=workers)
+        assembler = BlockAssembler(images, self.dtype, profile)
+        results = embed_images(images, profile, workers=workers)
         with closing(results), closing(assembler.blocks(results, progress)) as blocks:
             for rows, failures in blocks:
                 with profile.stage("writing"):

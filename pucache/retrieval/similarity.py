@@ -18,7 +18,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
-from ..neighbours.whitening import Rows, Whitening, centred_units, put
+from ..neighbours.whitening import ArrayOrTensor, Whitening, centred_units, put
 from ..progress import Progress, Silent
 from .ranking import Scores
 
@@ -37,7 +37,7 @@ class QueryComparison:
         self._search = row_search(self._queries, gpu) if neighbours else None
         self.search_by = TORCH_GPU if gpu else FAISS_CPU if neighbours else NUMPY_CPU
 
-    def scores(self, units: Rows) -> np.ndarray:
+    def scores(self, units: ArrayOrTensor) -> np.ndarray:
         """Scores of centred unit rows, float32 (b,)."""
         if self._search is not None:
             return np.asarray(self._search(units, self._neighbours)[0].mean(1))

@@ -22,7 +22,6 @@ import numpy as np
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
-from ..neighbours.graph_file import checksums_of
 from ..progress import Progress, Silent
 from ..storage.prefetch import prefetch
 from ..training.model_file import label_count
@@ -143,7 +142,7 @@ class Pile:
 
     def _shares_of(self, cache: EmbeddingCache, progress: Progress) -> Iterator[tuple[slice, np.ndarray]]:
         """Weighted mean of the pile's probabilities over the neighbours of each row of a cache, in blocks."""
-        if checksums_of(cache) == checksums_of(self.cache):
+        if cache.checksums == self.cache.checksums:
             yield slice(0, len(cache)), cached_graph(self.cache, progress=progress).weighted_means(self.p)
             return
         search = NeighbourSearch(self.cache)
