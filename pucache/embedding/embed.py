@@ -371,7 +371,7 @@ class _Plan:
     def known_content(self) -> ContentLookup:
         """Embeddings that are copied, by content: those of the existing cache and of caches to reuse."""
         for file in self._reusable:
-            file.verify()
+            EmbeddingCache(file).verify()
         picks = [(file, np.arange(len(file))) for file in self._reusable]
         if self.existing.file is not None:
             picks = [(self.existing.file, self.existing.intact), *picks]
