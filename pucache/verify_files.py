@@ -94,7 +94,7 @@ def _kind(path: Path) -> str:
 
 def _verify_cache(path: Path) -> int:
     file = CacheFile(path)
-    file.verify()
+    EmbeddingCache(file).verify()
     return len(file)
 
 

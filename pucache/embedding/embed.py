@@ -256,7 +256,7 @@ def run_embedding(
     source : str, Path or Source
     cache : path or URL
     encoder : EncoderOptions, Encoder or DeferredEncoder
-        Options of an encoder to open, or an encoder. One that is provably that of the existing cache is
+        Options of an encoder to open, or an encoder. One that is that of the existing cache is
         loaded only where an image is to be embedded.
     options : EmbedOptions, optional
     listing : Listing, optional
@@ -371,7 +371,7 @@ class _Plan:
     def known_content(self) -> ContentLookup:
         """Embeddings that are copied, by content: those of the existing cache and of caches to reuse."""
         for file in self._reusable:
-            file.verify()
+            EmbeddingCache(file).verify()
         picks = [(file, np.arange(len(file))) for file in self._reusable]
         if self.existing.file is not None:
             picks = [(self.existing.file, self.existing.intact), *picks]
@@ -388,12 +388,12 @@ class _Plan:
         progress.start(len(missing), "embedding")
         if not len(missing):
             return
-        from .blocks import BlockAssembler  # imports torch, as the encoder does
-        from .engine import Job, embed_images
+        from .blocks import BlockAssembler, ImagesToEmbed  # imports torch, as the encoder does
+        from .engine import embed_images
 
         with profile.stage("loading"):
             loaded = encoder.load()
-        job = Job(
+        images = ImagesToEmbed(
             source=self.source,
             encoder=loaded,
             keys=[self.listing.keys[position] for position in missing],
@@ -401,8 +401,8 @@ class _Plan:
             size_mtime=self.listing.size_mtime[missing],
             lookup=self.known_content(),
         )
-        assembler = BlockAssembler(job, self.dtype, profile)
-        results = embed_images(job, profile, workers=workers)
+        assembler = BlockAssembler(images, self.dtype, profile)
+        results = embed_images(images, profile, workers=workers)
         with closing(results), closing(assembler.blocks(results, progress)) as blocks:
             for rows, failures in blocks:
                 with profile.stage("writing"):

@@ -61,7 +61,7 @@ class ExistingCache:
         return np.sort(np.concatenate([self.unchanged, self.unlistable, *([] if prune else [self.vanished])]))
 
     def would_change(self, *, failures: dict[str, str], rows: int, source: str) -> bool:
-        """Whether a cache of only kept rows, `rows` in number, with these failures and source would be another one."""
+        """Whether writing only the kept rows, `rows` in number, with these failures and source changes the cache."""
         if self.file is None or self._is_repaired or rows != len(self.file) or source != self.file.source:
             return True
         try:

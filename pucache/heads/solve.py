@@ -67,8 +67,8 @@ def fit_heads(
     Parameters
     ----------
     X : ndarray or StackedRows of float16 or float32, (n, d), or DesignMatrix
-        Rows; they may be mapped, and is never copied as a whole where it is large. Several
-        fits on the same rows and labels share their preparation if a `DesignMatrix` is passed.
+        Rows; they may be mapped, and are read in blocks where they are many. Several fits on
+        the same rows and labels share their preparation if a `DesignMatrix` is passed.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled; part of a `DesignMatrix` already.
     prior : float or (K,)

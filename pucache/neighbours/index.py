@@ -27,7 +27,7 @@ from ..progress import Progress, Silent
 from ..storage.atomic import replacing
 from ..storage.file_kinds import INDEX
 from ..storage.outputs import check_output
-from .graph_file import checksums_of, sidecar_path
+from .graph_file import sidecar_path
 from .search import merged, no_neighbours, row_search, search_index, spaced
 from .whitening import Whitening
 
@@ -77,7 +77,7 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
         ) from error
     try:
         stored = read_index(path)
-        if stored.checksums == checksums_of(cache) and stored.factory == factory:
+        if stored.checksums == cache.checksums and stored.factory == factory:
             return stored
         _log.info("%s is of another state of the cache; building it anew", path)
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def _filled(empty: Any, factory: str, cache: EmbeddingCache, progress: Progress)
     for rows, X in cache.blocks(check=True):
         empty.add(whitening.centred_units(X))
         progress.advance(rows.stop - rows.start)
-    index = Index(empty, factory, checksums_of(cache), whitening)
+    index = Index(empty, factory, cache.checksums, whitening)
     index.recall, index.sample = _recall(index, cache, progress)
     return index
 

@@ -177,10 +177,7 @@ def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
     if data.rows is not None:
         model.check_fits(data.cache)
         return model.margins(data.X)
-    margins = np.empty(len(data.s), np.float32)
-    for rows, block in model.margins_of(data.cache):
-        margins[rows] = block
-    return margins
+    return model.all_margins(data.cache)
 
 
 def training_numbers(report: TrainedReport) -> dict[str, Any]:

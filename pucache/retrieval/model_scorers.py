@@ -20,7 +20,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
-from ..progress import Progress, Silent
+from ..progress import Progress
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from ..training.model_file import label_count
 from .ranking import Scores
@@ -50,13 +50,7 @@ class Margins:
         self, cache: EmbeddingCache, labels: Labels | None, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block; labels do not matter."""
-        margins = np.empty(len(cache), np.float32)
-        progress = progress or Silent()
-        progress.start(len(cache), "scoring")
-        for rows, block in self.model.margins_of(cache):
-            margins[rows] = block
-            progress.advance(len(block))
-        return self.scores(margins)
+        return self.scores(self.model.all_margins(cache, progress))
 
     def scores(self, margins: np.ndarray) -> Scores:
         """Scores by the margins of all rows of a cache."""

@@ -65,7 +65,7 @@ def retrieve_positives(
         nearest images. With a model the default is ``fused`` where the model chose a weight for neighbours,
         else ``classifier``; without one it is ``similarity``. ``fused`` with a model that chose none gives
         neighbours the weight 1.
-    similarity : {"whitened", "centroid", "topk", "max"}, optional
+    similarity : {"whitened", "topk"}, optional
         See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
     index : str
         ``exact`` compares with every image; a factory string of faiss, such as ``IVF1024,SQ8``, searches an

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LabelError, StaleDecisionError, one_line
+from ..errors import LabelError, one_line
 from .audit import MORE, Audit, audit, lower_percent
 from .export import import_reviewed
-from .log import LABELS, Choice, Entry, Stream
+from .log import LABELS, Choice, Entry, StaleDecisionError, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
 from .session_state import RATE_OF, Proposal, SessionProgress

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import SessionError, StaleDecisionError, one_line
+from ..errors import SessionError, one_line
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from .audit import Audit, audit
-from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
+from .log import DRAWN, AuditedEntries, Entry, LoggedImage, StaleDecisionError, Stream
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
 from .session_folder import EXPORT, exported_decisions

@@ -66,7 +66,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, 
     assert blocks <= len(finished) <= blocks + 1  # the one being written is finished
     assert not out.exists()
     report = run(folder, out, encoder)
-    assert encoder.forward.rows == report.computed == 114 - sum(finished)
+    assert encoder.runtime.rows == report.computed == 114 - sum(finished)
     assert out.read_bytes() == undisturbed
     assert visible(out.parent) == ["cache.h5"]
 
@@ -199,7 +199,7 @@ def test_damaged_rows_are_embedded_again_and_no_others(cache, whole, encoder, na
     report = run(source(), cache, encoder, verify=True)
     assert cache.read_bytes() == whole
     assert (report.damaged, *work(report)) == (rows, rows, 0, N - rows)
-    assert encoder.forward.rows == rows
+    assert encoder.runtime.rows == rows
     assert cache.with_name("cache.h5.damaged").read_bytes() == damaged
     assert visible(cache.parent) == ["cache.h5", "cache.h5.damaged"]
     assert f"{cache} is damaged ({name}): {rows} of its 600 rows are given up" in caplog.text

@@ -17,8 +17,8 @@ from pucache.heads.minibatch import SGDSettings
 from pucache.labels.sample import UnlabelledSample
 from pucache.storage import tensor_file
 from pucache.training.model_file import (
+    FILE_FORMAT,
     FORMAT,
-    KIND,
     MAX_BYTES,
     VERSION,
     FittedState,
@@ -76,10 +76,10 @@ def rewrite(saved):
     """Change the tensors and the content of a model as a stranger could, and seal it as it should be."""
 
     def make(change):
-        tensors, content = tensor_file.read(saved, KIND, max_bytes=MAX_BYTES)
+        tensors, content = tensor_file.read(saved, FILE_FORMAT, max_bytes=MAX_BYTES)
         tensors = {name: values.copy() for name, values in tensors.items()}
         change(tensors, content)
-        tensor_file.write(saved, KIND, tensors, content)
+        tensor_file.write(saved, FILE_FORMAT, tensors, content)
         return saved
 
     return make
@@ -183,7 +183,7 @@ def test_damage_of_any_byte_is_refused(saved):
 
 @pytest.mark.parametrize("tensors", [{}, {"coef": COEF}, {"coef": COEF, "numbers": NUMBERS, "more": COEF}], ids=len)
 def test_a_sealed_file_of_other_tensors_is_refused(tmp_path, tensors):
-    tensor_file.write(tmp_path / "model", KIND, tensors, {})
+    tensor_file.write(tmp_path / "model", FILE_FORMAT, tensors, {})
     with pytest.raises(ModelError, match="holds other tensors than a model of pucache"):
         read_model(tmp_path / "model")
 
