@@ -39,7 +39,7 @@ from ..images.source import Source, open_source
 from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
-from .resume import ContentLookup, ExistingCache, Inventory, open_existing, require_encoder, take_inventory
+from .resume import ContentLookup, ExistingCache, open_existing, require_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -353,20 +353,10 @@ class _Plan:
         self.existing = ExistingCache(file, listing, self.keys)
         if options.verify:
             self.existing.check()
-        self.inventory = self.take_inventory(retry_failures=True)
-        will_write = len(self.inventory.missing) or self.inventory.changes_cache(source.name)
+        self.inventory = self.existing.inventory(self.parts, prune=options.prune)
+        will_write = len(self.inventory.missing) or self.existing.differs_from(self.inventory, source.name)
         if will_write and self.existing.check():
-            self.inventory = self.take_inventory(retry_failures=True)
-
-    def take_inventory(self, *, retry_failures: bool) -> Inventory:
-        return take_inventory(
-            self.listing,
-            self.keys,
-            self.existing,
-            self.parts,
-            prune=self.options.prune,
-            retry_failures=retry_failures,
-        )
+            self.inventory = self.existing.inventory(self.parts, prune=options.prune)
 
     def known_content(self) -> ContentLookup:
         """Embeddings that are copied, by content: those of the existing cache and of caches to reuse."""
@@ -407,7 +397,7 @@ class _Plan:
             for rows, failures in blocks:
                 with profile.stage("writing"):
                     self.parts.add(rows, failures, self.source.name)
-        self.inventory = self.take_inventory(retry_failures=False)
+        self.inventory = self.existing.inventory(self.parts, prune=self.options.prune, retry_failures=False)
         self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
         self.peaks = assembler.peaks
 
@@ -424,7 +414,7 @@ class _Plan:
             key, reason = next(iter(inventory.failures.items()))
             unread = f"none of the {len(inventory.failures)} images in {self.source.name} can be read"
             raise SourceError(f"{unread} ({key!r}: {reason}); nothing was written")
-        if not inventory.changes_cache(self.source.name):
+        if not self.existing.differs_from(inventory, self.source.name):
             self.parts.remove()
             assert self.existing.file is not None
             return self.existing.file.path, False
