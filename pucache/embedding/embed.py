@@ -218,22 +218,14 @@ def embed(
         An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
         SOURCE_DATE_EPOCH is not a time.
     """
-    settings = EncoderOptions(
-        weights=weights,
-        device=device,
-        precision=precision,
-        runtime=runtime,
-        batch_size=batch_size,
-        decoding=decoding,
-    )
+    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding)
     if isinstance(encoder, str | os.PathLike):
-        encoder_or_options: EncoderOptions | Encoder = dataclasses.replace(settings, name=encoder)
+        settings = dataclasses.replace(settings, name=encoder)
     elif settings != EncoderOptions():
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
-    else:
-        encoder_or_options = encoder
+    opened = settings if isinstance(encoder, str | os.PathLike) else encoder
     options = EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype, force=force)
-    report = run_embedding(source, cache, encoder_or_options, options=options, workers=workers, progress=progress)
+    report = run_embedding(source, cache, opened, options=options, workers=workers, progress=progress)
     if report.range_note:
         log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)
