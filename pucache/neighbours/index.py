@@ -84,23 +84,14 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
         pass
     except PUCacheError as error:
         _log.info("%s; building it anew", error)
-    kept = _may_keep(path)
     with progress or Silent() as progress:
         progress.start(2 * len(cache), f"building the index {factory}")
         index = _filled(empty, factory, cache, progress)
-    if kept:
-        write_index(index, path)
-    return index
-
-
-def _may_keep(path: Path) -> bool:
-    """Whether an index can be written beside its cache; says why not."""
     try:
-        check_output(path, INDEX)
-        return True
+        write_index(index, path)
     except OutputError as error:
         _log.warning("the index is not kept, and made anew each time: %s", str(error).split(";")[0])
-        return False
+    return index
 
 
 def index_path(cache: EmbeddingCache, factory: str) -> Path:
@@ -192,7 +183,7 @@ def read_index(path: Path) -> Index:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """Write an index, whole or not at all; raises `OutputError` where the file cannot be written."""
+    """Write an index, whole or not at all; raises `OutputError` where it cannot be, or would replace another file."""
     description = {
         "format": _FORMAT,
         "factory": index.factory,
@@ -202,7 +193,7 @@ def write_index(index: Index, path: Path) -> None:
         "d": len(index.whitening.mean),
         "whitening": index.whitening.to_text(),
     }
-    with replacing(path) as temporary, temporary.open("wb+") as stream:
+    with replacing(check_output(path, INDEX)) as temporary, temporary.open("wb+") as stream:
         stream.write(bytes(_SHA256_BYTES) + json.dumps(description).encode() + b"\n")
         try:
             faiss.write_index(index.index, faiss.PyCallbackIOWriter(stream.write))  # type: ignore[attr-defined]

@@ -89,8 +89,6 @@ def retrieve_positives(
         The model cannot be read, or is of another encoder.
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
-    OutputError
-        An index cannot be written.
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """

@@ -17,7 +17,7 @@ from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from .audit import Audit, audit
-from .log import DRAWN, AuditedEntries, Entry, LoggedImage, StaleDecisionError, Stream
+from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
 from .session_folder import EXPORT, exported_decisions
@@ -31,7 +31,7 @@ from .session_start import (
     rows_of,
     session_folder,
 )
-from .session_state import Proposal, SessionState
+from .session_state import Proposal, SessionState, StaleDecisionError
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _REQUEST_LENGTH = 200
