@@ -149,7 +149,6 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in LISTS and file.name[0] != ".")
         if not files:
             raise LabelError(f"{path} holds no lists; expected CONCEPT.txt or CONCEPT.csv for each concept")
-        check_names([file.stem for file in files], os.fspath(path))
         twice = {file.stem for file in files if sum(other.stem == file.stem for other in files) > 1}
         if twice:
             raise LabelError(f"{path} has two lists of the concepts {name_first(sorted(twice))}; keep one of each")

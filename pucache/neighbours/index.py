@@ -27,8 +27,9 @@ from ..progress import Progress, Silent
 from ..storage.atomic import replacing
 from ..storage.file_kinds import INDEX
 from ..storage.outputs import check_output
+from ..storage.rows import evenly_spaced
 from .graph_file import sidecar_path
-from .search import merged, no_neighbours, row_search, search_index, spaced
+from .search import merged, no_neighbours, row_search, search_index
 from .whitening import Whitening
 
 RECALL_AT = 100  # true neighbours of a row that the recall is measured on
@@ -120,7 +121,7 @@ def _cells(index: Any) -> int:
 def _filled(empty: Any, factory: str, cache: EmbeddingCache, progress: Progress) -> Index:
     """An index of all rows, and its recall."""
     whitening = Whitening.estimate(cache)
-    sample = spaced(len(cache), max(_TRAINING_ROWS, _ROWS_PER_CELL * _cells(empty)))
+    sample = evenly_spaced(len(cache), max(_TRAINING_ROWS, _ROWS_PER_CELL * _cells(empty)))
     with contextlib.suppress(RuntimeError):  # an index without cells
         faiss.extract_index_ivf(empty).cp.min_points_per_centroid = 1  # no warning for small caches
     _set_parameter(empty, "efConstruction", _GRAPH_EFFORT)
@@ -146,7 +147,7 @@ def _recall(index: Index, cache: EmbeddingCache, progress: Progress) -> tuple[fl
     equals is right.
     """
     k = min(RECALL_AT, len(cache))
-    sample = index.whitening.centred_units(cache.take(spaced(len(cache), _SAMPLE)))
+    sample = index.whitening.centred_units(cache.take(evenly_spaced(len(cache), _SAMPLE)))
     true = no_neighbours(len(sample), k + 1)
     for rows, X in cache.blocks():
         products, numbers = row_search(index.whitening.centred_units(X))(sample, k + 1)

@@ -20,6 +20,7 @@ from ..progress import Progress
 from ..seeds import Seed, drawn_seed
 from ..storage.file_kinds import PAGE
 from ..storage.outputs import check_output
+from ..storage.rows import evenly_spaced
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.train_concepts import each_concept
@@ -147,7 +148,7 @@ def _pair(
     images: str | Path | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    shown = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SHOWN)).astype(np.int64)]
+    shown = rows[evenly_spaced(len(rows), _SHOWN)]
     pictures = thumbnails(cache, shown, images=images, side=_SIDE, progress=progress)
     keys = [visible(key) for key in cache.keys[shown]]
     return {"names": pair, "count": number(len(rows)), "cards": list(zip(keys, pictures, strict=True))}

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import SessionError
 from ..labels.labels import Labels
+from ..storage.rows import evenly_spaced
 from .log import DRAWN, Choice, Entry, Stream
 from .pile import Groups, inherited
 
@@ -125,8 +126,7 @@ class SessionState:
         self.skipped, self.zone = (np.zeros(len(self.unknown), bool) for _ in range(2))
         labelled = np.flatnonzero(self._s == 1)
         pictures = labelled[np.sort(np.unique(self.groups[labelled], return_index=True)[1])]
-        chosen = np.linspace(0, len(pictures) - 1, min(len(pictures), EXAMPLES)).astype(np.int64)
-        self.examples = pictures[chosen]
+        self.examples = pictures[evenly_spaced(len(pictures), EXAMPLES)]
         self.label_serial = 0
         self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
         self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn
