@@ -244,7 +244,7 @@ def embedding(bench: Bench, *, kind: str, name: str) -> dict[str, object]:
     profile, taken = report.profile, report.seconds - report.profile.seconds["listing"]
     after = (report.computed - loaded.runtime.batch_size) / max(taken - profile.first_batch, 1e-3)
     pixels = torch.zeros((loaded.runtime.batch_size, *loaded.runtime.input_size, 3), dtype=torch.uint8)
-    alone = len(pixels) / seconds(bench.device, lambda: loaded.forward(pixels))["seconds"]
+    alone = len(pixels) / seconds(bench.device, lambda: loaded.runtime(pixels))["seconds"]
     return {
         "images": report.computed,
         "precision": loaded.spec.precision,
@@ -264,7 +264,7 @@ def tuned(bench: Bench, *, name: str) -> dict[str, object]:
     for how in ("heuristics", "tuned"):
         loaded.runtime.start()
         torch.backends.cudnn.benchmark = how == "tuned"
-        taken = seconds(bench.device, lambda: loaded.forward(pixels), 5)
+        taken = seconds(bench.device, lambda: loaded.runtime(pixels), 5)
         found |= {f"{how}, first batch, s": taken["first"], f"{how}, images/s": len(pixels) / taken["seconds"]}
     return found
 

@@ -67,7 +67,6 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
     in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
-    The same command goes on where an interrupted one ended.
 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
@@ -84,6 +83,4 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
     if report.left_out:
         lines.append(f"{report.left_out:,} rows cannot be stored and are left out: pucache info {cache} --failures")
-    if report.resumed_rows:
-        lines.append(f"{report.resumed_rows:,} rows were there from an interrupted run")
     output.print_result({**vars(report), "cache": cache, "encoder": str(report.encoder)}, lines)

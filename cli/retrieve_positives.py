@@ -46,17 +46,17 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
 )
 @options.option(
     "--similarity",
-    type=click.Choice(["whitened", "centroid", "topk", "max"]),
-    help="whitened: cosine similarity to the mean of the positives after whitening; centroid: mean cosine similarity "
-    "to all positives; topk: mean over the 50 nearest positives; max: the nearest positive.  [default: whitened]",
+    metavar="whitened|topk",
+    help="whitened: cosine similarity to the mean of the positives after whitening; topk: mean cosine similarity to "
+    "the 50 nearest positives, for positives of several kinds.  [default: whitened]",
 )
 @options.option(
     "--index",
     default="exact",
     metavar="exact|FACTORY",
-    help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk or max "
-    "on large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 "
-    "bytes of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
+    help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk on "
+    "large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 bytes "
+    "of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
 )
 @options.option(
     "--diverse",

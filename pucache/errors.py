@@ -6,12 +6,7 @@ Bad arguments raise :class:`ValueError`. Problems with a file, a source or a mac
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .storage.urls import without_secrets
-
-if TYPE_CHECKING:
-    from .reviewing.log import Entry
 
 
 class PUCacheError(Exception):
@@ -79,15 +74,6 @@ class SessionError(PUCacheError):
 
 class SessionLockedError(SessionError):
     """Another process runs the session."""
-
-
-class StaleDecisionError(SessionError):
-    """A decision, that of `request` on a row, would replace one that is no longer `in_force`."""
-
-    def __init__(self, request: str, row: int, in_force: Entry | None):
-        self.request, self.row, self.in_force = request, row, in_force
-        present = "none" if in_force is None else f"number {in_force.serial}, {in_force.choice}"
-        super().__init__(f"row {row} was decided meanwhile: the decision in force is {present}; look at it again")
 
 
 def one_line(error: BaseException) -> str:

@@ -109,7 +109,7 @@ def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, dealt):
     np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
     s = labels_of(dealt)
     ranked = [
-        pucache.retrieve_positives(cache, of, k=40, similarity="max", device="cpu")
+        pucache.retrieve_positives(cache, of, k=40, similarity="topk", device="cpu")
         for cache, of in ((packed, S), (dealt, s))
     ]
     assert ranked[0].keys == ranked[1].keys

@@ -174,7 +174,7 @@ def score_pixels(by_onnx: bool) -> Measure:
         encoder, graph = load_encoder(device="cpu", precision="fp32", runtime="torch"), files.folder / "model.onnx"
         paths = sorted(image_folder(files, "png", files.images).iterdir())[:1000]
         pixels = torch.stack([encoder.preprocess(Image.open(path).convert("RGB")) for path in paths])
-        X = encoder.forward(pixels)
+        X = encoder.runtime(pixels)
         model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
         model.encoder_ = encoder.spec
         export_onnx(model, graph)
@@ -183,7 +183,7 @@ def score_pixels(by_onnx: bool) -> Measure:
 
         def run() -> None:
             for batch in pixels.split(64):
-                by_pucache = None if by_onnx else model.margins(encoder.forward(batch))
+                by_pucache = None if by_onnx else model.margins(encoder.runtime(batch))
                 found.append(session.run(["margin"], {"images": batch.numpy()})[0] if by_onnx else by_pucache)
 
         seconds = seconds_of(run)
@@ -423,7 +423,7 @@ COMPARISONS: dict[str, list[Comparison]] = {
         Comparison("train-pu at its defaults", train_default),
     ],
     "rank": [
-        Comparison("retrieve-positives, --similarity max", rank(similarity="max"), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, --similarity topk", rank(similarity="topk"), "bare faiss, flat", bare_faiss),
         Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
     ],
     "score": [

@@ -8,7 +8,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +18,13 @@ import numpy as np
 
 from ..errors import CacheError
 from ..storage.atomic import CACHE_FORMAT, format_of
-from ..storage.rows import RowMatrix, StackedRows
+from ..storage.prefetch import prefetch
+from ..storage.rows import RowMatrix, StackedRows, finite_rows
 from ..storage.urls import is_url, path_or_url, without_secrets
-from .keys import Keys, find_duplicate, find_sorted
+from .keys import Keys, decode_text, find_duplicate, find_sorted
+from .layout import COLUMNS, FAILURES
 from .local_copies import folder_of, url_of_copy
-from .reader import CacheFile, CacheHeader, not_finite_error, read_blocks, reopened, verified_blocks
+from .reader import CacheFile, CacheHeader, reopened, rows_per_read
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
@@ -88,6 +92,11 @@ class EmbeddingCache:
         return str(self.files[0].path) + (f" and {len(self.files) - 1} more" if len(self.files) > 1 else "")
 
     @property
+    def checksums(self) -> list[str]:
+        """Checksums of the files, in their order; they identify the content."""
+        return [file.checksum for file in self.files]
+
+    @property
     def reordered(self) -> bool:
         """Whether rows were sorted by key out of the order of the import or the table of images they came from."""
         return any(file.reordered for file in self.files)
@@ -116,12 +125,14 @@ class EmbeddingCache:
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, in bounded memory.
 
-        The blocks are those of one file with the same rows, so that results do not depend on the files.
+        The blocks are those of one file with the same rows, so that results do not depend on the files. The next block
+        is read and hashed while the caller works on the present one.
 
         Parameters
         ----------
         check : bool
-            Check the embeddings against the checksums; damage raises `CacheError`.
+            Check the embeddings against the checksums; damage raises `CacheError` at its block, at the latest in place
+            of the last one.
 
         Yields
         ------
@@ -129,7 +140,25 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Valid until the next block is requested.
         """
-        yield from read_blocks(self.files, check=check)
+        with closing(prefetch(self._read_blocks(check))) as blocks:
+            yield from blocks
+
+    def _read_blocks(self, check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+        n, dim, dtype = len(self), self.encoder.dim, self.files[0].dtype
+        step = min(rows_per_read(dim * dtype.itemsize), n)
+        # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
+        buffers = cycle([np.empty((step, dim), dtype) for _ in range(2)])
+        first, filled, buffer = 0, 0, next(buffers)
+        for file in self.files:
+            row = 0
+            with file.embedding_reader(check=check) as read:
+                while row < len(file):
+                    count = min(step - filled, len(file) - row)
+                    read(buffer[filled : filled + count], row)
+                    row, filled = row + count, filled + count
+                    if filled == step or first + filled == n:
+                        yield slice(first, first + filled), buffer[:filled]
+                        first, filled, buffer = first + filled, 0, next(buffers)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy the embeddings of some rows.
@@ -162,20 +191,23 @@ class EmbeddingCache:
         -------
         CacheError
         """
-        return not_finite_error(self.files, rows)
+        number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
+        inside = rows[rows < self._starts[number + 1]][:3] - self._starts[number]
+        keys = ", ".join(repr(decode_text(bytes(key))) for key in self.files[number].raw_keys[inside])
+        path = self.files[number].path
+        return CacheError(f"{path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
 
     @cached_property
     def matrix(self) -> RowMatrix:
-        """Embeddings, (n, d) float16 or float32, read-only and never copied as a whole.
+        """Embeddings, (n, d) float16 or float32, mapped read-only.
 
-        The mapped array of one file; `StackedRows` of several files, which take slices and row numbers as an
-        array does.
+        An array for one file; `StackedRows` for several files, which take slices and row numbers as an array does.
         """
         return self.files[0].X if len(self.files) == 1 else StackedRows([file.X for file in self.files])
 
     @cached_property
     def digest_matrix(self) -> RowMatrix:
-        """sha256 of each image's bytes, (n, 32) uint8, read-only and never copied as a whole, as `matrix`."""
+        """sha256 of each image's bytes, (n, 32) uint8, mapped read-only, as `matrix`."""
         return self.files[0].digests if len(self.files) == 1 else StackedRows([file.digests for file in self.files])
 
     @cached_property
@@ -193,7 +225,14 @@ class EmbeddingCache:
         return self.files[0].digests if len(self.files) == 1 else _read_only_copy(self.digest_matrix)
 
     def verify(self) -> None:
-        """Check every byte of every file against the checksums; damage raises `CacheError`."""
+        """Check every byte of every file against the checksums, and the rules of the format.
+
+        Raises
+        ------
+        CacheError
+            A byte has changed since it was written, a file cannot be read, or its writer broke the rules: keys that are
+            not sorted or not UTF-8, embeddings that are not finite.
+        """
         for _ in self.verified_blocks():
             pass
 
@@ -207,7 +246,15 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Finite; valid until the next block is requested.
         """
-        yield from verified_blocks(self.files)
+        for file in self.files:
+            file.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
+        for rows, X in self.blocks(check=True):
+            not_finite = np.flatnonzero(~finite_rows(X)) + rows.start
+            if len(not_finite):
+                raise self.not_finite_error(not_finite)
+            yield rows, X
+        for file in self.files:
+            file.check_texts()
 
 
 def _reopened_cache(files: list[tuple[str, str, str]]) -> EmbeddingCache:

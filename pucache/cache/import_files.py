@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -51,7 +51,7 @@ class FileState:
             status = os.stat(path)
         except OSError as error:
             problem = f"cannot read {path}: {one_line(error)}"
-            raise SourceError(f"{problem}; restore it and run the same command to go on") from error
+            raise SourceError(f"{problem}; restore it and run the same command again") from error
         if not stat.S_ISREG(status.st_mode):
             raise CacheError(f"{path} is not a regular file; write its content to a file, and name that")
         return cls(path, status.st_size, status.st_mtime_ns)
@@ -83,8 +83,7 @@ class Input:
     rows: int
     dim: int
     dtype: np.dtype
-    # takes the rows per block and the first rows of blocks to leave out; yields first rows and blocks
-    blocks: Callable[[int, Container[int]], Iterator[tuple[int, Columns]]]
+    blocks: Callable[[int], Iterator[Columns]]  # takes the rows per block
 
     @property
     def name(self) -> str:
@@ -164,10 +163,8 @@ def _input_of(
         raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns")
     n, dim = shape
 
-    def blocks(step: int, done: Container[int]) -> Iterator[tuple[int, Columns]]:
-        for start in range(0, n, step):
-            if start not in done:
-                yield start, _without_origin(read(slice(start, min(start + step, n))))
+    def blocks(step: int) -> Iterator[Columns]:
+        return (_without_origin(read(slice(start, min(start + step, n)))) for start in range(0, n, step))
 
     return Input(state, n, dim, dtype, blocks)
 
@@ -266,13 +263,12 @@ class ParquetFile:
         assert dtype is not None
         return Input(self.state, self.rows, size, dtype, partial(self._blocks, column, size))
 
-    def _blocks(self, column: str, dim: int, step: int, done: Container[int]) -> Iterator[tuple[int, Columns]]:
+    def _blocks(self, column: str, dim: int, step: int) -> Iterator[Columns]:
         """Read the batches of pyarrow, each a block of at most `step` rows."""
         extra = [name for name in EXTRA if self.exported and self.columns.keys() >= set(EXTRA)]
         start = 0
         for batch in self._batches([column, *extra], step):
-            if start not in done:
-                yield start, self._columns(batch, start, dim)
+            yield self._columns(batch, start, dim)
             start += len(batch)
         if start < self.rows:
             problem = f"{self.path} ends before row {self.rows}, which its footer announces"

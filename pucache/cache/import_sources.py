@@ -98,8 +98,6 @@ class ImportSource:
             states.append(FileState.of(Path(options.keys)))
         self.states = [state for state in states if state is not None]  # of every file that is read
         self.keys, self._texts = _keys(options, tables, self.rows)  # what the keys are, in words
-        # all that is read lies in these files, so that another run can go on
-        self.repeatable = self.inputs[0].state is not None and self.keys != _IN_MEMORY
         exported = _exported(opened)
         if options.name is not None:  # says what the rows are, whatever the export does
             exported = []

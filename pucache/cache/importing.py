@@ -1,25 +1,22 @@
 """The verb `import_embeddings`: embeddings that another program made, as one cache file.
 
 All keys are read first. Then each block of consecutive rows becomes a part of the cache, sorted by key, and the parts
-are merged, as `embed` does it.
+are merged, as `embed` does it. An import that was interrupted begins again.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import pyarrow
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, OutputError, one_line
+from ..errors import CacheError, OutputError
 from ..progress import Progress, Silent
 from ..storage.atomic import check_writable
 from ..storage.file_kinds import CACHE
@@ -27,16 +24,15 @@ from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
 from ..storage.rows import rows_not_finite
 from ..storage.tables import LabelTable
-from ..version import __version__
 from .import_files import Columns
 from .import_sources import ImportOptions, ImportSource
 from .keys import decode_text
 from .layout import DTYPES
 from .merging import check_replaces, merge, without_embedded
-from .parts import Parts, part_files, writer_lock
+from .parts import Parts, part_files, parts_folder, writer_lock
 from .writer import Rows
 
-BLOCK_BYTES = 32 << 20  # of embeddings in a part; a kill loses the one that is being written
+BLOCK_BYTES = 32 << 20  # of embeddings in a part
 
 
 @dataclass(frozen=True)
@@ -53,8 +49,6 @@ class ImportReport:
         Name, length, normalisation and origin of the embeddings.
     keys : str
         What was taken as keys, such as ``column 'image_path'``.
-    resumed_rows : int
-        Rows that an earlier, interrupted run had written already.
     left_out : int
         Rows that cannot be stored, which are among the failures.
     """
@@ -65,7 +59,6 @@ class ImportReport:
     dtype: str
     encoder: EncoderSpec
     keys: str
-    resumed_rows: int
     left_out: int = 0
 
 
@@ -87,9 +80,8 @@ def import_embeddings(
 ) -> ImportReport:
     """Write embeddings that were computed elsewhere, of any modality, as a cache file.
 
-    Memory holds all keys, 20 bytes of each row, and a few blocks of 32 MB. A run that was interrupted goes on where
-    it was when it is started again with the same arguments, and ends in the same bytes. Until then its work lies in
-    ``OUT.parts/``.
+    Memory holds all keys, 20 bytes of each row, and a few blocks of 32 MB. Until it ends its work lies in
+    ``OUT.parts/``; a run that was killed begins again.
 
     Parameters
     ----------
@@ -140,7 +132,7 @@ def import_embeddings(
     LabelError
         The file of keys is no text, or has no column ``key``.
     SourceError
-        A file is gone, or changed while it was read; what was imported so far is kept.
+        A file is gone, or changed while it was read.
     OutputError
         `out` cannot be written, or would lose keys.
     CacheLockedError
@@ -161,13 +153,10 @@ def import_embeddings(
         failures = without_embedded(opened.failures, [sorted_keys])
         reordered = opened.reordered or not (opened.is_export or sorted_keys is row_keys)
         del sorted_keys
-        plan = _plan(opened, options)
-        parts = _open_parts(out, plan, opened, stored)
-        resumed = sum(map(len, parts.files))
+        parts = _new_parts(out, opened, stored)
         try:
             progress.start(opened.rows, "rows")
-            progress.advance(resumed)
-            _write_parts(parts, plan, opened, row_keys, options, progress)
+            _write_parts(parts, opened, row_keys, options, progress)
             left_out = _left_out(parts, opened, row_keys)
             del row_keys
             progress.start(opened.rows, "merging")
@@ -181,10 +170,8 @@ def import_embeddings(
                 reordered=reordered,
                 advance=progress.advance,
             )
-        except CacheError:  # of a row that no run can import
+        finally:
             parts.remove()
-            raise
-        parts.remove()
     return ImportReport(
         cache=out,
         rows=opened.rows - len(left_out),
@@ -193,7 +180,6 @@ def import_embeddings(
         dtype=str(stored),
         encoder=opened.encoder,
         keys=opened.keys,
-        resumed_rows=resumed,
     )
 
 
@@ -213,56 +199,33 @@ def _sorted_unique(keys: np.ndarray, opened: ImportSource) -> np.ndarray:
     return ordered
 
 
-def _open_parts(out: Path, plan: str, opened: ImportSource, stored: np.dtype) -> Parts:
-    """Open the parts of an unfinished run with the same plan; those of another plan are removed."""
-    for path in part_files(out):
-        if not re.fullmatch(r"part-[0-9a-f]{16}-[0-9]+", path.stem):
-            problem = f"{path.parent} holds unfinished work of embed"
-            raise OutputError(f"{problem}; finish it with that command, or remove the folder")
-        if not path.stem.startswith(f"part-{plan}-"):
-            try:
-                path.unlink()
-            except OSError as error:
-                raise OutputError(f"cannot remove {path}: {one_line(error)}; remove {path.parent}") from error
+def _new_parts(out: Path, opened: ImportSource, stored: np.dtype) -> Parts:
+    """A folder for the parts; those of an import that was killed are removed, unfinished work of `embed` is refused."""
+    if any(not re.fullmatch(r"part-\w+-[0-9]+", path.stem) for path in part_files(out)):
+        problem = f"{parts_folder(out)} holds unfinished work of embed"
+        raise OutputError(f"{problem}; finish it with that command, or remove the folder")
+    shutil.rmtree(parts_folder(out), ignore_errors=True)
     return Parts(out, opened.encoder, stored)
 
 
-def _plan(opened: ImportSource, options: ImportOptions) -> str:
-    """Digest that two runs share only if they read the same files in the same way; the names of parts hold it."""
-    content = {
-        "pucache": __version__,
-        "pyarrow": pyarrow.__version__,  # divides a Parquet file into blocks
-        "block_bytes": BLOCK_BYTES,
-        "options": {name: value if value is None else str(value) for name, value in asdict(options).items()},
-        "files": [[str(state.path.absolute()), state.size, state.mtime_ns] for state in opened.states],
-        "encoder": opened.encoder.to_json(),
-        "run": "" if opened.repeatable else os.urandom(8).hex(),  # no other run has the same array
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
 def _write_parts(
-    parts: Parts, plan: str, opened: ImportSource, keys: np.ndarray, options: ImportOptions, progress: Progress
+    parts: Parts, opened: ImportSource, keys: np.ndarray, options: ImportOptions, progress: Progress
 ) -> None:
-    """Write each block that is not yet a part as one, while the next one is read."""
-    done = {int(file.path.stem.rpartition("-")[2]): len(file) for file in parts.files}
-    with closing(prefetch(_blocks(opened, keys, parts.dtype, options, done))) as ahead:
-        for first, rows in ahead:
-            parts.add(rows, {}, opened.image_source, name=f"{plan}-{first:012d}")
+    """Write each block as a part, while the next one is read."""
+    with closing(prefetch(_blocks(opened, keys, parts.dtype, options))) as ahead:
+        for number, rows in enumerate(ahead):
+            if len(rows.keys):
+                parts.add(rows, {}, opened.image_source, name=f"import-{number:012d}")
             progress.advance(len(rows.keys))
 
 
-def _blocks(
-    opened: ImportSource, keys: np.ndarray, stored: np.dtype, options: ImportOptions, done: dict[int, int]
-) -> Iterator[tuple[int, Rows]]:
-    """Yield first rows and blocks sorted by key; `keys` are in row order, `done` holds rows of parts by first row."""
-    step = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize))
-    for each, first in zip(opened.inputs, opened.starts.tolist(), strict=False):
-        own = {row - first: count for row, count in done.items() if first <= row < first + each.rows}
-        for start, columns in each.blocks(step, own) if sum(own.values()) < each.rows else ():
-            rows = _rows(opened, keys, first + start, columns, stored, options)
-            if len(rows.keys):
-                yield first + start, rows
+def _blocks(opened: ImportSource, keys: np.ndarray, stored: np.dtype, options: ImportOptions) -> Iterator[Rows]:
+    """Yield blocks sorted by key; `keys` are in row order."""
+    step, first = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize)), 0
+    for each in opened.inputs:
+        for columns in each.blocks(step):
+            yield _rows(opened, keys, first, columns, stored, options)
+            first += len(columns[0])
 
 
 def _rows(

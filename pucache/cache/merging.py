@@ -58,7 +58,7 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         check_replaces(out, files[0].encoder, np.sort(np.concatenate([*map(_keys, files)])), force=force)
     failures: dict[str, str] = {}
     for file in files:
-        file.verify()
+        EmbeddingCache(file).verify()
         failures.update(file.failures)
         file.release()
     sources = sorted({file.source for file in files})

@@ -1,7 +1,7 @@
 """Parts: the finished blocks of an unfinished cache, small cache files in ``CACHE.parts``; and the writer's lock.
 
-`embed` and `import_embeddings` write parts while they run, and merge them at the end. A run that was killed goes on
-from the parts.
+`embed` and `import_embeddings` write parts while they run, and merge them at the end. A killed `embed` goes on from its
+parts.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, CacheLockedError
 from ..storage.atomic import exclusive_lock, folder_for_output
+from .embedding_cache import EmbeddingCache
 from .reader import CacheFile
 from .writer import Rows, write_file
 
@@ -70,7 +71,7 @@ class Parts:
         """Open one part; a damaged one is set aside."""
         try:
             part = CacheFile(path)
-            part.verify()
+            EmbeddingCache(part).verify()
         except CacheError as error:
             aside = path.with_suffix(".damaged")
             path.replace(aside)

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -20,8 +19,7 @@ import numpy as np
 
 from ..errors import CacheError
 from ..storage.atomic import open_regular
-from ..storage.prefetch import prefetch
-from ..storage.rows import drop_pages, finite_rows
+from ..storage.rows import drop_pages
 from . import hdf5
 from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, ReadAt, rows_per_hash
 from .hdf5 import DatasetExtent
@@ -273,15 +271,6 @@ class CacheFile:
         if datasets:
             raise damage_error(self.path, datasets)
 
-    def verify(self) -> None:
-        """Read the whole file, and check it against the checksums and the rules of the format.
-
-        Raises `CacheError` where a byte has changed since it was written, the file cannot be read, or its writer broke
-        the rules: keys that are not sorted or not UTF-8, embeddings that are not finite.
-        """
-        for _ in verified_blocks([self]):
-            pass
-
     def check_texts(self) -> None:
         """Raise `CacheError` if keys are not sorted, or if a text is not UTF-8."""
         keys = self.raw_keys
@@ -299,54 +288,3 @@ def reopened(path: str, checksum: str) -> CacheFile:
     if file.checksum != checksum:
         raise CacheError(f"{path} was replaced since this cache was opened; open it again where it is used")
     return file
-
-
-def not_finite_error(files: Sequence[CacheFile], rows: np.ndarray) -> CacheError:
-    """Return the error for rows, ascending, that are NaN or infinite; it names the file of the first one."""
-    starts = np.cumsum([0, *map(len, files)])
-    number = int(np.searchsorted(starts, rows[0], "right")) - 1
-    inside = rows[rows < starts[number + 1]][:3] - starts[number]
-    keys = ", ".join(repr(decode_text(bytes(key))) for key in files[number].raw_keys[inside])
-    return CacheError(f"{files[number].path} holds NaN or infinite embeddings ({keys}); import or embed these anew")
-
-
-def read_blocks(files: Sequence[CacheFile], *, check: bool = False) -> Generator[tuple[slice, np.ndarray], None, None]:
-    """Yield rows and embeddings (b, d) of files of one encoder, in row order and bounded memory.
-
-    The blocks are those of one file with the same rows; each is valid until the next one is requested. The next block
-    is read and hashed while the caller works on the present one. With `check`, damage raises `CacheError` at its block,
-    at the latest in place of the last one.
-    """
-    with closing(prefetch(_read_blocks(files, check))) as blocks:
-        yield from blocks
-
-
-def _read_blocks(files: Sequence[CacheFile], check: bool) -> Iterator[tuple[slice, np.ndarray]]:
-    n, dim, dtype = sum(map(len, files)), files[0].encoder.dim, files[0].dtype
-    step = min(rows_per_read(dim * dtype.itemsize), n)
-    # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
-    buffers = cycle([np.empty((step, dim), dtype) for _ in range(2)])
-    first, filled, buffer = 0, 0, next(buffers)
-    for file in files:
-        row = 0
-        with file.embedding_reader(check=check) as read:
-            while row < len(file):
-                count = min(step - filled, len(file) - row)
-                read(buffer[filled : filled + count], row)
-                row, filled = row + count, filled + count
-                if filled == step or first + filled == n:
-                    yield slice(first, first + filled), buffer[:filled]
-                    first, filled, buffer = first + filled, 0, next(buffers)
-
-
-def verified_blocks(files: Sequence[CacheFile]) -> Iterator[tuple[slice, np.ndarray]]:
-    """Verify files as `CacheFile.verify` does, and yield the blocks of `read_blocks` meanwhile: one read for both."""
-    for file in files:
-        file.check(*set(COLUMNS) - {"embeddings"}, *FAILURES)
-    for rows, X in read_blocks(files, check=True):
-        not_finite = np.flatnonzero(~finite_rows(X)) + rows.start
-        if len(not_finite):
-            raise not_finite_error(files, not_finite)
-        yield rows, X
-    for file in files:
-        file.check_texts()

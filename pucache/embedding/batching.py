@@ -87,7 +87,7 @@ class BatchRunner:
     def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
         with self._profile.forward_pass():
             pixels = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            return EmbeddedImages(positions, self._encoder.forward(pixels))
+            return EmbeddedImages(positions, self._encoder.runtime(pixels))
 
 
 def whole_batches(batch_size: int, images: int) -> int:

@@ -9,29 +9,54 @@ from __future__ import annotations
 import bisect
 from collections import Counter
 from collections.abc import Generator, Iterable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..cache.layout import PARTIAL
 from ..cache.writer import Rows
+from ..encoders.encoder import Encoder
 from ..errors import EncoderError
-from ..images.loading import STAGES, Chunk
+from ..images.decoding import Decoding
+from ..images.loading import STAGES, Chunk, ChunkLoader
+from ..images.source import Source
 from ..progress import Progress
 from .batching import EmbeddedImages
 from .profile import Profile
-
-if TYPE_CHECKING:
-    from .engine import Job
+from .resume import ContentLookup
 
 BLOCK_ROWS = 2048  # images in one part; a kill costs at most one block, beside those being embedded
+
+
+@dataclass(frozen=True)
+class ImagesToEmbed:
+    """Images that have no row yet, in the order of the listing."""
+
+    source: Source
+    encoder: Encoder
+    keys: list[str]
+    encoded_keys: np.ndarray  # (n,) of dtype S: the same keys as a cache stores them
+    size_mtime: np.ndarray  # (n, 2), int64
+    lookup: ContentLookup  # embeddings that are copied instead, by content
+
+    def loader(self, rows: int) -> ChunkLoader:
+        """Loader of the images, which prepares chunks of `rows` of them for the encoder."""
+        return ChunkLoader(
+            self.source,
+            self.encoder.preprocess,
+            self.keys,
+            self.size_mtime[:, 0].tolist(),
+            chunk_size=rows,
+            embedded_digests=self.lookup.sorted_digests,
+            decoding=Decoding.of(self.encoder.spec.decoder),
+        )
 
 
 class BlockAssembler:
     """Assembles blocks of rows; counts the images that were embedded, copied by content, or could not be."""
 
-    def __init__(self, job: Job, dtype: np.dtype, profile: Profile):
-        self._job, self._dtype, self._profile = job, dtype, profile
+    def __init__(self, images: ImagesToEmbed, dtype: np.dtype, profile: Profile):
+        self._images, self._dtype, self._profile = images, dtype, profile
         self._open: dict[int, _Block] = {}  # by number
         self._complete: list[_Block] = []
         self.computed = self.reused = self.failed = 0
@@ -68,9 +93,9 @@ class BlockAssembler:
                 block.partial[row] = PARTIAL + chunk.partial[position]
             if position not in to_embed:
                 self.reused += 1
-                if outcome in self._job.lookup.partial:
-                    block.partial[row] = self._job.lookup.partial[outcome]
-                block.X[row] = self._job.lookup[outcome]
+                if outcome in self._images.lookup.partial:
+                    block.partial[row] = self._images.lookup.partial[outcome]
+                block.X[row] = self._images.lookup[outcome]
                 done += self._count(block, 1)
         return done
 
@@ -90,8 +115,8 @@ class BlockAssembler:
         number = position // BLOCK_ROWS
         if number not in self._open:
             start = number * BLOCK_ROWS
-            rows = min(BLOCK_ROWS, len(self._job.keys) - start)
-            self._open[number] = _Block(start, rows, self._job.encoder.spec.dim)
+            rows = min(BLOCK_ROWS, len(self._images.keys) - start)
+            self._open[number] = _Block(start, rows, self._images.encoder.spec.dim)
         return self._open[number]
 
     def _count(self, block: _Block, rows: int) -> int:
@@ -102,21 +127,21 @@ class BlockAssembler:
         return rows
 
     def _rows_and_failures(self, block: _Block) -> tuple[Rows, dict[str, str]]:
-        precision = self._job.encoder.spec.precision
+        precision = self._images.encoder.spec.precision
         remedy = "" if precision == "fp32" else "; write another cache with --precision fp32"
         for row in np.flatnonzero(~np.isfinite(block.X).all(1)).tolist():
             self.failed += 1
             block.failures[row] = f"the encoder gave NaN or infinite values{remedy}"
         records = block.partial | block.failures
-        failures = {self._job.keys[block.start + row]: records[row] for row in sorted(records)}
+        failures = {self._images.keys[block.start + row]: records[row] for row in sorted(records)}
         embedded = np.array([row for row in range(len(block.X)) if row not in block.failures], np.int64)
-        embedded = embedded[np.argsort(self._job.encoded_keys[block.start + embedded], kind="stable")]
+        embedded = embedded[np.argsort(self._images.encoded_keys[block.start + embedded], kind="stable")]
         digests = b"".join(block.digests[row] for row in embedded)
         rows = Rows(
-            keys=self._job.encoded_keys[block.start + embedded],
+            keys=self._images.encoded_keys[block.start + embedded],
             X=self._stored(block.X[embedded], block.start + embedded),
             digests=np.frombuffer(digests, np.uint8).reshape(-1, 32),
-            size_mtime=self._job.size_mtime[block.start + embedded],
+            size_mtime=self._images.size_mtime[block.start + embedded],
         )
         return rows, failures
 
@@ -126,7 +151,7 @@ class BlockAssembler:
             stored = X.astype(self._dtype)
         overflow = positions[~np.isfinite(stored).all(1)]
         if len(overflow):
-            key = self._job.keys[overflow[0]]
+            key = self._images.keys[overflow[0]]
             raise EncoderError(
                 f"the embedding of {key!r} overflows {self._dtype}; remove its .parts and use --dtype float32"
             )

@@ -10,20 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from ..devices import cores
-from ..encoders.encoder import Encoder
-from ..images.decoding import Decoding
-from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
-from ..images.source import Source
+from ..images.loading import Chunk, LoaderProcesses, load_in_threads
 from . import blocks
 from .batching import BatchRunner, EmbeddedImages, whole_batches
+from .blocks import ImagesToEmbed
 from .profile import Profile
-from .resume import ContentLookup
 
 CHUNK_ROWS = 64  # images that are loaded and handed over together
 _MOST_OPEN_BLOCKS = 4
@@ -31,49 +26,25 @@ _FEW_IMAGES = 64  # up to so many, starting processes costs more than it saves
 _MOST_PROCESSES = 16
 
 
-@dataclass(frozen=True)
-class Job:
-    """Images that have no row yet, in the order of the listing."""
-
-    source: Source
-    encoder: Encoder
-    keys: list[str]
-    encoded_keys: np.ndarray  # (n,) of dtype S: the same keys as a cache stores them
-    size_mtime: np.ndarray  # (n, 2), int64
-    lookup: ContentLookup  # embeddings that are copied instead, by content
-
-    def loader(self, rows: int) -> ChunkLoader:
-        """Loader of the images, which prepares chunks of `rows` of them for the encoder."""
-        return ChunkLoader(
-            self.source,
-            self.encoder.preprocess,
-            self.keys,
-            self.size_mtime[:, 0].tolist(),
-            chunk_size=rows,
-            embedded_digests=self.lookup.sorted_digests,
-            decoding=Decoding.of(self.encoder.spec.decoder),
-        )
-
-
 def embed_images(
-    job: Job, profile: Profile, *, workers: int | None = None
+    images: ImagesToEmbed, profile: Profile, *, workers: int | None = None
 ) -> Generator[Chunk | EmbeddedImages, None, None]:
-    """Load and embed the images of a job: yields every chunk in order, and the embeddings of its images later.
+    """Load and embed images: yields every chunk in order, and the embeddings of its images later.
 
     `workers` processes read and decode images; 0 does it in threads of this process. By default one per core up to 16
     with a GPU, and none on the CPU, where the encoder's threads load images. Of a source that is decoded from its
     beginning (Parquet, a compressed tar) one process at most reads images, and by default the threads do.
     """
-    runtime = job.encoder.runtime
+    runtime = images.encoder.runtime
     on_cpu = runtime.device.type == "cpu"
-    images_per_call = _images_per_call(len(job.keys), runtime.caller_threads)
+    images_per_call = _images_per_call(len(images.keys), runtime.caller_threads)
     profile.begin(runtime.streams if on_cpu else 1)
     with ExitStack() as stack:
         stack.callback(torch.set_num_threads, torch.get_num_threads())  # the threads below change the default
         threads = _threads(stack, runtime.caller_threads, runtime.enter_thread)
-        runner = BatchRunner(job.encoder, threads, images_per_call, profile)
-        chunks = _chunks(stack, job, _processes(job, workers), threads, images_per_call)
-        if not len(job.lookup.sorted_digests):  # else perhaps no image needs the network
+        runner = BatchRunner(images.encoder, threads, images_per_call, profile)
+        chunks = _chunks(stack, images, _processes(images, workers), threads, images_per_call)
+        if not len(images.lookup.sorted_digests):  # else perhaps no image needs the network
             runner.start()  # while the first images are loaded
         for chunk in chunks:
             yield chunk
@@ -85,30 +56,30 @@ def embed_images(
         profile.end()
 
 
-def _images_per_call(images: int, threads: int) -> int:
+def _images_per_call(count: int, threads: int) -> int:
     """Images to hand over to a thread at once; few where there are few images, so that every thread gets some."""
-    return max(1, min(CHUNK_ROWS, images // (4 * threads)))
+    return max(1, min(CHUNK_ROWS, count // (4 * threads)))
 
 
-def _processes(job: Job, workers: int | None) -> int:
-    sequential = getattr(job.source, "sequential", False)
+def _processes(images: ImagesToEmbed, workers: int | None) -> int:
+    sequential = getattr(images.source, "sequential", False)
     if workers is None:
-        on_gpu = job.encoder.runtime.device.type == "cuda" and len(job.keys) > _FEW_IMAGES
+        on_gpu = images.encoder.runtime.device.type == "cuda" and len(images.keys) > _FEW_IMAGES
         workers = min(_MOST_PROCESSES, cores()) if on_gpu and not sequential else 0
-    return min(workers, 1 if sequential else -(-len(job.keys) // CHUNK_ROWS))
+    return min(workers, 1 if sequential else -(-len(images.keys) // CHUNK_ROWS))
 
 
 def _chunks(
-    stack: ExitStack, job: Job, workers: int, encoder_threads: ThreadPoolExecutor, images_per_call: int
+    stack: ExitStack, images: ImagesToEmbed, workers: int, encoder_threads: ThreadPoolExecutor, images_per_call: int
 ) -> Iterator[Chunk]:
     """Loaded images: by processes, by the threads of the encoder, or by threads of their own beside a GPU."""
-    runtime = job.encoder.runtime
+    runtime = images.encoder.runtime
     if workers:  # forked before the encoder starts threads
-        return stack.enter_context(LoaderProcesses(job.loader(CHUNK_ROWS), workers)).chunks()
+        return stack.enter_context(LoaderProcesses(images.loader(CHUNK_ROWS), workers)).chunks()
     if runtime.device.type == "cpu":  # chunks of whole batches need not be concatenated
         rows = min(whole_batches(runtime.batch_size, images_per_call), CHUNK_ROWS)
-        return load_in_threads(job.loader(rows), encoder_threads, 2 * runtime.caller_threads)
-    return load_in_threads(job.loader(CHUNK_ROWS), _threads(stack, cores(), _use_one_thread), 2 * cores())
+        return load_in_threads(images.loader(rows), encoder_threads, 2 * runtime.caller_threads)
+    return load_in_threads(images.loader(CHUNK_ROWS), _threads(stack, cores(), _use_one_thread), 2 * cores())
 
 
 def _threads(stack: ExitStack, count: int, initializer: Callable[[], None]) -> ThreadPoolExecutor:

@@ -36,18 +36,14 @@ class Encoder:
     preprocess : Preprocess
         PIL image to uint8 pixels, (H, W, 3).
     runtime : Runtime
-    forward : callable
-        uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d); the runtime itself.
+        uint8 pixels (b, H, W, 3) to embeddings, float32 (b, d).
     """
 
     def __repr__(self) -> str:
         return f"Encoder({self.spec})"
 
     def __init__(self, spec: EncoderSpec, preprocess: Preprocess, runtime: Runtime):
-        self.spec = spec
-        self.preprocess = preprocess
-        self.runtime = runtime
-        self.forward: Callable[[torch.Tensor], np.ndarray] = runtime
+        self.spec, self.preprocess, self.runtime = spec, preprocess, runtime
 
     def load(self) -> Encoder:
         """Return the encoder itself; a `DeferredEncoder` loads one here."""
@@ -56,7 +52,7 @@ class Encoder:
     def __call__(self, images: Iterable[Image.Image]) -> np.ndarray:
         """Embed RGB images of PIL; returns float32, (n, d)."""
         pixels = [self.preprocess(image) for image in images]
-        return self.forward(torch.stack(pixels)) if pixels else np.empty((0, self.spec.dim), np.float32)
+        return self.runtime(torch.stack(pixels)) if pixels else np.empty((0, self.spec.dim), np.float32)
 
 
 def load_encoder(
@@ -124,8 +120,8 @@ def load_encoder(
     if batch_size is not None:
         _check_memory(batch_size, spec.input_size)
     settings: dict[str, Any] = {"device": chosen, "precision": precision, "runtime": runtime, "batch_size": batch_size}
-    forward = Runtime(model, spec.mean, spec.std, input_size=config["input_size"][1:], **settings)
-    return Encoder(spec, Preprocess(config, transform(config)), forward)
+    built = Runtime(model, spec.mean, spec.std, input_size=config["input_size"][1:], **settings)
+    return Encoder(spec, Preprocess(config, transform(config)), built)
 
 
 def _check_memory(batch_size: int, input_size: tuple[int, ...]) -> None:

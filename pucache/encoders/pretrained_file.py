@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 NAME = "encoder.safetensors"  # within the folder of a run
 PREFIX = "pretrained:"  # of encoder names in caches
-KIND = tensor_file.Kind(
+FILE_FORMAT = tensor_file.FileFormat(
     format="pucache-encoder",
     version=1,
     noun="encoder",
@@ -71,12 +71,12 @@ def write(path: str | Path, model: torch.nn.Module, description: Description) ->
     state = dataclasses.asdict(description)
     if description.decoder == DECODER:  # which files that were written before it could be chosen lack
         del state["decoder"]
-    tensor_file.write(path, KIND, tensors, state)
+    tensor_file.write(path, FILE_FORMAT, tensors, state)
 
 
 def is_pretrained(path: str | Path) -> bool:
     """Whether `path` is an encoder file by its first bytes, or a folder that holds one."""
-    return KIND.format in (format_of(path), format_of(Path(path, NAME)))
+    return FILE_FORMAT.format in (format_of(path), format_of(Path(path, NAME)))
 
 
 def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description]:
@@ -86,7 +86,7 @@ def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description
         path = path / NAME
         if not path.exists():
             raise EncoderError(f"{file_or_folder} holds no {NAME}; expected a folder that pretrain wrote")
-    tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
+    tensors, state = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     try:
         return tensors, _check(Description(**state))
     except (TypeError, ValueError) as error:

@@ -311,13 +311,6 @@ class Likelihood:
         alpha, slope = tilt.alpha + tilt.slope * self.centre, tilt.slope * self.scale
         return np.array([alpha, np.log(max(slope, 1e-3)), logit(np.clip(tilt.prior, LEAST, MOST))])
 
-    def tilt(self, parameters: np.ndarray) -> Tilt:
-        """Tilt of the margins as given, with parameters (3,) within the bounds of a fit."""
-        alpha, log_slope = (np.clip(value, *ends) for value, ends in zip(parameters, _BOUNDS, strict=False))
-        slope = float(np.exp(log_slope)) / self.scale
-        prior = float(np.clip(expit(parameters[2]), LEAST, MOST))
-        return Tilt(float(alpha) - slope * self.centre, slope, prior)
-
     def maximise(self, start: np.ndarray | None = None) -> np.ndarray:
         """Parameters of greatest likelihood, (3,).
 

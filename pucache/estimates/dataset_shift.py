@@ -17,8 +17,8 @@ their margins are; below it, unlabelled rows weigh by their probability p of bei
     rho >= prior:   (1 - rho) / (1 - prior) * f_U + (rho - prior) / (1 - prior) * f_P
     rho < prior:    f_U * (p * rho / prior + (1 - p) * (1 - rho) / (1 - prior))
 
-The share is the one at which the margins are nearest. The tilt, by which p follows, is itself estimated: images differ
-only if they do at all tilts within its error.
+The share is the one at which the margins are nearest. This share and the tilt, by which p follows, are estimates:
+images differ only if they do near a share of 0, too, and at tilts across the prior's interval.
 
 Both tests say that images differ, not that the model is wrong on them.
 """
@@ -26,6 +26,7 @@ Both tests say that images differ, not that the model is wrong on them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from scipy.special import expit
@@ -38,12 +39,12 @@ MOST_ROWS, MOST_POSITIVES = 2000, 500  # kept of a pile
 MOST_BYTES = 440_000  # of rows and directions
 LARGEST = 20  # images that are named
 _FOLDS, _RIDGE, _STEPS = 5, 0.02, 6  # of the classifier; the penalty is per row, for columns of unit variance
-_DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and margins that are held out, explain
+_DISTANCE, _AUC = 0.03, 0.015  # beyond chance: what estimated weights, and margins that are held out, explain at least
 _DEVIATIONS = 3.0  # standard errors beyond chance
 _TAIL, _TAIL_DEVIATIONS = 0.02, 3.5  # of the pile's rows
 _SMIRNOV = 1.95  # quantile .999 of the distance, in units of its error
 _LEAST_FOR_SQUARES = 6000  # rows; of 1,000 and fewer, squares told unchanged images apart in 60 of 60 draws
-_TILT_DEVIATIONS = 2.0  # of the tilt from the best one
+_PARTS = (None, 0.02)  # of the prior: shares that are tried; first the one at which the margins are nearest
 _SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
 
 
@@ -62,6 +63,9 @@ class PileSample:
         The labelled positives first.
     margins : ndarray of float32, (m,)
     n_labelled : int
+    held_out_distance : float
+        Greatest distance of the distribution functions of held-out margins and of those of the final head, of the
+        unlabelled rows; 0 in older models.
     """
 
     directions: np.ndarray
@@ -70,6 +74,7 @@ class PileSample:
     rows: np.ndarray
     margins: np.ndarray
     n_labelled: int
+    held_out_distance: float = 0.0
 
     def check(self, d: int) -> None:
         """Raise `ValueError` unless the arrays are as described for d dimensions; the file may be untrusted."""
@@ -77,7 +82,8 @@ class PileSample:
         shapes = [array.shape for array in arrays] == [(d, q), (q,), (m, q), (m,)]
         kinds = [array.dtype.str for array in arrays] == ["<f2", "<f4", "<f2", "<f4"]
         finite = all(np.isfinite(array).all() for array in arrays) and 0 < self.spread < np.inf
-        if not (shapes and kinds and finite and q and 0 <= self.n_labelled < m <= MOST_ROWS):
+        distance = 0 <= self.held_out_distance <= 1
+        if not (shapes and kinds and finite and distance and q and 0 <= self.n_labelled < m <= MOST_ROWS):
             raise ValueError("the sample of its pile is not as described")
 
     def project(self, X: np.ndarray) -> np.ndarray:
@@ -166,6 +172,14 @@ def margin_distance(pile: PileMargins, tilt: Tilt, margins: np.ndarray) -> tuple
     return best
 
 
+def greatest_distance(first: np.ndarray, second: np.ndarray) -> float:
+    """Greatest distance of the distribution functions of two samples of equal size (n,)."""
+    first, second = np.sort(first), np.sort(second)
+    return float(
+        np.abs(np.searchsorted(second, first, "right") - np.searchsorted(first, first, "right")).max() / len(first)
+    )
+
+
 def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
     """Compare new images with those of the pile.
 
@@ -185,16 +199,21 @@ def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray
     DatasetShift
     """
     found = _compared(sample, pile, tilt, X, margins)
-    if found.differs:
-        for other in pile.plausible_tilts(tilt.prior, _TILT_DEVIATIONS):
-            if not (again := _compared(sample, pile, other, X, margins)).differs:
-                return again
+    if not found.differs:
+        return found
+    for possible, part in product((tilt, *pile.plausible_tilts(tilt.prior)), _PARTS):
+        again = _compared(sample, pile, possible, X, margins, part and part * possible.prior)
+        if not again.differs:
+            return again
     return found
 
 
-def _compared(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
-    """Both tests at one tilt."""
-    distance, error, share = margin_distance(pile, tilt, margins)
+def _compared(
+    sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray, share: float | None = None
+) -> DatasetShift:
+    """Both tests at one tilt; the second one at a share, by default that of the first one."""
+    distance, error, nearest = margin_distance(pile, tilt, margins)
+    share = nearest if share is None else share
     kept = sample.rows.astype(np.float32)
     w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
     rows = np.concatenate([kept, sample.project(X)])
@@ -214,7 +233,7 @@ def _compared(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, 
         beyond=beyond,
         beyond_limit=2 * _TAIL + _TAIL_DEVIATIONS * float(np.sqrt(12 * _TAIL * (1 - _TAIL)) * chance),
         distance=distance,
-        distance_limit=_DISTANCE + _SMIRNOV * error,
+        distance_limit=max(_DISTANCE, sample.held_out_distance) + _SMIRNOV * error,
         most_different=np.argsort(-odds[is_new], kind="stable")[:LARGEST],
     )
 

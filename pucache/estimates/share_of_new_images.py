@@ -9,8 +9,9 @@ the likelihood of rho is concave (Saerens, Latinne and Decaestecker 2002)::
 The tilt itself is estimated: its error adds to the variance of the share, by the Hessian of its likelihood, which has
 three parameters, and by the change of the share with them (`estimate_share`).
 
-Margins of the pile are held out, by heads of several folds, and margins of new images are by the final head. Both are
-put on one scale: held-out margins take the quantiles that the unlabelled rows have by the final head.
+Margins of the pile are held out, by heads that were not trained on the row, as the final head was not trained on the
+new images. Margins of the pile's own rows by the final head differ: for figures of the pile, held-out margins take
+the quantiles that these have (`on_one_scale`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from .calibration import Likelihood, Tilt, binned, deviance_within_pile, effective_number, fit_tilt, profile_ends
 from .label_requirements import LabelCount
-from .priors import ERROR_BELOW, MODEL_ERROR, PriorEstimate, deviance_limit, moved
+from .priors import ERROR_BELOW, MODEL_ERROR, PriorEstimate, deviance_limit, moved, profile_interval
 from .thresholds import choose_threshold, near_share
 
 LEAST_IMAGES = 30  # fewer new images say too little about a share
@@ -30,12 +31,13 @@ METHOD = "prior shift"
 _BINS = 300  # of the highest margins of a sample, and as many of the others
 _MOST_ROWS = 1_000_000  # that thresholds are chosen on
 _LOGITS = np.linspace(-11.5, 11.5, 601)  # of the shares at which the likelihood is computed
+_TILTS, _PLAUSIBLE = 5, (0.003, 0.9)  # tilts across an interval of the prior, and the priors tried
 _DIFFERENCE = 1e-2  # of a parameter, for derivatives
 
 
 @dataclass(frozen=True, eq=False)
 class PileMargins:
-    """Held-out margins of a pile on the scale of the final head, merged into bins.
+    """Held-out margins of a pile, merged into bins.
 
     Attributes
     ----------
@@ -51,7 +53,7 @@ class PileMargins:
 
     @classmethod
     def of(cls, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None, prior: float | None) -> PileMargins:
-        """Merge margins (n,) of rows with the labels s (n,), see `on_one_scale`; only ratios of weights (n,) matter."""
+        """Merge held-out margins (n,) of rows with the labels s (n,); only ratios of weights (n,) matter."""
         sides = [binned(margins[s == k], None if weights is None else weights[s == k], _BINS) for k in (1, 0)]
         scale = effective_number(s == 1, weights) / sides[0][1].sum()
         positive, unlabelled = (np.stack([m, w * scale], 1).astype(np.float32) for m, w in sides)
@@ -61,27 +63,15 @@ class PileMargins:
         """The tilt that fits the margins best, as in training."""
         return fit_tilt(*self.rows, prior)
 
-    def tilt_error(self, prior: float) -> tuple[Likelihood, np.ndarray, np.ndarray]:
-        """Likelihood of tilts, the parameters of the tilt that fits best (3,), and their covariance (3, 3).
-
-        The prior has no error where it was not estimated from these margins.
-        """
-        likelihood, hessian = Likelihood(*self.rows), np.empty((3, 3))
-        centre = likelihood.parameters(self.tilt(prior))
-        for number, step in enumerate(_DIFFERENCE * np.eye(3)):
-            hessian[number] = (likelihood(centre + step)[1] - likelihood(centre - step)[1]) / (2 * _DIFFERENCE)
-        free = 2 if self.prior is not None else 3
-        information = float(self.positive[:, 1].sum()) * (hessian + hessian.T)[:free, :free] / 2
-        covariance = np.zeros((3, 3))
-        covariance[:free, :free] = np.linalg.pinv(information, hermitian=True)
-        return likelihood, centre, covariance
-
-    def plausible_tilts(self, prior: float, deviations: float) -> list[Tilt]:
-        """Tilts at so many standard deviations from the best one, to both sides along each axis of its error."""
-        likelihood, centre, covariance = self.tilt_error(prior)
-        variances, axes = np.linalg.eigh(covariance)
-        steps = (axes * deviations * np.sqrt(np.maximum(variances, 0))).T[variances > 0]
-        return [likelihood.tilt(centre + sign * step) for step in steps for sign in (1, -1)]
+    def plausible_tilts(self, prior: float) -> list[Tilt]:
+        """The tilts that fit best at priors across the prior's interval; none where the prior was given."""
+        if self.prior is not None:
+            return []
+        m, s, weights = self.rows
+        interval = profile_interval(m, s, weights=weights)
+        ends = np.clip((interval.low, interval.high, prior), *_PLAUSIBLE)
+        log_odds = np.linspace(logit(ends.min()), logit(ends.max()), _TILTS)
+        return [self.tilt(one) for one in expit(log_odds).tolist()]
 
     @property
     def rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -154,14 +144,19 @@ def estimate_share(
     if len(margins) < LEAST_IMAGES or not labels.has_estimates:
         return None
     bins = binned(margins, None, _BINS)
-    likelihood, centre, covariance = pile.tilt_error(prior)
+    likelihood, at = Likelihood(*pile.rows), []
+    centre = likelihood.parameters(pile.tilt(prior))
     z, profile = _profile(likelihood, centre, bins)
-    at = []
-    for step in _DIFFERENCE * np.eye(3):
+    free = 2 if pile.prior is not None else 3
+    hessian = np.empty((3, 3))
+    for number in range(free):
+        step = _DIFFERENCE * np.eye(3)[number]
+        hessian[number] = (likelihood(centre + step)[1] - likelihood(centre - step)[1]) / (2 * _DIFFERENCE)
         moved_to = [_profile(likelihood, centre + sign * step, bins)[0] for sign in (1, -1)]
         at.append((moved_to[0] - moved_to[1]) / (2 * _DIFFERENCE))
     scale = float(pile.positive[:, 1].sum())
-    variance = max(0.0, float(np.array(at) @ covariance @ np.array(at)))
+    information = scale * (hessian[:free, :free] + hessian[:free, :free].T) / 2
+    variance = max(0.0, float(np.array(at) @ np.linalg.pinv(information, hermitian=True) @ np.array(at)))
     share, shares = float(expit(z)), np.asarray(expit(_LOGITS))
     deviance = deviance_within_pile(share, shares, profile, rows or len(margins))
     distance = np.maximum(np.square(_LOGITS - z), 1e-12)

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import ImageError, SourceError
 from ..storage.file_kinds import IMAGE_ENDINGS
+from ..storage.urls import is_url, without_secrets
 
 EXTENSIONS = frozenset(IMAGE_ENDINGS)
 MAX_BYTES = 1 << 30  # encoded bytes of one image
@@ -49,6 +50,12 @@ class Listing:
     order: np.ndarray | None = None
     groups: np.ndarray | None = None
     reordered: bool = False
+
+
+def source_name(where: str, **options: str | None) -> str:
+    """Name of a source: its location without secrets, and its options as `open_source` takes them."""
+    named = "&".join(f"{option}={value}" for option, value in sorted(options.items()) if value)
+    return (without_secrets(where) if is_url(where) else where) + "#" * bool(named) + named
 
 
 class ListingBuilder:
@@ -114,10 +121,8 @@ def check_size(size: int) -> None:
 def check_shard(shard: tuple[int, int]) -> None:
     """Raise `ValueError` unless ``shard`` is (I, N) with 1 <= I <= N."""
     number, count = shard
-    if count < 1:
-        raise ValueError(f"shard {number}/{count} is none; expected I/N with 1 <= I <= N, such as 1/4")
     if not 1 <= number <= count:
-        raise ValueError(f"shard {number}/{count} is not one of 1/{count} to {count}/{count}")
+        raise ValueError(f"there is no shard {number}/{count}; expected I/N with 1 <= I <= N, such as 1/4")
 
 
 def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:

@@ -14,7 +14,7 @@ from ..storage.table_columns import KEY_COLUMNS, MANIFEST_COLUMNS
 from ..storage.tables import TABLES, read_rows
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
-from .listing import Listing, ListingBuilder
+from .listing import Listing, ListingBuilder, source_name
 from .remote import read_image, size_mtime
 
 MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
@@ -31,8 +31,7 @@ class ManifestSource:
     """
 
     def __init__(self, manifest: str, *, key: str | None = None, encoding: str | None = None):
-        options = "&".join(f"{name}={value}" for name, value in (("encoding", encoding), ("key", key)) if value)
-        self.name = (without_secrets(manifest) if is_url(manifest) else manifest) + "#" * bool(options) + options
+        self.name = source_name(manifest, key=key, encoding=encoding)
         self._location, self._key, self._encoding = manifest, key, encoding
         self._paths: dict[str, str] | None = None
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import ImageError, SourceError, one_line
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
 from ..storage.urls import is_url
-from .listing import UNKNOWN, ListingBuilder, check_size
+from .listing import UNKNOWN, ListingBuilder, check_size, source_name
 from .remote import size_mtime
 from .shards import ShardSource
 
@@ -63,11 +63,9 @@ class ParquetSource(ShardSource):
 
     kind, sequential, is_table = "Parquet", True, True
 
-    def __init__(self, where: str):
-        where, options = split_options(where)
+    def __init__(self, where: str, *, key: str | None = None, image: str | None = None):
         super().__init__(where)
-        self._key, self._image = options.get("key"), options.get("image")
-        self.name += "#" * bool(options) + "&".join(f"{name}={column}" for name, column in sorted(options.items()))
+        self.name, self._key, self._image = source_name(where, key=key, image=image), key, image
         self._files: list[_File] = []
         self._reset()
 
@@ -86,7 +84,6 @@ class ParquetSource(ShardSource):
     # --- listing ----------------------------------------------------------------------------------
 
     def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        assert self._members is not None
         info = object_info(fs, shard) or {}
         with _opened(fs, shard) as file:
             column = _image_column(file.schema_arrow, self._image)
@@ -143,7 +140,6 @@ class ParquetSource(ShardSource):
         Raises `SourceError` where a file has no such column.
         """
         self.index()
-        assert self._members is not None
         fs, _ = open_filesystem(self._where)
         texts: dict[int, list[str | None]] = {}
         for key, member in self._members.items():

@@ -18,7 +18,7 @@ from ..storage.outputs import check_output
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
 from . import braces
-from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file
+from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file, source_name
 from .remote import glob_base, glob_files, is_glob
 
 MAX_BESIDE = 1 << 20  # bytes of a member that holds the label of an image
@@ -43,10 +43,10 @@ class ShardSource:
     kind, sequential, is_table = "", False, False
 
     def __init__(self, where: str, encoding: str = ""):
-        self.name = (without_secrets(where) if is_url(where) else where) + (f"#encoding={encoding}" if encoding else "")
+        self.name, self._where = source_name(where, encoding=encoding), where
         self.encoding = encoding  # of names that do not tell theirs
-        self._where = where
-        self._members: dict[str, Any] | None = None  # key to what `_read` needs, in the order of the shards
+        self._members: dict[str, Any] = {}  # key to what `_read` needs, in the order of the shards
+        self._is_listed = False
 
     def scan(self) -> Listing:
         """Index every shard; a shard that is damaged or may not be read becomes a failure.
@@ -54,7 +54,7 @@ class ShardSource:
         Raises `SourceError` where no shard exists, the only shard cannot be read, or a store does not answer.
         """
         builder = ListingBuilder()
-        self._members = {}
+        self._members, self._is_listed = {}, True
         for shard, key_prefix in self._shards(builder):
             self._index(shard, key_prefix, builder)
         listing = builder.build()
@@ -68,7 +68,7 @@ class ShardSource:
 
     def index(self) -> None:
         """List the shards unless that has been done; afterwards several threads may read at once."""
-        if self._members is None:
+        if not self._is_listed:
             self.scan()
 
     def _shards(self, builder: ListingBuilder) -> list[tuple[str, str]]:
@@ -130,14 +130,12 @@ class ShardSource:
         if is_hidden(name) or not builder.accepts(key):
             return ""
         builder.remove(key)
-        assert self._members is not None
         self._members.pop(key, None)
         return key
 
     def files(self) -> list[str]:
         """Paths of the shards that hold images, which are listed first."""
         self.index()
-        assert self._members is not None
         return list(dict.fromkeys(member[0] for member in self._members.values()))
 
     def labels(self, column: str) -> Iterator[tuple[str, str]]:
@@ -147,7 +145,6 @@ class ShardSource:
         none has, or one cannot be read.
         """
         self.index()
-        assert self._members is not None
         ending, _, field = column.removeprefix(".").partition(".")
         fs, _ = open_filesystem(self._where)
         texts: dict[str, str] = {}
@@ -177,7 +174,6 @@ class ShardSource:
     def read(self, key: str) -> bytes:
         """Read one image in place; raises `ImageError`."""
         self.index()
-        assert self._members is not None
         member = self._members[key]
         try:
             return self._read(member)

@@ -100,7 +100,7 @@ def _of_kind(path: str, location: str, options: dict[str, str]) -> Source:
         return LocalFolder(location)
     if path.lower().endswith(PARQUET):
         _check_options(options, ("key", "image"), name)
-        return ParquetSource(location + "#" * bool(options) + "&".join(f"{key}={options[key]}" for key in options))
+        return ParquetSource(location, **options)
     if ending in MANIFESTS:
         _check_options(options, ("key", "encoding"), name)
         return ManifestSource(location, **options)

@@ -12,6 +12,7 @@ import threading
 import zlib
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from ..errors import ImageError, one_line
@@ -33,31 +34,30 @@ class TarSource(ShardSource):
 
     kind = "tar"
 
-    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        with open_object(fs, shard) as stream:
-            self._add_from(stream, shard, key_prefix, builder)
+    def _opened(self, fs: Any, shard: str) -> Any:
+        """The plain tar, as a stream to use in a `with` block."""
+        return open_object(fs, shard)
 
-    def _add_from(self, stream: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        assert self._members is not None
-        with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
-            for member in tar:
-                if member.isdir() or not (key := self._accepts(builder, key_prefix, member.name)):
-                    continue
-                if member.isreg() and member.sparse is None:
-                    builder.add(key, member.size, int(member.mtime * 1e9))
-                    self._members[key] = Member(shard, member.offset_data, member.size)
-                else:
-                    builder.add_failure(key, "a link or special file inside a tar; only plain members are read")
-        stream.seek(tar.offset)
-        if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
-            raise tarfile.ReadError(f"bad header at byte {tar.offset}")
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        with self._opened(fs, shard) as stream:
+            with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
+                for member in tar:
+                    if member.isdir() or not (key := self._accepts(builder, key_prefix, member.name)):
+                        continue
+                    if member.isreg() and member.sparse is None:
+                        builder.add(key, member.size, int(member.mtime * 1e9))
+                        self._members[key] = Member(shard, member.offset_data, member.size)
+                    else:
+                        builder.add_failure(key, "a link or special file inside a tar; only plain members are read")
+            stream.seek(tar.offset)
+            if stream.read(tarfile.BLOCKSIZE).strip(b"\0"):  # tarfile takes a damaged header for the end
+                raise tarfile.ReadError(f"bad header at byte {tar.offset}")
 
     def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
-        with open_object(fs, shard) as stream:
-            yield from self._ending_in(stream, ending)
-
-    def _ending_in(self, stream: Any, ending: str) -> Iterator[tuple[str, bytes]]:
-        with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
+        with (
+            self._opened(fs, shard) as stream,
+            tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar,
+        ):
             for member in tar:
                 if member.name.endswith(ending) and member.isreg() and member.size <= MAX_BESIDE:
                     file = tar.extractfile(member)  # in memory
@@ -94,25 +94,19 @@ class CompressedTarSource(TarSource):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _lock=threading.Lock(), _unpacked=OrderedDict())
 
-    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        content, problem = self._content(shard)
-        content.seek(0)
-        self._add_from(content, shard, key_prefix, builder)
-        if problem:
-            raise tarfile.ReadError(problem)
-
-    def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
+    def _opened(self, fs: Any, shard: str) -> Any:
         content, _ = self._content(shard)
         content.seek(0)
-        yield from self._ending_in(content, ending)
+        return nullcontext(content)
 
-    def _read(self, member: Member) -> bytes:
-        check_size(member.size)
-        content, _ = self._content(member.shard)
-        data = bytes(content[member.offset : member.offset + member.size])
-        if len(data) != member.size:
-            raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
-        return data
+    def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
+        super()._add_members(fs, shard, key_prefix, builder)
+        if problem := self._content(shard)[1]:
+            raise tarfile.ReadError(problem)
+
+    def _bytes(self, shard: str, start: int, size: int) -> bytes:
+        check_size(size)
+        return bytes(self._content(shard)[0][start : start + size])
 
     def _content(self, shard: str) -> tuple[Any, str]:
         """What a shard unpacks to, mapped into memory, and why its end is missing, or ""."""

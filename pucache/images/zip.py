@@ -45,7 +45,6 @@ class ZipSource(ShardSource):
     kind = "ZIP"
 
     def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        assert self._members is not None
         with open_object(fs, shard) as stream, open_archive(stream) as archive:
             archive.NameToInfo.clear()
             encoding, backslashes = self._encoding_of(archive, shard), has_backslashes(archive.filelist)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
 
-def assign_folds(s: np.ndarray, count: int, seed: int = 0, group: np.ndarray | None = None) -> np.ndarray:
+def assign_folds(
+    s: np.ndarray, count: int, seed: int | Sequence[int] = 0, group: np.ndarray | None = None
+) -> np.ndarray:
     """Assign rows to at most `count` folds at random, P and U each evenly, and every group to one fold.
 
     Groups of several rows are assigned one by one, the largest first, to the fold with the fewest P (groups of U only:
@@ -20,7 +23,7 @@ def assign_folds(s: np.ndarray, count: int, seed: int = 0, group: np.ndarray | N
     s : ndarray of 0 and 1, (n,)
     count : int
         Greatest number of folds.
-    seed : int
+    seed : int, or several
         Of the order of rows and of groups of equal composition.
     group : ndarray of int, (n,), optional
         Rows with equal numbers are kept in one fold, as by `pucache.labels.near_duplicates.groups`.

@@ -20,7 +20,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
 from ..neighbours.whitening import centred_units
-from ..storage.rows import RowMatrix, evenly_spaced, release_pages, row_slices, take_rows
+from ..storage.rows import RowMatrix, as_wide, evenly_spaced, release_pages, row_slices, take_rows
 from ..threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _unit(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Rows scaled to unit norm, float32 (b, d), and their norms (b,); rows of zeros stay."""
-    wide: np.ndarray = block.astype("f4" if block.dtype == np.float16 else "f8")  # squares must not overflow
+    wide = as_wide(block)
     norm = unit_rows(wide)
     return wide.astype(np.float32, copy=False), norm
 

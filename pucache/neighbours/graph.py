@@ -4,7 +4,7 @@ r"""The graph of nearest neighbours of a pile of embeddings, and weighted means 
 
 over the k rows of greatest whitened cosine c_ij (`pucache.neighbours.whitening`), the row itself left out. Rows
 that equal another one are its neighbours. A row that equals the mean of the pile has no direction: it has no
-neighbours, and is nobody's.
+neighbours, and is none of any other row.
 
 Every row is compared with every other one where that takes seconds. Larger piles are searched by an inverted file:
 rows are divided into cells around centroids, and each is compared with the rows of the cells nearest to it. The graph
@@ -24,7 +24,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.rows import RowMatrix, evenly_spaced
-from .graph_file import NEIGHBOURS, NeighbourGraph, checksums_of, graph_path, kept_graph, write_graph
+from .graph_file import NEIGHBOURS, NeighbourGraph, graph_path, kept_graph, write_graph
 from .row_source import row_source, subset
 from .search import (
     FAISS_CPU,
@@ -122,7 +122,7 @@ def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progr
     if graph is None:
         graph = neighbour_graph(cache, device=device, progress=progress)
         try:
-            write_graph(graph_path(cache), graph, checksums_of(cache))
+            write_graph(graph_path(cache), graph, cache.checksums)
         except PUCacheError as error:
             _log.warning("the graph of neighbours is not kept, and made anew each time: %s", str(error).split(";")[0])
     return graph

@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 NEIGHBOURS = 30
 TEMPERATURE = 0.1
-KIND = tensor_file.Kind(
+FILE_FORMAT = tensor_file.FileFormat(
     format="pucache-neighbours",
     version=1,
     noun="graph of neighbours",
@@ -135,11 +135,6 @@ def graph_path(cache: EmbeddingCache) -> Path:
     return sidecar_path(cache, SUFFIX)
 
 
-def checksums_of(cache: EmbeddingCache) -> list[str]:
-    """Checksums of the files of a cache, in their order."""
-    return [file.checksum for file in cache.files]
-
-
 def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -> None:
     """Write a graph atomically."""
     assert graph.whitening is not None  # of a graph that was searched
@@ -150,12 +145,12 @@ def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -
         "d": len(graph.whitening.mean),
         "whitening": graph.whitening.to_text(),
     }
-    tensor_file.write(path, KIND, {"rows": graph.rows, "cosines": graph.cosines}, state)
+    tensor_file.write(path, FILE_FORMAT, {"rows": graph.rows, "cosines": graph.cosines}, state)
 
 
 def read_graph(path: str | Path) -> tuple[NeighbourGraph, list[str]]:
     """Read a graph and the checksums of its cache's files; `CacheError` if missing, damaged or of another version."""
-    tensors, state = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
+    tensors, state = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     try:
         graph = NeighbourGraph(
             rows=tensors["rows"],
@@ -166,9 +161,9 @@ def read_graph(path: str | Path) -> tuple[NeighbourGraph, list[str]]:
         )
         checksums = [str(checksum) for checksum in state["checksums"]]
     except (KeyError, TypeError, ValueError) as error:
-        raise CacheError(f"{path} is a graph of another version of pucache; {KIND.remedy}") from error
+        raise CacheError(f"{path} is a graph of another version of pucache; {FILE_FORMAT.remedy}") from error
     if not _is_graph(tensors):
-        raise CacheError(f"{path} holds no graph of neighbours; {KIND.remedy}")
+        raise CacheError(f"{path} holds no graph of neighbours; {FILE_FORMAT.remedy}")
     return graph, checksums
 
 
@@ -180,7 +175,7 @@ def kept_graph(cache: EmbeddingCache) -> NeighbourGraph | None:
     except CacheError as error:
         _log.debug("%s; making it anew", error)
         return None
-    if checksums != checksums_of(cache) or graph.rows.shape != (len(cache), NEIGHBOURS):
+    if checksums != cache.checksums or graph.rows.shape != (len(cache), NEIGHBOURS):
         _log.debug("%s is of another state of the cache; making it anew", path)
         return None
     return graph

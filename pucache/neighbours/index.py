@@ -28,7 +28,7 @@ from ..storage.atomic import replacing
 from ..storage.file_kinds import INDEX
 from ..storage.outputs import check_output
 from ..storage.rows import evenly_spaced
-from .graph_file import checksums_of, sidecar_path
+from .graph_file import sidecar_path
 from .search import merged, no_neighbours, row_search, search_index
 from .whitening import Whitening
 
@@ -78,30 +78,21 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
         ) from error
     try:
         stored = read_index(path)
-        if stored.checksums == checksums_of(cache) and stored.factory == factory:
+        if stored.checksums == cache.checksums and stored.factory == factory:
             return stored
         _log.info("%s is of another state of the cache; building it anew", path)
     except FileNotFoundError:
         pass
     except PUCacheError as error:
         _log.info("%s; building it anew", error)
-    kept = _may_keep(path)
     with progress or Silent() as progress:
         progress.start(2 * len(cache), f"building the index {factory}")
         index = _filled(empty, factory, cache, progress)
-    if kept:
-        write_index(index, path)
-    return index
-
-
-def _may_keep(path: Path) -> bool:
-    """Whether an index can be written beside its cache; says why not."""
     try:
-        check_output(path, INDEX)
-        return True
+        write_index(index, path)
     except OutputError as error:
         _log.warning("the index is not kept, and made anew each time: %s", str(error).split(";")[0])
-        return False
+    return index
 
 
 def index_path(cache: EmbeddingCache, factory: str) -> Path:
@@ -144,7 +135,7 @@ def _filled(empty: Any, factory: str, cache: EmbeddingCache, progress: Progress)
     for rows, X in cache.blocks(check=True):
         empty.add(whitening.centred_units(X))
         progress.advance(rows.stop - rows.start)
-    index = Index(empty, factory, checksums_of(cache), whitening)
+    index = Index(empty, factory, cache.checksums, whitening)
     index.recall, index.sample = _recall(index, cache, progress)
     return index
 
@@ -193,7 +184,7 @@ def read_index(path: Path) -> Index:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """Write an index, whole or not at all; raises `OutputError` where the file cannot be written."""
+    """Write an index, whole or not at all; raises `OutputError` where it cannot be, or would replace another file."""
     description = {
         "format": _FORMAT,
         "factory": index.factory,
@@ -203,7 +194,7 @@ def write_index(index: Index, path: Path) -> None:
         "d": len(index.whitening.mean),
         "whitening": index.whitening.to_text(),
     }
-    with replacing(path) as temporary, temporary.open("wb+") as stream:
+    with replacing(check_output(path, INDEX)) as temporary, temporary.open("wb+") as stream:
         stream.write(bytes(_SHA256_BYTES) + json.dumps(description).encode() + b"\n")
         try:
             faiss.write_index(index.index, faiss.PyCallbackIOWriter(stream.write))  # type: ignore[attr-defined]

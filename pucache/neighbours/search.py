@@ -16,13 +16,13 @@ import numpy as np
 
 from ..devices import cores
 from .row_source import RowSource, subset
-from .whitening import Rows, Whitening, put
+from .whitening import ArrayOrTensor, Whitening, put
 
 if TYPE_CHECKING:
     import torch
 
 Lists = tuple[np.ndarray, np.ndarray]  # products float32 (b, k), falling; row numbers int64 (b, k)
-Search = Callable[[Rows, int], Lists]  # of queries (b, d), for k rows at most
+Search = Callable[[ArrayOrTensor, int], Lists]  # of queries (b, d), for k rows at most
 TORCH_GPU, FAISS_CPU, NUMPY_CPU = "torch on the GPU", "faiss on the CPU", "numpy on the CPU"
 _QUERIES = 1024  # that one thread compares at once
 _ROWS = 1 << 16  # that queries are compared with at once
@@ -46,7 +46,7 @@ def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.
     return chosen if chosen.type == "cuda" else None
 
 
-def row_search(rows: Rows, gpu: torch.device | None = None) -> Search:
+def row_search(rows: ArrayOrTensor, gpu: torch.device | None = None) -> Search:
     """Function that finds the k rows of greatest inner product with each query.
 
     It takes queries (b, d) and k, and returns products, float32 (b, min(k, m)), falling, and row numbers, int64.
@@ -96,12 +96,12 @@ class WhitenedRows:
     def __init__(self, source: RowSource, whitening: Whitening, gpu: torch.device | None = None):
         self.source, self.whitening, self.q, self.gpu = source, whitening, len(whitening.variances), gpu
         self._on_device = whitening if gpu is None else whitening.to(gpu)
-        self._kept: list[tuple[np.ndarray, Rows]] | None = None
+        self._kept: list[tuple[np.ndarray, ArrayOrTensor]] | None = None
 
     def __len__(self) -> int:
         return len(self.source)
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray, Rows]]:
+    def __iter__(self) -> Iterator[tuple[np.ndarray, ArrayOrTensor]]:
         """Iterate over the numbers of the rows of a block that have a direction, int64 (m,), and these rows, (m, q)."""
         starts = range(0, len(self), _ROWS)
         blocks = (self.take(np.arange(start, min(start + _ROWS, len(self)))) for start in starts)
@@ -115,10 +115,10 @@ class WhitenedRows:
         """Number of blocks."""
         return -(-len(self) // _ROWS)
 
-    def take(self, rows: np.ndarray) -> tuple[np.ndarray, Rows]:
+    def take(self, rows: np.ndarray) -> tuple[np.ndarray, ArrayOrTensor]:
         """Some rows by their ascending numbers; those that have a direction, as `__iter__` yields them."""
         source, whitening, shape = subset(self.source, rows), self._on_device, (len(rows), self.q)
-        Z: Rows = np.empty(shape, np.float32) if self.gpu is None else _empty_on(self.gpu, shape)
+        Z: ArrayOrTensor = np.empty(shape, np.float32) if self.gpu is None else _empty_on(self.gpu, shape)
         squares = np.empty(len(rows))
         for part, X in source.blocks():
             Z[part] = whitening.whiten(whitening.centred_units(put(X, self.gpu)))

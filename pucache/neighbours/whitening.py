@@ -8,7 +8,6 @@ Both are estimated from the rows alone, without labels (docs/results/retrieval.m
 from __future__ import annotations
 
 import base64
-import sys
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,14 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..heads.linear_algebra import truncated_svd, unit_rows
+from ..storage.rows import as_wide
 from ..threads import one_blas_thread
 from .row_source import RowSource, row_source
 
 if TYPE_CHECKING:
     import torch
 
-Rows = Any  # ndarray, or Tensor on a GPU: the same code serves both
+ArrayOrTensor = Any  # ndarray, or Tensor on a GPU: the same code serves both
 DIRECTIONS = 256  # leading directions whose variances are estimated one by one
 SAMPLE = 16_384  # rows that the covariance is estimated from: every ceil(n / SAMPLE)-th
 _TORCH_PAYS = 1 << 28  # float16 values of a cache whose conversion by numpy takes longer than importing torch
@@ -92,7 +92,7 @@ class Whitening:
         """This whitening with its arrays as tensors on a device, for `centred_units` and `whiten` of tensors there."""
         return replace(self, **{name: put(getattr(self, name), device) for name in ("mean", "directions", "variances")})
 
-    def centred_units(self, X: Rows) -> Rows:
+    def centred_units(self, X: ArrayOrTensor) -> ArrayOrTensor:
         """Centred rows at unit norm, float32 (b, d); a row that equals the mean becomes zero."""
         return centred_units(X, self.mean)
 
@@ -104,7 +104,7 @@ class Whitening:
         return (leading / (self.variances + ridge)) @ self.directions + residual / (self.residual_variance + ridge)
 
     @one_blas_thread
-    def whiten(self, units: Rows) -> Rows:
+    def whiten(self, units: ArrayOrTensor) -> ArrayOrTensor:
         """Coordinates (b, q) of `centred_units` along `directions`, divided by their standard deviations, at unit norm.
 
         The mean variance is added to each variance, which bounds the weight of directions of little variance.
@@ -117,16 +117,16 @@ class Whitening:
         return whitened
 
 
-def centred_units(X: Rows, mean: Rows | None = None) -> Rows:
+def centred_units(X: ArrayOrTensor, mean: ArrayOrTensor | None = None) -> ArrayOrTensor:
     """Rows of X, (b, d), less the mean (d,), at unit norm, as float32; zero where a row equals the mean."""
-    rows = _wide(X)
+    rows: ArrayOrTensor = as_wide(X) if isinstance(X, np.ndarray) else X.float() if X.itemsize == 2 else X.double()
     if mean is not None:
         rows -= mean
     _scale_to_unit(rows)
     return rows.astype(np.float32, copy=False) if isinstance(rows, np.ndarray) else rows.float()
 
 
-def put(values: np.ndarray, gpu: torch.device | None) -> Rows:
+def put(values: np.ndarray, gpu: torch.device | None) -> ArrayOrTensor:
     """A copy of an array as a tensor on a GPU; the array where there is none."""
     if gpu is None:
         return values
@@ -135,21 +135,7 @@ def put(values: np.ndarray, gpu: torch.device | None) -> Rows:
     return torch.tensor(values, device="cpu").to(gpu)
 
 
-def _wide(X: Rows) -> Rows:
-    """A copy in which squares do not overflow: float32 of float16, float64 of other types.
-
-    torch converts twenty times as fast as numpy, with the same result, but takes seconds to import; so it is used where
-    it is loaded already.
-    """
-    if not isinstance(X, np.ndarray):
-        return X.float() if X.itemsize == 2 else X.double()
-    if X.dtype != np.float16:
-        return X.astype(np.float64)
-    torch = sys.modules.get("torch")
-    return X.astype(np.float32) if torch is None else torch.tensor(X, dtype=torch.float32).numpy()
-
-
-def _scale_to_unit(rows: Rows) -> None:
+def _scale_to_unit(rows: ArrayOrTensor) -> None:
     """Scale rows to unit norm, in place; rows of zeros stay."""
     if isinstance(rows, np.ndarray):
         unit_rows(rows)

@@ -180,7 +180,7 @@ def _digests(cache: EmbeddingCache, rows: np.ndarray) -> list[str]:
 
 def _page_id(cache: EmbeddingCache, ranking: Ranking) -> str:
     """Key of the decisions in the browser's storage, equal for equal candidates of equal caches."""
-    parts = [*(file.checksum for file in cache.files), *ranking.keys]
+    parts = [*cache.checksums, *ranking.keys]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
-from ..neighbours.graph_file import checksums_of
 from ..neighbours.index import CANDIDATES, RECALL_AT, Index, open_or_build
 from ..neighbours.search import FAISS_CPU
 from ..progress import Progress
@@ -52,7 +51,7 @@ class IndexedSimilarity:
 
     def _index_of(self, cache: EmbeddingCache, progress: Progress | None) -> Index:
         """The index of a cache; that of the last call where the cache is the same."""
-        checksums = tuple(checksums_of(cache))
+        checksums = tuple(cache.checksums)
         if checksums not in self._opened:
             self._opened.clear()
             self._opened[checksums] = open_or_build(cache, self.factory, progress=progress)

@@ -12,7 +12,7 @@ below, in the order of their margins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
-from ..progress import Progress, Silent
+from ..progress import Progress
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
 from ..training.model_file import label_count
 from .ranking import Scores
@@ -40,23 +40,13 @@ class Margins:
 
     model: PULinearClassifier
     note: str = ""
-
-    @property
-    def name(self) -> str:
-        """Description for messages and pages."""
-        return "classifier"
+    name: ClassVar = "classifier"
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels | None, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block; labels do not matter."""
-        margins = np.empty(len(cache), np.float32)
-        progress = progress or Silent()
-        progress.start(len(cache), "scoring")
-        for rows, block in self.model.margins_of(cache):
-            margins[rows] = block
-            progress.advance(len(block))
-        return self.scores(margins)
+        return self.scores(self.model.all_margins(cache, progress))
 
     def scores(self, margins: np.ndarray) -> Scores:
         """Scores by the margins of all rows of a cache."""
@@ -71,11 +61,7 @@ class Fused:
 
     model: PULinearClassifier
     device: str = "auto"
-
-    @property
-    def name(self) -> str:
-        """Description for messages and pages."""
-        return "classifier and neighbours, fused"
+    name: ClassVar = "classifier and neighbours, fused"
 
     @property
     def weight(self) -> float:

@@ -45,7 +45,7 @@ class Scorer(Protocol):
 
     @property
     def name(self) -> str:
-        """Description for messages and pages, such as "similarity (centroid)"."""
+        """Description for messages and pages, such as "similarity (whitened)"."""
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None

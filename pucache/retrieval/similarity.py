@@ -1,13 +1,11 @@
 r"""Similarity of rows to the labelled positives.
 
     whitened   z @ (C + t I)^-1 @ mean_P z,   t = trace(C) / (number of positives)
-    centroid   z @ mean_P z:  mean cosine to all positives
     topk       mean cosine to the `TOP` nearest positives
-    max        cosine to the nearest positive
 
 z is a centred unit row (`pucache.neighbours.whitening`), C the covariance of all rows. The first is the direction
 of Fisher's discriminant with all rows as the negatives. Its ridge t is the uncertainty of a mean of few positives:
-with many positives it becomes the discriminant, with few the centroid.
+with many positives it becomes the discriminant, with few their mean. The second is for positives of several kinds.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
-from ..neighbours.whitening import Rows, Whitening, centred_units, put
+from ..neighbours.whitening import ArrayOrTensor, Whitening, centred_units, put
 from ..progress import Progress, Silent
 from .ranking import Scores
 
@@ -39,7 +37,7 @@ class QueryComparison:
         self._search = row_search(self._queries, gpu) if neighbours else None
         self.search_by = TORCH_GPU if gpu else FAISS_CPU if neighbours else NUMPY_CPU
 
-    def scores(self, units: Rows) -> np.ndarray:
+    def scores(self, units: ArrayOrTensor) -> np.ndarray:
         """Scores of centred unit rows, float32 (b,)."""
         if self._search is not None:
             return np.asarray(self._search(units, self._neighbours)[0].mean(1))
@@ -49,7 +47,7 @@ class QueryComparison:
         return np.asarray(units.mul_(self._queries[0]).sum(1).cpu().numpy())
 
 
-SIMILARITIES = ("whitened", "centroid", "topk", "max")
+SIMILARITIES = ("whitened", "topk")
 TOP = 50
 
 
@@ -62,7 +60,7 @@ class Similarity:
 
     def __post_init__(self) -> None:
         if self.kind not in SIMILARITIES:
-            raise ValueError(f"unknown similarity {self.kind!r}; use {', '.join(SIMILARITIES)}")
+            raise ValueError(f"unknown similarity {self.kind!r}; use whitened (for centroid) or topk (for max)")
 
     @property
     def name(self) -> str:
@@ -100,14 +98,14 @@ class Similarity:
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
         positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
-        if self.kind in ("topk", "max"):
+        if self.kind == "topk":
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)
-        if self.kind == "whitened" and whitening.total_variance > 0:
+        if whitening.total_variance > 0:
             mean = whitening.solve(mean, whitening.total_variance / len(positives))
         return mean[None].astype(np.float32)
 
     @property
     def neighbours(self) -> int:
         """Positives that a row is compared with: the nearest so many; 0 for their direction."""
-        return {"topk": TOP, "max": 1}.get(self.kind, 0)
+        return TOP if self.kind == "topk" else 0

@@ -299,7 +299,7 @@ def printed_url(host: str, port: int, token: str) -> str:
 
 def identifier(session: Session, token: str, concept: str = "") -> str:
     """Identifier of a session and of its cache, 16 hexadecimal digits; it survives a restart of the server."""
-    parts = [token, *([concept] if concept else []), *(file.checksum for file in session.cache.files)]
+    parts = [token, *([concept] if concept else []), *session.cache.checksums]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 

@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LabelError, StaleDecisionError, one_line
+from ..errors import LabelError, one_line
 from .audit import MORE, Audit, audit, lower_percent
 from .export import import_reviewed
 from .log import LABELS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
-from .session_state import RATE_OF, Proposal, SessionProgress
+from .session_state import RATE_OF, Proposal, SessionProgress, StaleDecisionError
 from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import SessionError, StaleDecisionError, one_line
+from ..errors import SessionError, one_line
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
@@ -31,7 +31,7 @@ from .session_start import (
     rows_of,
     session_folder,
 )
-from .session_state import Proposal, SessionState
+from .session_state import Proposal, SessionState, StaleDecisionError
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _REQUEST_LENGTH = 200

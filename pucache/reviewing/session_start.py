@@ -265,13 +265,13 @@ def _facts(cache: EmbeddingCache, urn_of: np.ndarray, twins: Twins) -> EpochFact
 
 def _checksums(cache: EmbeddingCache) -> tuple[str, ...]:
     """Checksums of the files of a cache, in an order that does not depend on how they were named."""
-    return tuple(sorted(file.checksum for file in cache.files))
+    return tuple(sorted(cache.checksums))
 
 
 def _pile_checksum(cache: EmbeddingCache, urn_of: np.ndarray) -> str:
     """Checksum of which images are in the pile, file by file in the order of `_checksums`."""
     parts = np.split(urn_of >= 0, np.cumsum([len(file) for file in cache.files])[:-1])
-    ordered = sorted(zip((file.checksum for file in cache.files), parts, strict=True), key=lambda pair: pair[0])
+    ordered = sorted(zip(cache.checksums, parts, strict=True), key=lambda pair: pair[0])
     return hashlib.sha256(b"".join(np.packbits(part).tobytes() for _, part in ordered)).hexdigest()[:32]
 
 

@@ -102,5 +102,4 @@ def _write_table(job: tuple[PULinearClassifier, dict[str, str]], shard: Shard) -
 
 def _margins(model: PULinearClassifier, shard: Shard) -> np.ndarray:
     """Margins of a shard, float32 (n,)."""
-    cache = shard.open()
-    return np.concatenate([np.empty(0, np.float32), *(margins for _, margins in model.margins_of(cache))])
+    return model.all_margins(shard.open())

@@ -22,7 +22,6 @@ import numpy as np
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
-from ..neighbours.graph_file import checksums_of
 from ..progress import Progress, Silent
 from ..storage.prefetch import prefetch
 from ..training.model_file import label_count
@@ -118,7 +117,7 @@ class Pile:
         if not len(cache):
             raise ValueError(f"{cache.name} has no rows, so nothing has neighbours in it; leave neighbours out")
         scorer = NeighbourScores(model, chosen_weight(model))
-        return cls(model=model, cache=cache, p=scorer.probabilities(_margins(model, cache)))
+        return cls(model=model, cache=cache, p=scorer.probabilities(model.all_margins(cache)))
 
     def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[ScoredRows]:
         """Score all rows of a cache with neighbours, in blocks."""
@@ -136,14 +135,14 @@ class Pile:
         equals a row of the pile has it as a neighbour.
         """
         scorer = NeighbourScores(self.model, chosen_weight(self.model))
-        margins = _margins(self.model, cache)
+        margins = self.model.all_margins(cache)
         with progress or Silent() as shown_progress:
             for rows, shares in self._shares_of(cache, shown_progress):
                 yield rows, scorer.scores(margins[rows], shares)
 
     def _shares_of(self, cache: EmbeddingCache, progress: Progress) -> Iterator[tuple[slice, np.ndarray]]:
         """Weighted mean of the pile's probabilities over the neighbours of each row of a cache, in blocks."""
-        if checksums_of(cache) == checksums_of(self.cache):
+        if cache.checksums == self.cache.checksums:
             yield slice(0, len(cache)), cached_graph(self.cache, progress=progress).weighted_means(self.p)
             return
         search = NeighbourSearch(self.cache)
@@ -154,11 +153,3 @@ class Pile:
             graph = search.nearest(cache.take(rows))
             yield slice(start, start + len(rows)), graph.weighted_means(self.p)
             progress.advance(len(rows))
-
-
-def _margins(model: PULinearClassifier, cache: EmbeddingCache) -> np.ndarray:
-    """Margins of all rows of a cache, float32 (n,)."""
-    margins = np.empty(len(cache), np.float32)
-    for rows, block in model.margins_of(cache):
-        margins[rows] = block
-    return margins

@@ -366,7 +366,7 @@ def encoder_of(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
     options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder))
-    opened = open_encoder(options, like=existing or expected)
+    opened = options.load(like=expected) if existing is None else open_encoder(options, like=existing)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:
         raise ModelError(

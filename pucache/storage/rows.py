@@ -7,6 +7,7 @@ read in blocks whose pages are released afterwards, so that memory stays bounded
 from __future__ import annotations
 
 import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -176,6 +177,27 @@ def take_rows(X: RowMatrix, rows: np.ndarray) -> np.ndarray:
             copied[begin:end] = X[rows[begin:end]]
             release_pages(X)
     return copied
+
+
+def as_float32(X: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Copy floats as float32, into `out` where it is given.
+
+    torch converts float16 2.8 to 20 times as fast as numpy, with the same result, but takes seconds to import; so it is
+    used where it is loaded already.
+    """
+    out = np.empty(X.shape, np.float32) if out is None else out
+    torch = sys.modules.get("torch")
+    if torch is None or X.dtype != np.float16:
+        np.copyto(out, X, casting="same_kind")
+    else:
+        to_tensor = torch.from_numpy if X.flags.writeable else torch.tensor  # the latter copies, for read-only maps
+        torch.from_numpy(out).copy_(to_tensor(np.ascontiguousarray(X)))
+    return out
+
+
+def as_wide(X: np.ndarray) -> np.ndarray:
+    """A copy in which squares do not overflow: float32 of float16, float64 of other types."""
+    return as_float32(X) if X.dtype == np.float16 else X.astype(np.float64)
 
 
 def release_pages(X: RowMatrix) -> None:

@@ -23,8 +23,8 @@ _MAX_HEADER_BYTES = 1 << 24  # as Python objects it takes many times as much mem
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A file format and the words with which its errors are worded."""
+class FileFormat:
+    """A file format, and the words of its errors."""
 
     format: str  # in the header, as `version`
     version: int
@@ -35,7 +35,7 @@ class Kind:
 
 
 def write(
-    path: str | Path, kind: Kind, tensors: dict[str, np.ndarray], state: dict[str, Any], *, force: bool = False
+    path: str | Path, form: FileFormat, tensors: dict[str, np.ndarray], state: dict[str, Any], *, force: bool = False
 ) -> None:
     """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars.
 
@@ -43,16 +43,16 @@ def write(
     """
     header = {
         "checksum": _BLANK.decode(),
-        "format": kind.format,
-        "version": str(kind.version),
+        "format": form.format,
+        "version": str(form.version),
         "pucache_version": __version__,
         "state": json.dumps(state, sort_keys=True, default=np.generic.item),
     }
     # a single metadata entry, because safetensors writes several in random order
-    data = safetensors.numpy.save(tensors, {kind.format: json.dumps(header, sort_keys=True)})
+    data = safetensors.numpy.save(tensors, {form.format: json.dumps(header, sort_keys=True)})
     offset = data.index(_BLANK)
     with (
-        replacing(check_output(path, tensor_kind(kind.format), force=force)) as temporary,
+        replacing(check_output(path, tensor_kind(form.format), force=force)) as temporary,
         temporary.open("wb") as stream,
     ):
         stream.write(data[:offset])
@@ -60,32 +60,32 @@ def write(
         stream.write(memoryview(data)[offset + len(_BLANK) :])
 
 
-def read(path: str | Path, kind: Kind, *, max_bytes: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def read(path: str | Path, form: FileFormat, *, max_bytes: int) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Read tensors and state, and verify the checksum.
 
-    Raises `kind.error` where the file is missing, of another format or version, larger than `max_bytes`, or damaged.
+    Raises `form.error` where the file is missing, of another format or version, larger than `max_bytes`, or damaged.
     """
     path = Path(path)
     try:
         if format_of(path) == CACHE_FORMAT:
-            raise kind.error(f"{path} is a cache, not a {kind.noun}; pass {kind.expected}")
-        data = _read_bytes(path, kind, max_bytes)
+            raise form.error(f"{path} is a cache, not a {form.noun}; pass {form.expected}")
+        data = _read_bytes(path, form, max_bytes)
         length = _header_length(data)
-        header = json.loads((json.loads(data[8 : 8 + length]).get("__metadata__") or {}).get(kind.format, "{}"))
-        _check_format(path, kind, header)
+        header = json.loads((json.loads(data[8 : 8 + length]).get("__metadata__") or {}).get(form.format, "{}"))
+        _check_format(path, form, header)
         stated = str(header["checksum"]).encode()
         offset = data.find(stated, 0, 8 + length) if len(stated) == len(_BLANK) else -1
         if offset < 0 or _checksum(data, offset) != stated:
-            raise kind.error(f"{path} is damaged: content and checksum disagree; {kind.remedy}")
+            raise form.error(f"{path} is damaged: content and checksum disagree; {form.remedy}")
         tensors, state = safetensors.numpy.load(data), json.loads(header["state"])
     except FileNotFoundError as error:
-        raise kind.error(f"no such {kind.noun}: {path}") from error
+        raise form.error(f"no such {form.noun}: {path}") from error
     except OSError as error:
-        raise kind.error(f"cannot read {path}: {error.strerror or error}") from error
+        raise form.error(f"cannot read {path}: {error.strerror or error}") from error
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise kind.error(f"{path} cannot be read as safetensors ({str(error)[:120]}); {kind.remedy}") from error
+        raise form.error(f"{path} cannot be read as safetensors ({str(error)[:120]}); {form.remedy}") from error
     if not isinstance(state, dict):
-        raise kind.error(f"{path} holds no state of pucache {__version__}; {kind.remedy}")
+        raise form.error(f"{path} holds no state of pucache {__version__}; {form.remedy}")
     return tensors, state
 
 
@@ -97,10 +97,10 @@ def _checksum(data: bytes, offset: int) -> bytes:
     return state.hexdigest().encode()
 
 
-def _read_bytes(path: Path, kind: Kind, max_bytes: int) -> bytes:
+def _read_bytes(path: Path, form: FileFormat, max_bytes: int) -> bytes:
     size = path.stat().st_size
     if size > max_bytes:
-        raise kind.error(f"{path} is larger than any {kind.noun} ({max_bytes:,} bytes); pass {kind.expected}")
+        raise form.error(f"{path} is larger than any {form.noun} ({max_bytes:,} bytes); pass {form.expected}")
     with open_regular(path) as stream:
         return stream.read(size)  # Python allocates as many bytes as are requested, so not `max_bytes`
 
@@ -112,11 +112,11 @@ def _header_length(data: bytes) -> int:
     return length
 
 
-def _check_format(path: Path, kind: Kind, header: dict[str, str]) -> None:
-    if header.get("format") != kind.format:
-        raise kind.error(f"{path} is a safetensors file but not a pucache {kind.noun}; pass {kind.expected}")
-    if header.get("version") != str(kind.version):
-        raise kind.error(
-            f"{path} is a {kind.noun} of format version {header.get('version')}; this pucache {__version__} reads "
-            f"version {kind.version}: upgrade pucache, or {kind.remedy}"
+def _check_format(path: Path, form: FileFormat, header: dict[str, str]) -> None:
+    if header.get("format") != form.format:
+        raise form.error(f"{path} is a safetensors file but not a pucache {form.noun}; pass {form.expected}")
+    if header.get("version") != str(form.version):
+        raise form.error(
+            f"{path} is a {form.noun} of format version {header.get('version')}; this pucache {__version__} reads "
+            f"version {form.version}: upgrade pucache, or {form.remedy}"
         )

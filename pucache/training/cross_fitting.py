@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
+from ..estimates.calibration import fit_tilt
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
@@ -33,7 +34,7 @@ from .penalty import PENALTIES, log_posteriors
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
 HALVES_TOLERANCE = 5e-3  # of the heads of halves of the labels, which are only compared
 _TOGETHER = 3  # penalties that are tried at once
-_DEALS, _FEW_ROWS = 5, 4096  # divisions into folds by which the penalty is chosen, where rows are at most so many
+_ROWS_OF_DEALS, _LEAST_DEALS, _MOST_DEALS = 1 << 14, 3, 15  # rows times divisions into folds
 SAMPLE_BYTES = 1 << 25
 
 
@@ -55,6 +56,7 @@ class CrossFit:
     heads: FittedHeads
     fold: np.ndarray  # (n,): number of the head that did not see the row
     margins: np.ndarray  # float32, (n,): of the row by that head
+    deal: int = 0  # number of the division into folds
 
 
 @dataclass(frozen=True)
@@ -63,19 +65,14 @@ class CrossFitter:
 
     design: DesignMatrix  # with `labels.training_s`
     labels: TrainingLabels
-    deals: np.ndarray  # (n, S): divisions into folds; all of them choose the penalty, the first one holds out
+    deals: np.ndarray  # (n, S): divisions into folds; all of them choose the penalty, the median one holds out
     prior: float = 0.5  # among the rows that training calls unlabelled
     settings: HeadSettings = field(default_factory=HeadSettings)
-
-    @property
-    def fold(self) -> np.ndarray:
-        """Fold of each row, (n,), in the first deal."""
-        return self.deals[:, 0]
 
     @cached_property
     def folds(self) -> int:
         """Number of folds."""
-        return int(self.fold.max()) + 1
+        return int(self.deals.max()) + 1
 
     @cached_property
     def _sample(self) -> CrossFitter:
@@ -98,12 +95,12 @@ class CrossFitter:
         `halves` (n, H) are rows of further heads (`pucache.training.neighbour_evidence`). The result is the cross-fit,
         one head of all rows, and the H heads.
         """
-        penalty, start = penalties[0], None
+        penalty, start, deal = penalties[0], None, 0
         if len(penalties) > 1:
             best = self.choose(penalties)
-            penalty, start = best.penalty, best.heads.joined(best.heads.mean())
-        base = self.labels.row_weights[:, None]
-        columns = [weights_without_folds(self.labels, self.fold[:, None]), base]
+            penalty, start, deal = best.penalty, best.heads.joined(best.heads.mean()), best.deal
+        base, fold = self.labels.row_weights[:, None], self.deals[:, deal]
+        columns = [weights_without_folds(self.labels, fold[:, None]), base]
         tolerance = np.full(self.folds + 1, TOLERANCE)
         if halves is not None:
             columns.append(base * halves)
@@ -123,13 +120,16 @@ class CrossFitter:
         cross_fit = CrossFit(
             penalty,
             heads.take(of_folds),
-            self.fold,
-            self.design.margins(heads.take(of_folds), self.fold[:, None])[:, 0],
+            fold,
+            self.design.margins(heads.take(of_folds), fold[:, None])[:, 0],
+            deal,
         )
         return cross_fit, heads.take(of_all), None if halves is None else heads.take(of_halves)
 
     def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
         """Cross-fit of the most likely penalty, on a sample of the unlabelled rows where they are many.
+
+        Of several deals it is the one of the median prior, so that no figure hangs on an odd one.
 
         The strongest `_TOGETHER` are tried first. While the weakest of those tried is the most likely, as many weaker
         ones follow, whose heads start from those of the weakest: they are near, and take few passes. With a single fold
@@ -147,7 +147,10 @@ class CrossFitter:
             posteriors = np.append(posteriors, log_posteriors(margins, group, fitter.labels))
             candidates += tried
             best = int(np.argmax(posteriors))
-        return candidates[best][0]
+        if len(candidates[best]) == 1:
+            return candidates[best][0]
+        priors = [fit_tilt(deal.margins, fitter.labels.s, fitter.labels.weights).prior for deal in candidates[best]]
+        return candidates[best][int(np.argsort(priors, kind="stable")[len(priors) // 2])]
 
     def fit(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
@@ -167,7 +170,7 @@ class CrossFitter:
         )
         of_deal = np.split(np.arange(len(heads.coef)), len(penalties) * S)
         cross_fits = [
-            CrossFit(penalties[number // S], heads.take(own), self.deals[:, number % S], margins[:, number])
+            CrossFit(penalties[number // S], heads.take(own), self.deals[:, number % S], margins[:, number], number % S)
             for number, own in enumerate(of_deal)
         ]
         return [cross_fits[first : first + S] for first in range(0, len(cross_fits), S)]
@@ -175,8 +178,10 @@ class CrossFitter:
 
 def deal_folds(s: np.ndarray, count: int, seed: int, groups: np.ndarray | None) -> np.ndarray:
     """Divisions into at most `count` folds (n, S): one, and where rows are few further ones for the penalty."""
-    deals = _DEALS if len(s) <= _FEW_ROWS else 1
-    return np.stack([assign_folds(s, count, seed + deal, groups) for deal in range(deals)], axis=1)
+    deals = min(_MOST_DEALS, _ROWS_OF_DEALS // len(s))
+    further = range(1, deals if deals >= _LEAST_DEALS else 1)
+    seeds: list[int | list[int]] = [seed, *([seed, deal] for deal in further)]
+    return np.stack([assign_folds(s, count, one, groups) for one in seeds], axis=1)
 
 
 def _repeated(deals: list[CrossFit], times: int) -> FittedHeads:

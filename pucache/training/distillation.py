@@ -106,6 +106,14 @@ class Distillation:
     evidence: NeighbourEvidence  # what neighbours are worth
     # float32, (m,): held-out, with neighbours at the weight of the evidence; the classifier's margins where it is 0
     scores: np.ndarray
+    labels: ChainLabels
+    classifier_margins: np.ndarray  # float32, (m, C): of the classifier that each chain starts from
+
+    def classifier_scores(self, tilt: Tilt) -> np.ndarray:
+        """Held-out scores with neighbours (m,) of the classifier itself, whose margins become ratios by its tilt."""
+        log_ratios = tilt.log_ratio(self.classifier_margins).astype(np.float32)
+        shares = np.full(log_ratios.shape[1], tilt.prior)
+        return _held_out_scores(self.on, self.labels, log_ratios, shares)[WEIGHTS.index(self.evidence.weight)]
 
 
 def penalty_of(rows: int) -> float:
@@ -128,8 +136,8 @@ def distil(
     """
     folds = len(cross_fit.heads.coef)
     labels = ChainLabels.of(on.labels, on.fold, folds)
-    margins = on.design.margins(cross_fit.heads.joined(head))
-    log_ratios = tilt.log_ratio(margins).astype(np.float32)
+    classifier_margins = on.design.margins(cross_fit.heads.joined(head))
+    log_ratios = tilt.log_ratio(classifier_margins).astype(np.float32)
     targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
     of_folds = weights_without_folds(on.labels, on.fold[:, None])
     weights = np.column_stack([of_folds, on.labels.row_weights])
@@ -144,8 +152,10 @@ def distil(
     if on.rows is not None:
         margins = design.margins(heads.take(np.arange(folds)), cross_fit.fold[:, None])[:, 0]
     before, scores = on.take(cross_fit.margins), _held_out_scores(on, labels, log_ratios, shares)
-    gains = held_out_gains(before, scores, on.labels, on.fold)
-    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(on.labels.training_s.sum()))
+    of_head, *gains = held_out_gains(before, [on.take(margins), *scores], on.labels, on.fold)
+    evidence = NeighbourEvidence(
+        agreement=agreement, held_out=tuple(gains), labels=int(on.labels.training_s.sum()), head=of_head
+    )
     return Distillation(
         on=on,
         head=replace(heads.take([folds]), risk=head.risk, clamped=head.clamped),
@@ -153,6 +163,8 @@ def distil(
         share=float(shares[-1]),
         evidence=evidence,
         scores=scores[WEIGHTS.index(evidence.weight)] if evidence.weight else before,
+        labels=labels,
+        classifier_margins=classifier_margins,
     )
 
 

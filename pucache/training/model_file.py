@@ -31,7 +31,7 @@ NO_SAMPLE = (
     "images: train again"
 )
 MAX_BYTES = 1 << 30  # a model is a few numbers a dimension; a larger file is something else
-KIND = tensor_file.Kind(
+FILE_FORMAT = tensor_file.FileFormat(
     format=FORMAT,
     version=VERSION,
     noun="model",
@@ -108,7 +108,7 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
         tensors |= {f"sample_{name}": sample[name] for name in _SAMPLE}
         content["sample"] = {name: value for name, value in sample.items() if name not in _SAMPLE}
         content["pile_prior"] = margins.prior
-    tensor_file.write(path, KIND, tensors, content, force=force)
+    tensor_file.write(path, FILE_FORMAT, tensors, content, force=force)
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:
@@ -117,7 +117,7 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:
     Parameters that are not None, `sgd_settings` as a dict of its fields, and the state. The file may come from an
     untrusted writer; raises `ModelError` where it is missing, no pucache model, of another format version, or damaged.
     """
-    tensors, content = tensor_file.read(path, KIND, max_bytes=MAX_BYTES)
+    tensors, content = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     if set(tensors) not in ({"coef", "numbers"}, {"coef", "numbers", *_PILE}):  # the first in files of before 0.3
         raise ModelError(f"{path} holds other tensors than a model of pucache {__version__}; train the model again")
     try:

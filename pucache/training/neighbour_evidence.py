@@ -12,11 +12,11 @@ that is, of how high positives rank, between the ranking by the classifier and t
 
 the log density ratio plus the log odds of the neighbours' mean probability (`pucache.training.propagation`).
 
-*Agreement.* The labelled positives are split into halves at random, twice, and a head is trained on each
-half. The likely positives of one head are ranked by the other among the likely negatives of the first (all
-unlabelled rows are both, weighted by its probabilities), with and without neighbours. What both heads
-share is what is wanted; what neighbours add to one head and the other does not share is noise. Thousands
-of rows take part, so this works with few labels.
+*Agreement.* The labelled positives are split into halves at random, twice or (of few rows) more often, and a
+head is trained on each half. The likely positives of one head are ranked by the other among the likely
+negatives of the first (all unlabelled rows are both, weighted by its probabilities), with and without
+neighbours. What both heads share is what is wanted; what neighbours add to one head and the other does not
+share is noise. Thousands of rows take part, so this works with few labels.
 
 *Held-out positives.* Each is ranked among the unlabelled rows of its fold, by the chain of its fold, with
 and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
@@ -24,8 +24,11 @@ and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + 
 Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
 few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
 noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
-sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
-(docs/results/few-labels.md).
+sum.
+
+The head is distilled where neighbours are used, unless held-out positives rank clearly lower by the distilled
+head alone than by the classifier: neighbours may help a ranking and still give a worse head. The constants
+were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead (docs/results/few-labels.md).
 """
 
 from __future__ import annotations
@@ -47,7 +50,8 @@ _JUDGED = 1  # number of the weight that decides whether neighbours are used
 _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
 _LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
 LEAST_POSITIVES = 4  # halves of two
-_SPLITS = 2  # random splits into halves
+_SPLITS, _MOST_SPLITS, _ROWS_OF_SPLITS = 2, 15, 16_384  # random splits into halves: more of them where rows are few
+LEAST_HEAD_GAIN = -0.1  # of a distilled head alone
 _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
 
 
@@ -63,11 +67,14 @@ class NeighbourEvidence:
         Of held-out positives.
     labels : int
         Number of labelled positives.
+    head : float
+        The change for held-out positives by the distilled head alone, without neighbours; 0 in older models.
     """
 
     agreement: tuple[float, ...]
     held_out: tuple[float, ...]
     labels: int
+    head: float = 0.0
 
     @property
     def total(self) -> np.ndarray:
@@ -88,13 +95,24 @@ class NeighbourEvidence:
         """Evidence that is asked for."""
         return _LEAST_EVIDENCE * float(np.sqrt(20 / max(self.labels, 1)))
 
+    @property
+    def distils(self) -> bool:
+        """Whether the head learns from neighbours, too."""
+        return self.weight > 0 and self.head >= LEAST_HEAD_GAIN
+
     def sentence(self) -> str:
         """The choice and its reason."""
         fewer, least = 1 - np.exp(-self.total[_JUDGED]), 1 - np.exp(-self.least)
         change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images above a positive"
         change += f"; more than {least:.0%} fewer are asked for"
         if self.weight:
-            return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
+            counts = (
+                f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
+            )
+            worse = (
+                f"; a head that learns from them would rank them lower ({np.exp(-self.head) - 1:.0%} more above one)"
+            )
+            return counts if self.distils else counts + worse
         if self.agreement[_JUDGED] <= 0:
             return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
         return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
@@ -156,13 +174,18 @@ class NeighbourSettings:
         agreement, held_out = (tuple(float(gain) for gain in evidence[name]) for name in ("agreement", "held_out"))
         tilt = Tilt(**{name: float(content["tilt"][name]) for name in ("alpha", "slope", "prior")})
         settings = cls(
-            evidence=NeighbourEvidence(agreement=agreement, held_out=held_out, labels=int(evidence["labels"])),
+            evidence=NeighbourEvidence(
+                agreement=agreement,
+                held_out=held_out,
+                labels=int(evidence["labels"]),
+                head=float(evidence.get("head", 0.0)),
+            ),
             search=str(content["search"]),
             share=float(content["share"]),
             tilt=tilt,
             threshold=float(content["threshold"]),
         )
-        numbers = [*agreement, *held_out, tilt.alpha, tilt.slope, settings.threshold]
+        numbers = [*agreement, *held_out, settings.evidence.head, tilt.alpha, tilt.slope, settings.threshold]
         if not (len(agreement) == len(held_out) == len(WEIGHTS) and np.isfinite(numbers).all()):
             raise ValueError("its evidence on neighbours is not that of a model")
         if settings.evidence.labels < 1:
@@ -188,7 +211,7 @@ def agreement_gains(
     lifts = neighbour_log_odds(graph.weighted_means(p))
     unlabelled = labels.training_s == 0
     log_ratios, lifts, p = log_ratios[unlabelled], lifts[unlabelled], p[unlabelled]
-    pairs = [(head, head ^ 1) for head in range(2 * _SPLITS)]  # heads 0 and 1 are the halves of the first split
+    pairs = [(head, head ^ 1) for head in range(margins.shape[1])]  # heads 0 and 1 are the halves of the first split
     before = [_mean_rank(log_ratios[:, head], p[:, other]) for head, other in pairs]
     gains = []
     for weight in WEIGHTS:
@@ -213,9 +236,10 @@ def halves_of(labels: TrainingLabels, groups: np.ndarray | None, seed: int) -> n
     positives = np.flatnonzero((labels.training_s == 1) & (labels.row_weights > 0))
     group = positives if groups is None else groups[positives]
     numbers, group = np.unique(group, return_inverse=True)
-    halves = np.ones((len(labels.s), 2 * _SPLITS), bool)
+    splits = min(_MOST_SPLITS, max(_SPLITS, _ROWS_OF_SPLITS // len(labels.s)))
+    halves = np.ones((len(labels.s), 2 * splits), bool)
     generator = np.random.default_rng(seed)
-    for split in range(_SPLITS):
+    for split in range(splits):
         first = generator.permutation(len(numbers))[: len(numbers) // 2]
         in_first = np.isin(group, first)
         halves[positives, 2 * split], halves[positives, 2 * split + 1] = in_first, ~in_first

@@ -7,7 +7,6 @@ commands train, score and rank without it.
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from collections.abc import Iterator
 from copy import copy
@@ -22,9 +21,9 @@ from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
 from ..labels.row_values import check_same_rows
-from ..progress import Progress
+from ..progress import Progress, Silent
 from ..seeds import Seed
-from ..storage.rows import RowMatrix, rows_not_finite
+from ..storage.rows import RowMatrix, as_float32, rows_not_finite
 from ..threads import one_blas_thread
 from .model_file import NO_SAMPLE, FittedState, label_count, read_model, write_model
 
@@ -432,6 +431,25 @@ class PULinearClassifier(FittedState):
         for rows, margins in cache_margins(cache, self.coef_, self.intercept_):
             yield rows, margins[:, 0]
 
+    def all_margins(self, cache: EmbeddingCache, progress: Progress | None = None) -> np.ndarray:
+        """Margins of every row of a cache, as `margins_of`.
+
+        Parameters
+        ----------
+        cache : EmbeddingCache
+        progress : Progress, optional
+
+        Returns
+        -------
+        ndarray of float32, (n,)
+        """
+        margins, progress = np.empty(len(cache), np.float32), progress or Silent()
+        progress.start(len(cache), "scoring")
+        for rows, block in self.margins_of(cache):
+            margins[rows] = block
+            progress.advance(len(block))
+        return margins
+
     def posterior(self, margins: np.ndarray) -> np.ndarray:
         """Probability of being positive where the share of positives is `share_`.
 
@@ -576,27 +594,16 @@ def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.
     """
     margins = np.empty((len(X), len(coef)), np.float32)
     step = max(1, _VALUES_AT_ONCE // X.shape[1])
-    if isinstance(X, np.ndarray) and X.dtype not in (np.float16, np.float32):
-        X = X.astype(np.float32)
     buffer = np.empty((step, X.shape[1]), np.float32)
-    copy = _copy_with_torch if "torch" in sys.modules and X.dtype == np.float16 else np.copyto
     for start in range(0, len(X), step):
         block = X[start : start + step]
-        rows, out = buffer[: len(block)], margins[start : start + step]
-        copy(rows, block)
+        rows, out = as_float32(block, buffer[: len(block)]), margins[start : start + step]
         if len(coef) > 1:
             np.matmul(rows, coef.T, out=out)
         else:  # a matrix product may round a row differently depending on the other rows of the block
             np.vecdot(rows[:, None], coef, out=out)
     margins += intercept.astype(np.float32)
     return margins
-
-
-def _copy_with_torch(target: np.ndarray, source: np.ndarray) -> None:
-    import torch
-
-    to_tensor = torch.from_numpy if source.flags.writeable else torch.tensor  # the latter copies, for read-only maps
-    torch.from_numpy(target).copy_(to_tensor(np.ascontiguousarray(source)))
 
 
 def _pu_labels(y: np.ndarray, pos_label: float | str | None) -> tuple[np.ndarray, np.ndarray]:

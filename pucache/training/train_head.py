@@ -10,8 +10,8 @@ import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import AuditedPrior, audited_figures
-from ..estimates.calibration import fit_tilt, stated_tilt
-from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample
+from ..estimates.calibration import Tilt, fit_tilt, stated_tilt
+from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, greatest_distance
 from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
@@ -76,20 +76,21 @@ def train_head(
         deals = deal_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
         fitter = CrossFitter(rows.design, labels, deals, _training_prior(rows, deals, given, settings), settings)
         stages.advance(1)
-        halves = _halves(rows, fitter) if _method(classifier) == "distilled" else None
+        halves = _halves(rows, deals, settings.seed) if _method(classifier) == "distilled" else None
         linear, head, of_halves = fitter.cross_fit(penalties_of(classifier), halves)
         stages.advance(1)
         distillation = None
         if halves is not None and of_halves is not None:
-            distillation = _distil(rows, fitter, linear, head, halves, of_halves, given)
+            distillation = _distil(rows, linear, head, halves, of_halves, given)
         stages.advance(1)
-    helpful = distillation if distillation is not None and distillation.evidence.weight else None
+    helpful = distillation if distillation is not None and distillation.evidence.distils else None
     head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
     prior, prior_estimate = _estimate_prior(labels, margins, count, given, audited)
     tilt = fit_tilt(margins, labels.s, labels.weights, prior)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * (labels.s == 0).sum() >= 1 else None
+    stated_by = tilt if sum_to is None else stated_tilt(margins, labels.s, labels.weights, prior=sum_to)
     n_labelled = int(labels.s.sum())
     n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
     share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
@@ -97,7 +98,8 @@ def train_head(
     threshold = choose_threshold(tilt, unlabelled, rule, share)
     if not count.has_estimates and parse_rule(rule)[0] == "f1":
         threshold = near_share(threshold, unlabelled, prior)
-    on_scale = on_one_scale(margins, rows.design.margins(head)[:, 0], labels.s)
+    final = rows.design.margins(head)[:, 0]
+    on_scale = on_one_scale(margins, final, labels.s)
     stated = stated_estimates(
         on_scale,  # so that as many rows are above the threshold as the head calls positive
         labels.s,
@@ -125,7 +127,7 @@ def train_head(
             share_=share,
             penalty_=linear.penalty,
             seed_=settings.seed,
-            tilt_=tilt if sum_to is None else stated_tilt(margins, labels.s, labels.weights, prior=sum_to),
+            tilt_=stated_by,
             prior_estimate_=prior_estimate,
             estimates_=estimates,
             n_labelled_=n_labelled,
@@ -135,10 +137,12 @@ def train_head(
             unlabelled_sample_=rows.sample,
             classes_=rows.classes,
             encoder_=rows.encoder,
-            neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share, sum_to),
+            neighbours_=None
+            if distillation is None
+            else _neighbour_settings(distillation, stated_by, given, rule, share, sum_to),
             method_="linear" if helpful is None else "distilled",
             pile_margins_=PileMargins.of(margins, labels.s, labels.weights, given),
-            pile_sample_=_pile_sample(rows, margins, settings.seed),
+            pile_sample_=_pile_sample(rows, margins, final, settings.seed),
         )
     )
     classifier.held_out_margins_, classifier.classifier_margins_ = margins, linear.margins
@@ -156,8 +160,11 @@ def _warn_of_chance(stated: dict[str, Any]) -> None:
         )
 
 
-def _pile_sample(rows: TrainingRows, margins: np.ndarray, seed: int) -> PileSample:
-    """Draw labelled and unlabelled rows, with which new images are compared."""
+def _pile_sample(rows: TrainingRows, margins: np.ndarray, final: np.ndarray, seed: int) -> PileSample:
+    """Draw labelled and unlabelled rows, with which new images are compared, and their held-out margins.
+
+    `final` (n,) are the margins of all rows by the head of all rows.
+    """
     labels, generator, drawn = rows.labels, np.random.default_rng(seed), []
     for value, most in ((1, MOST_POSITIVES), (0, MOST_ROWS - min(MOST_POSITIVES, int(labels.s.sum())))):
         weights = (labels.s == value) * (1.0 if labels.weights is None else labels.weights.astype(np.float64))
@@ -174,6 +181,7 @@ def _pile_sample(rows: TrainingRows, margins: np.ndarray, seed: int) -> PileSamp
         rows=np.empty((0, directions.shape[1]), np.float16),
         margins=margins[np.concatenate(drawn)],
         n_labelled=len(drawn[0]),
+        held_out_distance=greatest_distance(margins[labels.s == 0], final[labels.s == 0]),
     )
     X = np.concatenate([take_rows(rows.design.X, numbers) for numbers in drawn])
     return replace(sample, rows=sample.project(X).astype(np.float16))
@@ -231,20 +239,19 @@ def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, 
     return labels.training_prior(prior) if prior else 0.5
 
 
-def _halves(rows: TrainingRows, fitter: CrossFitter) -> np.ndarray | None:
+def _halves(rows: TrainingRows, deals: np.ndarray, seed: int) -> np.ndarray | None:
     """Halves of the labels, by which neighbours are judged; None where they are too few, or no chain sees one."""
     labels, groups = rows.labels, rows.groups
-    weighted = np.ones(len(fitter.fold), bool) if labels.weights is None else labels.weights > 0
+    weighted = np.ones(len(deals), bool) if labels.weights is None else labels.weights > 0
     positives = np.flatnonzero((labels.training_s == 1) & weighted)
     different = len(positives) if groups is None else len(np.unique(groups[positives]))
-    if different < LEAST_POSITIVES or len(np.unique(fitter.fold[(labels.s == 1) & weighted])) < 2:
+    if different < LEAST_POSITIVES or any(len(np.unique(fold)) < 2 for fold in deals[(labels.s == 1) & weighted].T):
         return None
-    return halves_of(labels, groups, fitter.settings.seed)
+    return halves_of(labels, groups, seed)
 
 
 def _distil(
     rows: TrainingRows,
-    fitter: CrossFitter,
     linear: CrossFit,
     head: FittedHeads,
     halves: np.ndarray,
@@ -260,23 +267,30 @@ def _distil(
     tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
         return None
-    on = DistillationRows.of(rows.design, labels, fitter.fold, rows.graph, rows.labelled_by_any)
+    on = DistillationRows.of(rows.design, labels, linear.fold, rows.graph, rows.labelled_by_any)
     margins = on.design.margins(of_halves)
     agreement = agreement_gains(margins, on.take(halves), on.labels, on.graph, prior=tilt.prior)
     return distil(on, rows.design, linear, head, tilt, agreement)
 
 
 def _neighbour_settings(
-    distillation: Distillation, given: float | None, rule: float | str, share: float, sum_to: float | None
+    distillation: Distillation,
+    of_head: Tilt,
+    given: float | None,
+    rule: float | str,
+    share: float,
+    sum_to: float | None,
 ) -> NeighbourSettings:
     """Calibrate the scores with neighbours; None for `sum_to` where no posterior is stated."""
-    on, scores = distillation.on, distillation.scores
+    on, scores, evidence = distillation.on, distillation.scores, distillation.evidence
+    if evidence.weight and not evidence.distils:
+        scores = distillation.classifier_scores(of_head)
     tilt = fit_tilt(scores, on.labels.s, on.labels.weights, given)
     threshold = choose_threshold(tilt, scores[on.labels.s == 0], rule, share)
     if sum_to is not None:
         tilt = stated_tilt(scores, on.labels.s, on.labels.weights, prior=sum_to)
     return NeighbourSettings(
-        evidence=distillation.evidence,
+        evidence=evidence,
         search=on.graph.search,
         share=distillation.share,
         tilt=tilt,

@@ -7,6 +7,7 @@ from helpers.sealing import unseal
 from helpers.slow import slow
 
 from pucache.cache import hdf5
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 
 
@@ -27,7 +28,7 @@ def test_every_flipped_bit_is_seen_by_verify_and_outside_of_columns_on_opening(p
         damaged[position] ^= mask
         path.write_bytes(damaged)
         if any(position in column for column in columns):
-            assert "not as they were written" in refusal(CacheFile(path).verify)
+            assert "not as they were written" in refusal(EmbeddingCache(path).verify)
         else:
             refusal(CacheFile, path)
 

@@ -11,6 +11,7 @@ from fuzz.damage import untouched
 from helpers.cache_files import FAILURES, SPEC, refusal, rows_of, write, write_rows
 from helpers.sealing import edited
 
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.layout import COLUMNS
 from pucache.cache.reader import CacheFile
@@ -145,6 +146,6 @@ def test_verify_checks_the_rows_that_a_right_seal_covers(tmp_path, column, value
     rows = dataclasses.replace(rows_of(KEYS), **{column: values if column == "X" else encode_keys(values)})
     path = write_rows(tmp_path / "cache.h5", rows)
     if expected is None:
-        CacheFile(path).verify()
+        EmbeddingCache(path).verify()
     else:
-        assert re.search(expected, refusal(CacheFile(path).verify))
+        assert re.search(expected, refusal(EmbeddingCache(path).verify))

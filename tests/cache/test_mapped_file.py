@@ -6,7 +6,7 @@ import pytest
 from helpers.cache_files import FAILURES, refusal, write
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.reader import CacheFile, read_blocks
+from pucache.cache.reader import CacheFile
 
 
 @pytest.mark.parametrize("meanwhile", [lambda path: write(path, ["z"]), lambda path: path.unlink()])
@@ -38,8 +38,8 @@ def test_an_error_of_the_disk_is_one_line_and_no_death(path, monkeypatch):
 def test_a_file_replaced_after_it_was_opened_is_not_mixed_with_the_new_one(path):
     file = CacheFile(path)
     write(path, ["z"])
-    reads = (lambda: file.X, lambda: list(read_blocks([file])), lambda: file.take("keys", np.arange(2)), file.verify)
-    for action in reads:
+    one = EmbeddingCache(file)
+    for action in (lambda: file.X, lambda: list(one.blocks()), lambda: file.take("keys", np.arange(2)), one.verify):
         assert "was replaced or removed while it was open; open it again" in refusal(action)
     path.unlink()
     assert "was replaced or removed while it was open" in refusal(lambda: file.X)

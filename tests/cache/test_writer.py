@@ -16,7 +16,7 @@ ODD_SOURCE = os.fsdecode(b"s3://\xff\xfe")  # not UTF-8
 def test_what_was_written_is_read_back(tmp_path, keys, dtype):
     path = write(tmp_path / "c.h5", keys[::-1], dtype=dtype, source=ODD_SOURCE, failures=FAILURES, shard="2/3")
     file, rows = CacheFile(path), rows_of(keys, dtype)
-    file.verify()
+    EmbeddingCache(file).verify()
     columns = [file.X, file.raw_keys, file.digests, file.size_mtime]
     for got, expected in zip(columns, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
         assert (got.dtype, got.shape, got.tobytes()) == (expected.dtype, expected.shape, expected.tobytes())

@@ -108,7 +108,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     EMBED + " old.h5 --weights w.pth": (1, "the bundled encoder has its own weights; use --encoder"),
     EMBED + " old.h5 --encoder timm:resnet50 --weights w.pth": (1, "no such weights file: w.pth"),
     EMBED + " old.h5 --device cpu --precision fp16": (2, "on the CPU use --precision fp32 or bf16"),
-    EMBED + " old.h5" + SMALL + "--shard=3/2": (2, "shard .*is not one of 1/2 to 2/2"),
+    EMBED + " old.h5" + SMALL + "--shard=3/2": (2, "there is no shard 3/2; expected I/N"),
     EMBED + " old.h5" + SMALL + "--shard=-1/2": (2, "shard expects I/N such as 2/8, got '-1/2'"),
     TRAIN + " --prior nan": (2, "prior must lie strictly between 0 and 1, got nan; it is a share"),
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),

@@ -14,8 +14,8 @@ def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows
     known = run(MemorySource(pictures(50)), out.with_name("known.h5")).cache
     monkeypatch.setattr(engine, "CHUNK_ROWS", chunk)
     encoder, passes = tiny_encoder(), []
-    forward = encoder.forward
-    encoder.forward = lambda pixels: (passes.append(len(pixels)), forward(pixels))[1]
+    forward = encoder.runtime.compute
+    encoder.runtime.compute = lambda pixels: (passes.append(len(pixels)), forward(pixels))[1]
     broken = [3, 51, *range(80, 120), 149]
     source = MemorySource(pictures(150, broken), gone=["0060.ppm", "0061.ppm"], name="other")
     report = run(source, out, encoder, workers=workers, reuse=[known])

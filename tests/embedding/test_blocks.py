@@ -15,14 +15,14 @@ N = 130
 def odd_encoder(numbers, value):
     """An encoder that gives some of the pictures an embedding of our choice."""
     encoder = tiny_encoder()
-    forward, odd = encoder.forward, [encoder.preprocess(decode(picture(number))) for number in numbers]
+    forward, odd = encoder.runtime.compute, [encoder.preprocess(decode(picture(number))) for number in numbers]
 
     def embed(pixels):
         X = forward(pixels)
         X[[any(bool((image == other).all()) for other in odd) for image in pixels], -1] = value
         return X
 
-    encoder.forward = embed
+    encoder.runtime.compute = embed
     return encoder
 
 

@@ -43,7 +43,7 @@ def test_the_first_run_embeds_every_image_and_a_second_one_leaves_the_file_untou
     before = identity(out)
     report = run(folder, out, encoder)
     assert (*work(report), report.written, report.rows) == (0, 0, 21, False, 21)
-    assert encoder.forward.rows == 21 and identity(out) == before
+    assert encoder.runtime.rows == 21 and identity(out) == before
     assert visible(out.parent) == ["cache.h5"]
 
 
@@ -59,7 +59,7 @@ def test_only_what_has_changed_is_computed(image_folder, out, encoder, fixed_tim
     (folder / "006.png").write_text("no image")
     shutil.copy2(folder / "007.png", folder / "copy.png")
     report = run(folder, out, encoder, prune=True)
-    assert work(report) == (2, 3, 16) and encoder.forward.rows == 2
+    assert work(report) == (2, 3, 16) and encoder.runtime.rows == 2
     assert expect_current(out, folder).X.dtype == np.float32, "an update keeps the type"
     assert run(folder, out).written is False
     run(folder, out.with_name("anew.h5"), dtype="float32")
@@ -144,7 +144,7 @@ def test_unreadable_files_become_failures_and_are_tried_again(image_folder, out,
     (folder / "empty.png").unlink()
     assert work(run(folder, out, encoder)) == (1, 0, 20)
     assert sorted(expect_current(out, folder).failures) == ["cut.png", "loose.png"]
-    assert encoder.forward.rows == 21
+    assert encoder.runtime.rows == 21
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_another_source_is_refused_unless_it_is_said_to_have_moved(image_folder,
         run(second, out)
     moved = first.rename(first.with_name("elsewhere"))
     report = run(moved, out, encoder, moved=True)
-    assert (report.rows, encoder.forward.rows) == (40, 0 if finished else 8)
+    assert (report.rows, encoder.runtime.rows) == (40, 0 if finished else 8)
     assert not run(moved, out).written  # the cache names the new place, so it need not be said again
 
 

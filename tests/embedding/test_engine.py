@@ -57,8 +57,8 @@ def test_random_delays_and_the_number_of_workers_change_no_byte(out, fixed_time,
     files, encoder = (pictures(N, [0, 31, 32, 77, 129]), ["0005.ppm"]), tiny_encoder()
     draw = np.random.default_rng(seed)
     run(MemorySource(*files), out.with_name("prompt.h5"))
-    source, forward = DelayedSource(*files), encoder.forward
-    source.seed, encoder.forward = seed, lambda pixels: (time.sleep(draw.exponential(0.02)), forward(pixels))[1]
+    source, forward = DelayedSource(*files), encoder.runtime.compute
+    source.seed, encoder.runtime.compute = seed, lambda pixels: (time.sleep(draw.exponential(0.02)), forward(pixels))[1]
     run(source, out, encoder, workers=workers)
     assert out.read_bytes() == out.with_name("prompt.h5").read_bytes()
 
@@ -91,8 +91,8 @@ class CountingSource(MemorySource):
 def test_reading_ahead_of_the_encoder_is_bounded(out, workers):
     encoder, released, source = tiny_encoder(), threading.Event(), CountingSource(pictures(300))
     encoder.runtime.caller_threads = encoder.runtime.streams = 2
-    forward = encoder.forward
-    encoder.forward = lambda pixels: (released.wait(HANG_SECONDS), forward(pixels))[1]
+    forward = encoder.runtime.compute
+    encoder.runtime.compute = lambda pixels: (released.wait(HANG_SECONDS), forward(pixels))[1]
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run, source, out, encoder, workers=workers)
         try:
@@ -111,7 +111,7 @@ def test_reading_ahead_of_the_encoder_is_bounded(out, workers):
 @pytest.mark.parametrize(("call", "workers"), [(1, 2), (10, 0)])
 def test_an_error_of_the_encoder_reaches_the_caller_and_nothing_is_left_running(out, left_behind, call, workers):
     encoder, calls = tiny_encoder(), []
-    forward = encoder.forward
+    forward = encoder.runtime.compute
 
     def failing(pixels):
         calls.append(1)
@@ -119,7 +119,7 @@ def test_an_error_of_the_encoder_reaches_the_caller_and_nothing_is_left_running(
             raise EncoderError("out of memory")
         return forward(pixels)
 
-    encoder.forward = failing
+    encoder.runtime.compute = failing
     with pytest.raises(EncoderError, match="out of memory"):
         run(MemorySource(pictures(N)), out, encoder, workers=workers)
     assert not out.exists()

@@ -66,7 +66,7 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, 
     assert blocks <= len(finished) <= blocks + 1  # the one being written is finished
     assert not out.exists()
     report = run(folder, out, encoder)
-    assert encoder.forward.rows == report.computed == 114 - sum(finished)
+    assert encoder.runtime.rows == report.computed == 114 - sum(finished)
     assert out.read_bytes() == undisturbed
     assert visible(out.parent) == ["cache.h5"]
 
@@ -92,7 +92,7 @@ def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out
 
 PLACES = {  # a function, and the number of the call that does not return
     "in a block": ("torch.nn.Conv2d.forward", 7),
-    "in a part": ("pucache.cache.hdf5.Writer.write", 16),  # the third: a block of failures may be the first
+    "in a part": ("pucache.cache.writer.HashedColumn.append", 16),  # the third: a block of failures may be the first
     "before a part is named": ("os.replace", 3),
     "in the merge": ("pucache.cache.reader.CacheFile.take", 8),
     "before the cache is named": ("os.replace", 6),
@@ -199,7 +199,7 @@ def test_damaged_rows_are_embedded_again_and_no_others(cache, whole, encoder, na
     report = run(source(), cache, encoder, verify=True)
     assert cache.read_bytes() == whole
     assert (report.damaged, *work(report)) == (rows, rows, 0, N - rows)
-    assert encoder.forward.rows == rows
+    assert encoder.runtime.rows == rows
     assert cache.with_name("cache.h5.damaged").read_bytes() == damaged
     assert visible(cache.parent) == ["cache.h5", "cache.h5.damaged"]
     assert f"{cache} is damaged ({name}): {rows} of its 600 rows are given up" in caplog.text

@@ -220,11 +220,11 @@ def photographs():
 def test_openvino_gives_the_embeddings_of_torch(photographs, precision, least):
     pytest.importorskip("openvino")
     settings = {"device": "cpu", "batch_size": 4}
-    expected = load_encoder(**settings, precision="fp32", runtime="torch").forward(photographs)
+    expected = load_encoder(**settings, precision="fp32", runtime="torch").runtime(photographs)
     encoder = load_encoder(**settings, precision=precision, runtime="openvino")
-    found = encoder.forward(photographs)
+    found = encoder.runtime(photographs)
     assert found.dtype == np.float32 and found.shape == expected.shape
     cosines = 1 - paired_cosine_distances(found, expected)
     assert cosines.min() > least
     assert encoder.runtime.cosine == pytest.approx(cosines[:8].min(), abs=1e-4)
-    np.testing.assert_array_equal(encoder.forward(photographs[:1]), found[:1])
+    np.testing.assert_array_equal(encoder.runtime(photographs[:1]), found[:1])

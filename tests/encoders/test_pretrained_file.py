@@ -11,7 +11,7 @@ from helpers.limits import limited
 from helpers.refusals import one_line
 from helpers.sealing import reseal_model
 
-from pucache.encoders.pretrained_file import KIND, NAME, is_pretrained, load, read, write
+from pucache.encoders.pretrained_file import FILE_FORMAT, NAME, is_pretrained, load, read, write
 from pucache.errors import EncoderError
 from pucache.storage import tensor_file
 
@@ -36,7 +36,7 @@ def refusal(action, path):
 def sealed(path, tensors=None, **changed):
     """An encoder whose description was changed by somebody who knows how to seal one."""
     told = {name: value for name, value in (vars(description()) | changed).items() if value != "absent"}
-    tensor_file.write(path, KIND, tensors or {}, told)
+    tensor_file.write(path, FILE_FORMAT, tensors or {}, told)
     return path
 
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
+from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.dataset_shift import PileSample, check_shift, margin_distance, weights_at
 from pucache.estimates.share_of_new_images import PileMargins
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -9,16 +10,16 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 PRIOR, D = 0.1, 8
 
 
-def rows(rng, n, share, moved=0.0):
+def rows(rng, n, share, moved=0.0, apart=2.5):
     """Rows (n, 8) whose first value is the margin of a mixture; the others say nothing."""
     X = rng.normal(size=(n, D))
-    X[:, 0] += 2.5 * (np.arange(n) < round(share * n))
+    X[:, 0] += apart * (np.arange(n) < round(share * n))
     X[:, 1] += moved
     return X.astype(np.float32)
 
 
-def known(rng, labelled=300):
-    X = np.concatenate([rows(rng, labelled, 1), rows(rng, 6000, PRIOR)])
+def known(rng, labelled=300, prior=PRIOR, apart=2.5):
+    X = np.concatenate([rows(rng, labelled, 1, apart=apart), rows(rng, 6000, prior, apart=apart)])
     s = (np.arange(len(X)) < labelled).astype(np.int8)
     pile = PileMargins.of(X[:, 0], s, None, None)
     kept = np.concatenate([np.arange(labelled), np.random.default_rng(0).choice(np.arange(labelled, len(X)), 1700)])
@@ -26,7 +27,7 @@ def known(rng, labelled=300):
         np.eye(D, dtype=np.float16), np.zeros(D, np.float32), 1.0, X[kept].astype(np.float16), X[kept, 0], labelled
     )
     sample.check(D)
-    return sample, pile, pile.tilt(PRIOR)
+    return sample, pile, pile.tilt(fit_tilt(*pile.rows).prior)
 
 
 def test_unchanged_images_raise_no_alarm_whatever_their_share():
@@ -50,11 +51,26 @@ def test_other_images_are_told_apart_and_named(part, moved):
     assert len(found.most_different) == 20 and np.isin(found.most_different, changed).mean() > 0.9
 
 
-def test_noise_on_every_image_is_seen():
-    rng = np.random.default_rng(2)
-    X = rows(rng, 1000, PRIOR)
-    X[:, 2:] += rng.normal(scale=0.6, size=(1000, D - 2)).astype(np.float32)
-    assert check_shift(*known(rng), X, X[:, 0]).is_told_apart
+def test_noise_is_found_though_it_moves_no_mean():
+    found = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        X = rows(rng, 1000, PRIOR)
+        noisy = X + rng.normal(0, 0.6, X.shape).astype(np.float32)
+        found += check_shift(*known(rng), noisy, X[:, 0]).is_told_apart
+    assert found >= 9
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
+def test_a_share_that_falls_is_no_difference_where_the_tilt_is_hardly_known(share):
+    """Few labels and a large prior: which rows of the pile are positives, and so its negatives, is estimated."""
+    alarms = 0
+    for seed in range(8):
+        rng = np.random.default_rng(seed)
+        sample, pile, tilt = known(rng, labelled=20, prior=0.4, apart=1.5)
+        X = rows(rng, 1000, share, apart=1.5)
+        alarms += check_shift(sample, pile, tilt, X, X[:, 0]).differs
+    assert alarms <= 1
 
 
 @pytest.mark.parametrize("size", [120, 400, 1000])

@@ -20,7 +20,7 @@ import torch
 from helpers.started import Started, Strike
 from PIL import Image
 
-from pucache.cache.reader import CacheFile
+from pucache.cache.embedding_cache import EmbeddingCache
 
 ENCODER = "test_convnext"
 RED, REST = 20, 60
@@ -247,7 +247,7 @@ class World:
         strangers = [name for name in now.keys() - whole.after.keys() if not LEFTOVER.fullmatch(name)]
         assert not strangers, f"{job.name} left {strangers}"
         for path in folder.rglob("part-*.h5"):
-            CacheFile(path).verify()
+            EmbeddingCache(path).verify()
 
     def check_rerun(self, job: Job, folder: Path, safe: int = 0, *faults: Any) -> None:
         """The same command succeeds, embeds nothing again, ends in the same bytes, and leaves nothing else."""
@@ -308,7 +308,7 @@ POINTS = {
     "fsync": "os.fsync",
     "rename": "os.replace",
     "new file": "os.open",
-    "write": "pucache.cache.hdf5._Output.write",
+    "write": "pucache.cache.writer.HashedColumn.append",
     "removal": "os.rmdir",
 }
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.places import Job, World, acknowledged, differences, ended, state
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.errors import CacheError
 
@@ -164,7 +165,7 @@ def _rows(part: Path) -> int:
     """Whole rows in a part; none in a damaged one, which the next run sets aside."""
     try:
         file = CacheFile(part)
-        file.verify()
+        EmbeddingCache(file).verify()
     except CacheError:
         return 0
     return len(file)

@@ -61,7 +61,7 @@ def caches():
 def content(path):
     """Everything that a cache file says, once every byte of it was checked."""
     file = CacheFile(path)
-    file.verify()
+    EmbeddingCache(file).verify()
     columns = [np.array(column) for column in (file.raw_keys, file.X, file.digests, file.size_mtime)]
     said = [file.encoder, file.source, file.created, file.pucache_version, file.failures]
     return [(column.tobytes(), column.shape, column.dtype) for column in columns] + said

@@ -21,7 +21,7 @@ def similarity(kind, X, positive, top=50):
         if ridge == 0:
             return np.zeros(len(Z))
         return Z @ np.linalg.solve(covariance + ridge * np.eye(Z.shape[1]), Z[positive].mean(0))
-    return {"centroid": cosines, "topk": cosines[:, :top], "max": cosines[:, :1]}[kind].mean(1)
+    return cosines[:, :top].mean(1)
 
 
 def whitened(X, of=None):

@@ -22,6 +22,7 @@ class CountingRuntime(Runtime):
     def __init__(self, *arguments, **settings):
         super().__init__(*arguments, **settings)
         self._counted = []  # appending is safe from several threads
+        self.compute = super().__call__  # may be replaced
 
     @property
     def rows(self):
@@ -29,7 +30,7 @@ class CountingRuntime(Runtime):
 
     def __call__(self, pixels):
         self._counted.append(len(pixels))
-        return super().__call__(pixels)
+        return self.compute(pixels)
 
 
 def tiny_encoder(name="tiny", seed=0):

@@ -9,7 +9,6 @@ from helpers.slow import slow
 
 from pucache.errors import CacheError
 from pucache.neighbours import index as index_module
-from pucache.neighbours.graph_file import checksums_of
 from pucache.neighbours.index import CANDIDATES, RECALL_AT, index_path, open_or_build, read_index
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -48,7 +47,7 @@ def test_an_index_finds_the_neighbours_of_brute_force_as_often_as_it_says_and_is
 ):
     index, again = open_or_build(cache, factory), open_or_build(cache, factory)
     assert built == [factory] and said() == []
-    assert (again.recall, again.sample, again.checksums) == (index.recall, index.sample, checksums_of(cache))
+    assert (again.recall, again.sample, again.checksums) == (index.recall, index.sample, cache.checksums)
     assert (again.whitening.mean == index.whitening.mean).all()
     Z = plain.unit(X)
     queries = np.arange(0, N, 60)

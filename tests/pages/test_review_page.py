@@ -28,7 +28,7 @@ def sheet(path, cache, rows, *, positives=(), confirmed=(), negatives=()):
     rows = np.asarray(rows, np.int64)
     scores = np.linspace(2, -2, len(rows), dtype=np.float32)
     posterior = 1 / (1 + np.exp(-2.0 * scores))
-    named = {"keys": cache.keys[rows], "posterior": posterior, "scorer": "similarity (centroid)"}
+    named = {"keys": cache.keys[rows], "posterior": posterior, "scorer": "similarity (topk)"}
     return path, write_review_page(cache, Ranking(rows=rows, scores=scores, **named), Labels(s, reviewed), path)
 
 

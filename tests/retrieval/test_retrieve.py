@@ -58,7 +58,7 @@ def test_of_equal_scores_the_earlier_row_comes_first(opened, kind):
 
 
 def scorers(model):
-    similar = Similarity("max", "cpu")
+    similar = Similarity("topk", "cpu")
     return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "HNSW16")]
 
 
@@ -96,11 +96,11 @@ def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeyp
     rows[copies] = rows[np.flatnonzero(S)[0]] * np.linspace(1, 2, 60, dtype=np.float32)[:, None]
     s = (np.arange(N) == np.flatnonzero(S)[0]).astype(np.int8)
     new = (s == 0) & ~np.isin(np.arange(N), copies)
-    cache, scores = opened(rows), plain.similarity("max", rows, s == 1)
+    cache, scores = opened(rows), plain.similarity("topk", rows, s == 1)
     for spare in (0, 3, 1 << 12):
         monkeypatch.setattr("pucache.retrieval.retrieve._SPARE", spare)
         for k in (1, 20, 250):
-            result = rank_unlabelled(cache, s, k=k, scorer=Similarity("max", "cpu"))
+            result = rank_unlabelled(cache, s, k=k, scorer=Similarity("topk", "cpu"))
             assert len(result.rows) == min(k, new.sum()) and new[result.rows].all()
             np.testing.assert_allclose(result.scores, scores[plain.ranked(scores, new, k)], atol=1e-5)
 
@@ -109,7 +109,7 @@ def test_twins_in_the_first_places_make_room_for_what_comes_next(opened, monkeyp
 
 
 def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened):
-    cache, by = opened(X), Similarity("centroid", "cpu")
+    cache, by = opened(X), Similarity("topk", "cpu")
     for k, weight in ((5, 0.5), (20, 0.9), (20, 1.0), (300, 0.3)):
         pool = rank_unlabelled(cache, S, k=10 * min(k, N), scorer=by)
         expected = pool.rows[select_diverse(plain.unit(X)[pool.rows].astype(np.float32), k, weight)]

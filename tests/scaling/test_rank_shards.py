@@ -50,7 +50,7 @@ def labels():
     [
         {},
         {"k": None, "similarity": "topk"},
-        {"k": 30, "similarity": "max", "twins": None},
+        {"k": 30, "similarity": "topk", "twins": None},
         {"k": 20, "diverse": 0.5},
         {"k": 50, "by": "classifier"},
         {"k": 10, "by": "classifier", "diverse": 0.3},

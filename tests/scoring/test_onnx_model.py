@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     colours = np.where(red[:, None], (200, 60, 60), (60, 60, 200))
     pixels = draw.normal(colours[:, None, None], 60, (500, *encoder.preprocess.input_size, 3)).clip(0, 255)
     pixels = torch.from_numpy(pixels.astype(np.uint8))
-    X = encoder.forward(pixels)
+    X = encoder.runtime(pixels)
     model = PULinearClassifier(prior=0.3, device="cpu").fit(X[:250], (red & (np.arange(500) < 100))[:250])
     model.encoder_ = encoder.spec
     return model, folder, pixels[250:], X[250:]

@@ -9,28 +9,30 @@ from helpers.refusals import one_line
 from helpers.sealing import reseal_model
 
 from pucache.errors import EncoderError, RunError
-from pucache.storage.tensor_file import Kind, read, write
+from pucache.storage.tensor_file import FileFormat, read, write
 
-KIND = Kind("pucache-thing", version=2, noun="thing", error=EncoderError, expected="a thing", remedy="make it again")
-OTHER = dataclasses.replace(KIND, format="pucache-other", noun="other thing", error=RunError)
+FILE_FORMAT = FileFormat(
+    "pucache-thing", version=2, noun="thing", error=EncoderError, expected="a thing", remedy="make it again"
+)
+OTHER = dataclasses.replace(FILE_FORMAT, format="pucache-other", noun="other thing", error=RunError)
 TENSORS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "none": np.zeros((0, 4)), "one": np.array(3, np.int64)}
 MAX_BYTES = 1 << 50
 
 
 @pytest.fixture
 def path(tmp_path):
-    write(tmp_path / "thing", KIND, TENSORS, {"values": [1, None, "é"]})
+    write(tmp_path / "thing", FILE_FORMAT, TENSORS, {"values": [1, None, "é"]})
     return tmp_path / "thing"
 
 
-def refusal(path, kind=KIND, max_bytes=MAX_BYTES):
+def refusal(path, kind=FILE_FORMAT, max_bytes=MAX_BYTES):
     text = one_line(kind.error, read, path, kind, max_bytes=max_bytes)
     assert str(path) in text and len(text) < 400 + len(str(path))
     return text
 
 
 def test_tensors_of_any_shape_and_the_state_come_back_to_the_bit(path):
-    tensors, state = read(path, KIND, max_bytes=MAX_BYTES)
+    tensors, state = read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     assert state == {"values": [1, None, "é"]} and set(tensors) == set(TENSORS)
     for name, values in TENSORS.items():
         assert (tensors[name].dtype, tensors[name].shape) == (values.dtype, values.shape)
@@ -39,7 +41,7 @@ def test_tensors_of_any_shape_and_the_state_come_back_to_the_bit(path):
 
 def test_a_file_speaks_of_its_own_kind(path):
     assert refusal(path, OTHER).endswith("a safetensors file but not a pucache other thing; pass a thing")
-    older = dataclasses.replace(KIND, version=1)
+    older = dataclasses.replace(FILE_FORMAT, version=1)
     assert "is a thing of format version 2" in refusal(path, older) and "make it again" in refusal(path, older)
     path.write_bytes(path.read_bytes()[:-1])
     assert refusal(path).endswith("make it again")
@@ -55,7 +57,7 @@ def test_a_header_that_would_fill_the_memory_is_not_parsed(path):
 
 @pytest.mark.parametrize("state", ["[1]", "null", "[" * 5000, "{"], ids=lambda text: text[:9])
 def test_a_state_that_is_no_mapping_is_refused_under_a_right_seal(path, state):
-    entry = {"checksum": "0" * 64, "format": KIND.format, "version": "2", "state": state}
-    path.write_bytes(safetensors.numpy.save(TENSORS, {KIND.format: json.dumps(entry)}))
+    entry = {"checksum": "0" * 64, "format": FILE_FORMAT.format, "version": "2", "state": state}
+    path.write_bytes(safetensors.numpy.save(TENSORS, {FILE_FORMAT.format: json.dumps(entry)}))
     reseal_model(path)
     assert "make it again" in refusal(path)

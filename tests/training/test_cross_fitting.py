@@ -5,6 +5,7 @@ import pytest
 import torch
 from helpers.planted import planted
 
+from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
@@ -57,13 +58,13 @@ def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
     assert of_all.coef.shape == (1, 60) and halves is None
     assert chosen.penalty in PENALTIES and chosen.penalty >= 1e-4
     grid = few.cross_fit((1e-6, 1e-5))[0]
-    assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.fold).all()
+    assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.deals[:, 0]).all()
 
 
 def test_small_piles_are_dealt_several_times_and_large_ones_once(monkeypatch):
     deals = deal_folds(S, 3, 7, None)
     assert (deals[:, 0] == assign_folds(S, 3, 7, None)).all() and (np.diff(deals, axis=1) != 0).any(0).all()
-    monkeypatch.setattr(cross_fitting, "_FEW_ROWS", len(S) - 1)
+    monkeypatch.setattr(cross_fitting, "_ROWS_OF_DEALS", 2 * len(S))
     assert deal_folds(S, 3, 7, None).shape == (len(S), 1)
 
 
@@ -75,7 +76,15 @@ def test_each_deal_is_cross_fitted_as_alone():
             alone = fitter(fold=deals[:, number]).fit((one.penalty,), tolerance=1e-4)[0][0]
             assert (one.fold == deals[:, number]).all()
             np.testing.assert_allclose(one.margins, alone.margins, atol=2e-2)
-    assert (several.choose((1e-3, 1e-2)).fold == FOLD).all(), "the first deal holds out"
+
+
+def test_the_deal_of_the_median_prior_holds_out():
+    several = replace(fitter(), deals=deal_folds(S, 3, 0, None))
+    priors = [fit_tilt(deal.margins, S).prior for deal in several.fit((1e-3,))[0]]
+    chosen, median = several.choose((1e-3, 1e-3)), int(np.argsort(priors, kind="stable")[len(priors) // 2])
+    assert chosen.deal == median and (chosen.fold == several.deals[:, median]).all()
+    final, _, _ = several.cross_fit((1e-3, 1e-3))
+    np.testing.assert_allclose(final.margins, chosen.margins, atol=0.1)
 
 
 def test_with_a_single_fold_the_middle_penalty_is_taken():

@@ -17,8 +17,8 @@ from pucache.heads.minibatch import SGDSettings
 from pucache.labels.sample import UnlabelledSample
 from pucache.storage import tensor_file
 from pucache.training.model_file import (
+    FILE_FORMAT,
     FORMAT,
-    KIND,
     MAX_BYTES,
     VERSION,
     FittedState,
@@ -53,7 +53,7 @@ def example_state(**changes):
         classes_=np.array(["no", "yes"]),
         encoder_=tiny_encoder().spec,
         neighbours_=NeighbourSettings(
-            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10),
+            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10, head=0.5),
             search="exact search",
             share=0.2,
             tilt=Tilt(0.5, 1.5, 0.3),
@@ -76,10 +76,10 @@ def rewrite(saved):
     """Change the tensors and the content of a model as a stranger could, and seal it as it should be."""
 
     def make(change):
-        tensors, content = tensor_file.read(saved, KIND, max_bytes=MAX_BYTES)
+        tensors, content = tensor_file.read(saved, FILE_FORMAT, max_bytes=MAX_BYTES)
         tensors = {name: values.copy() for name, values in tensors.items()}
         change(tensors, content)
-        tensor_file.write(saved, KIND, tensors, content)
+        tensor_file.write(saved, FILE_FORMAT, tensors, content)
         return saved
 
     return make
@@ -108,6 +108,12 @@ def test_a_state_comes_back_exactly(tmp_path, missing):
         assert np.asarray(after).dtype == np.asarray(before).dtype
     write_model(tmp_path / "again", PLAIN | {"sgd_settings": SGDSettings()}, restored)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
+
+
+def test_evidence_of_older_models_does_not_judge_the_head(rewrite):
+    path = rewrite(lambda tensors, content: content["neighbours"]["evidence"].pop("head"))
+    evidence = read_model(path)[1].neighbours_.evidence
+    assert evidence.head == 0 and evidence.distils == (evidence.weight > 0)
 
 
 def test_the_file_tells_what_it_is_without_this_package(saved):
@@ -177,7 +183,7 @@ def test_damage_of_any_byte_is_refused(saved):
 
 @pytest.mark.parametrize("tensors", [{}, {"coef": COEF}, {"coef": COEF, "numbers": NUMBERS, "more": COEF}], ids=len)
 def test_a_sealed_file_of_other_tensors_is_refused(tmp_path, tensors):
-    tensor_file.write(tmp_path / "model", KIND, tensors, {})
+    tensor_file.write(tmp_path / "model", FILE_FORMAT, tensors, {})
     with pytest.raises(ModelError, match="holds other tensors than a model of pucache"):
         read_model(tmp_path / "model")
 

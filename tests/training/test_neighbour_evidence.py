@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.training import neighbour_evidence
 from pucache.training.neighbour_evidence import (
+    LEAST_HEAD_GAIN,
     WEIGHTS,
     NeighbourEvidence,
     halves_of,
@@ -16,7 +17,9 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GAINS = st.tuples(*[st.floats(-5, 5)] * 3)
-EVIDENCE = st.builds(NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6))
+EVIDENCE = st.builds(
+    NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6), head=st.floats(-5, 5)
+)
 
 
 # --- the rule ------------------------------------------------------------------------------------
@@ -32,6 +35,8 @@ def test_the_weight_is_0_or_the_greatest_with_nearly_the_best_evidence(evidence)
     else:
         near = [w for w, one in zip(WEIGHTS, evidence.total, strict=True) if one >= 0.7 * max(evidence.total)]
         assert evidence.weight == max(near) and f"weight {evidence.weight:g}" in evidence.sentence()
+    assert evidence.distils == (evidence.weight > 0 and evidence.head >= LEAST_HEAD_GAIN)
+    assert ("a head that learns from them" in evidence.sentence()) == (evidence.weight > 0 and not evidence.distils)
     assert "\n" not in evidence.sentence() and "log rank" not in evidence.sentence()
 
 
@@ -49,6 +54,11 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
 _, S, _ = clusters(300, d=12, labelled=20, kinds=4, apart=0.5)
 
 
+def test_many_rows_are_split_twice():
+    s = (np.arange(9000) < 30).astype(np.int8)
+    assert halves_of(TrainingLabels.of(s), None, 0).shape == (9000, 4)
+
+
 @given(
     kinds=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=8, max_size=40),
     seed=st.integers(0, 9),
@@ -58,8 +68,8 @@ def test_halves_share_no_positive_and_no_group_and_all_unlabelled_rows(kinds, se
     s = np.array([kind == 0 for kind, _ in kinds], np.int8)
     groups = np.array([group for _, group in kinds]) if grouped else None
     weights = halves_of(TrainingLabels.of(s), groups, seed).astype(int)
-    assert weights.shape == (len(s), 4) and (weights[s == 0] == 1).all() and np.isin(weights, (0, 1)).all()
-    for first, second in ((0, 1), (2, 3)):
+    assert weights.shape == (len(s), 30) and (weights[s == 0] == 1).all() and np.isin(weights, (0, 1)).all()
+    for first, second in zip(range(0, 30, 2), range(1, 30, 2), strict=True):
         assert (weights[s == 1, first] + weights[s == 1, second] == 1).all()
         if grouped:
             in_first, in_second = (set(groups[(s == 1) & (weights[:, half] == 1)]) for half in (first, second))

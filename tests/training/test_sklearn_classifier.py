@@ -1,5 +1,6 @@
 import dataclasses
 import pickle
+import warnings
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pucache.errors import ModelError
+from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.metrics import from_pu
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import RISKS
@@ -66,6 +68,20 @@ def expected_failures(_):
 )
 def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
+
+
+@pytest.mark.parametrize("labels", [10, 29, 30])
+def test_probabilities_below_thirty_labels_are_cautious_and_come_with_one_warning(labels):
+    s = np.where(np.cumsum(S) <= labels, S, 0)
+    model = PULinearClassifier(prior=0.3, device="cpu", method="linear").fit(X, s)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        posterior = model.predict_proba(X)[:, 1]
+    assert [f"{labels} labelled positives" in str(one.message) for one in warned] == [True] * (labels < 30)
+    likeliest = fit_tilt(model.held_out_margins_, s, prior=0.3)
+    assert (
+        model.tilt_.slope < likeliest.slope and posterior[s == 0].mean() < likeliest.posterior(model.margins(X)).max()
+    )
 
 
 # --- fit and predict ---------------------------------------------------------------------------
