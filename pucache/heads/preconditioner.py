@@ -73,20 +73,10 @@ class Preconditioner:
 
 
 def systematic_sample(importance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows drawn at `SAMPLE` even steps of the cumulated importance, and their weights.
+    """Rows drawn at `SAMPLE` even steps of the cumulated importance (n,), ascending, and their weights, (m,).
 
-    Where there are no more rows than that, all of some importance are taken.
-
-    Parameters
-    ----------
-    importance : ndarray of float, (n,)
-        At least 0, and not all zero.
-
-    Returns
-    -------
-    rows : ndarray of int64, (m,), ascending
-    weights : ndarray of float64, (m,)
-        They sum to one.
+    Importances are at least 0, and not all zero; weights sum to one. Where there are no more than `SAMPLE` rows, all of
+    some importance are taken.
     """
     if len(importance) <= SAMPLE:
         rows = np.flatnonzero(importance)

@@ -11,32 +11,16 @@ import numpy as np
 def assign_folds(
     s: np.ndarray, count: int, seed: int | Sequence[int] = 0, group: np.ndarray | None = None
 ) -> np.ndarray:
-    """Assign rows to at most `count` folds at random, P and U each evenly, and every group to one fold.
+    """Assign rows to at most `count` folds at random, P and U each evenly, and every group to one fold; int64 (n,).
 
     Groups of several rows are assigned one by one, the largest first, to the fold with the fewest P (groups of U only:
     the fewest U). Groups with both P and U come first, then groups of P only, then groups of U only. Single rows fill
     up the folds at random. So every fold holds P and U. A single fold is used where P, or U, occurs in
     fewer than two groups.
 
-    Parameters
-    ----------
-    s : ndarray of 0 and 1, (n,)
-    count : int
-        Greatest number of folds.
-    seed : int, or several
-        Of the order of rows and of groups of equal composition.
-    group : ndarray of int, (n,), optional
-        Rows with equal numbers are kept in one fold, as by `pucache.labels.near_duplicates.groups`.
-
-    Returns
-    -------
-    ndarray of int64, (n,)
-        Fold that each row is held out in, from 0.
-
-    Raises
-    ------
-    ValueError
-        `group` has another shape than `s`.
+    `s` (n,) is 1 for P and 0 for U. Rows with equal numbers in `group` (n,) are kept in one fold, as by
+    `pucache.labels.near_duplicates.groups`; ValueError where it has another shape than `s`. `seed`, one number or
+    several, is that of the order of rows and of groups of equal composition.
     """
     if group is not None and group.shape != s.shape:
         raise ValueError(f"expected one group for each of {len(s)} rows, got groups {group.shape}")

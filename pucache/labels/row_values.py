@@ -115,23 +115,13 @@ def read_values(
 ) -> tuple[list[str] | None, np.ndarray | None]:
     """Keys and values of an object: no keys where values are by position, no values where keys stand alone.
 
-    Parameters
-    ----------
-    given : object
-        A mapping of keys to values; a set, a list or an index of keys; a Series, by its index where this is text or
-        names rows of the cache, and by position where it is 0 to n - 1; a table with a column of keys (`KEY_NAMES`),
-        or such an index, and one of values (`label` and its like, or the only other); or one value for each row.
-    allowed : tuple of int
-        Values: numbers or booleans equal to one of these. None, NaN and text are refused.
-    what : str
-        Name of the values in messages.
-    known : collection of str
-        Keys of the rows.
+    The object is a mapping of keys to values; a set, a list or an index of keys; a Series, by its index where this is
+    text or names rows that are `known`, and by position where it is 0 to n - 1; a table with a column of keys
+    (`KEY_NAMES`), or such an index, and one of values (`label` and its like, or the only other); or one value for each
+    row. Values are numbers or booleans equal to one of those `allowed`.
 
-    Raises
-    ------
-    LabelError
-        Another value, one key with two values, an index that is neither keys nor 0 to n - 1, a table of other columns.
+    Raises `LabelError` for another value (None, NaN and text too), one key with two values, an index that is neither
+    keys nor 0 to n - 1, and a table of other columns; `what` names the values there.
     """
     names, column = _columns(given, what, known)
     if names is None:
