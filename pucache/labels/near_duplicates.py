@@ -42,31 +42,16 @@ _LABELLED_PER_BLOCK = 1 << 12
 
 
 def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
-    """Number the groups of rows that show the same picture.
+    """Number the groups of rows that show the same picture: the smallest row of each row's group, int64 (n,).
 
     Two rows are twins when their digests are equal, their embeddings are equal byte for byte, or
     the cosine of their embeddings reaches the limit; a group is whatever twins of twins connect.
     No twin is missed; cosines are exact to about 1e-8. Rows of zeros are near each other only.
 
-    Parameters
-    ----------
-    X : ndarray or StackedRows of float16 or float32, (n, d)
-        Embeddings of any norm; may be mapped, and is read in blocks.
-    digests : ndarray or StackedRows of uint8, (n, 32), optional
-        Digests of the image bytes; a row of zeros is unknown, and equal to none.
-    cosine : float or None
-        Least cosine of twins; 1 is the same direction up to rounding. Meant to be close to 1, as
-        the time grows with the number of pairs near it. None, or above 1, for equal bytes only.
-
-    Returns
-    -------
-    ndarray of int64, (n,)
-        The smallest row of the group that each row is in.
-
-    Raises
-    ------
-    ValueError
-        `cosine` not above 0, shapes that do not fit, or embeddings that are not finite.
+    X (n, d) may be mapped, and is read in blocks. `digests` (n, 32) are of the image bytes; a row of zeros is unknown,
+    and equal to none. `cosine` is the least one of twins, 1 for the same direction up to rounding, and None, or above
+    1, for equal bytes only; it is meant to be close to 1, as the time grows with the number of pairs near it. Raises
+    ValueError where it is not above 0, where shapes do not fit, and where embeddings are not finite.
     """
     if X.ndim != 2 or (digests is not None and digests.shape != (len(X), 32)):
         shape = (len(X), 32) if digests is None else digests.shape
