@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet
 import safetensors
 from pyarrow import compute
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
-from ..storage.arrow_types import floats_of, is_key, texts
+from ..storage.arrow_types import floats_of, is_key, open_parquet, texts
 from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
 from ..storage.table_columns import IMPORT_NAMES, find_column
 from .foreign_files import require_kind
@@ -32,7 +31,6 @@ METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
 BATCH_KEYS = 1 << 16
-_MAX_FOOTER = 1 << 30
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
 
 
@@ -215,16 +213,7 @@ class ParquetFile:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        with (
-            self.state.reading("cannot be read as Parquet"),
-            pyarrow.parquet.ParquetFile(
-                self.path,
-                pre_buffer=False,  # with it, or without the buffer, whole column chunks stay in memory
-                buffer_size=1 << 20,
-                page_checksum_verification=True,  # of pages that have one, such as those of an export
-                thrift_string_size_limit=_MAX_FOOTER,  # an export holds its failures there
-            ) as file,
-        ):
+        with self.state.reading("cannot be read as Parquet"), open_parquet(self.path) as file:
             yield file
 
     def _batches(self, columns: list[str], batch_rows: int) -> Iterator[Any]:

@@ -62,24 +62,17 @@ class ParquetSource(ShardSource):
     """
 
     kind, sequential, is_table = "Parquet", True, True
+    _unpickled = ("_lock", "_batches", "_reading")
 
     def __init__(self, where: str, *, key: str | None = None, image: str | None = None):
         super().__init__(where)
         self.name, self._key, self._image = source_name(where, key=key, image=image), key, image
         self._files: list[_File] = []
-        self._reset()
 
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._batches: OrderedDict[tuple[int, int, int], Any] = OrderedDict()  # file, group, number: bytes, or a reason
         self._reading: tuple[int, int, int, Iterator[Any]] | None = None  # file, group, next number, batches
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_batches", "_reading")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._reset()
 
     # --- listing ----------------------------------------------------------------------------------
 
@@ -212,13 +205,9 @@ class ParquetSource(ShardSource):
 
 @contextmanager
 def _opened(fs: Any, path: str) -> Iterator[Any]:
-    from pyarrow import parquet
+    from ..storage.arrow_types import open_parquet
 
-    with (
-        open_object(fs, path) as stream,
-        # with pre-buffering, or without the buffer, whole column chunks stay in memory
-        parquet.ParquetFile(stream, pre_buffer=False, buffer_size=1 << 20, page_checksum_verification=True) as file,
-    ):
+    with open_object(fs, path) as stream, open_parquet(stream) as file:
         yield file
 
 

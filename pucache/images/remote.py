@@ -16,7 +16,7 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.utils import glob_translate
 
 from ..errors import ImageError, SourceError
-from ..storage.filesystem import TIME_FIELDS, open_filesystem, read_object, source_errors, version_tag
+from ..storage.filesystem import TIME_FIELDS, open_filesystem, protocols, read_object, source_errors, version_tag
 from ..storage.retries import RetriesExhausted, error_text, with_retries
 from ..storage.urls import without_secrets
 from .listing import UNKNOWN, Listing, ListingBuilder, check_size, is_hidden
@@ -126,15 +126,11 @@ def glob_base(fs: Any, pattern: str) -> str:
 
 
 def _wildcards(fs: Any) -> str:
-    return "*[" if _is_http(fs) else "*[?"  # in a URL of HTTP, "?" begins the query
+    return "*[" if "http" in protocols(fs) else "*[?"  # in a URL of HTTP, "?" begins the query
 
 
 def _glob_regex(fs: Any, pattern: str) -> str:
-    return str(glob_translate(pattern.replace("?", "[?]") if _is_http(fs) else pattern))
-
-
-def _is_http(fs: Any) -> bool:
-    return "http" in ([fs.protocol] if isinstance(fs.protocol, str) else fs.protocol)
+    return str(glob_translate(pattern.replace("?", "[?]") if "http" in protocols(fs) else pattern))
 
 
 def _lists_by_folder(fs: Any) -> bool:

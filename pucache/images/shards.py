@@ -41,12 +41,24 @@ class ShardSource:
     """
 
     kind, sequential, is_table = "", False, False
+    _unpickled: tuple[str, ...] = ()  # attributes that `_reset` makes anew in another process
 
     def __init__(self, where: str, encoding: str = ""):
         self.name, self._where = source_name(where, encoding=encoding), where
         self.encoding = encoding  # of names that do not tell theirs
         self._members: dict[str, Any] = {}  # key to what `_read` needs, in the order of the shards
         self._is_listed = False
+        self._reset()
+
+    def _reset(self) -> None:
+        """Make what is not pickled."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in self._unpickled}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._reset()
 
     def scan(self) -> Listing:
         """Index every shard; a shard that is damaged or may not be read becomes a failure.

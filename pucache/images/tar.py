@@ -82,17 +82,11 @@ class CompressedTarSource(TarSource):
     """Images inside compressed tar shards, each of which is unpacked into a temporary file when its turn comes."""
 
     sequential = True
+    _unpickled = ("_lock", "_unpacked")
 
-    def __init__(self, where: str, encoding: str = ""):
-        super().__init__(where, encoding)
+    def _reset(self) -> None:
         self._lock = threading.Lock()
         self._unpacked: OrderedDict[str, tuple[Any, str]] = OrderedDict()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_lock", "_unpacked")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock(), _unpacked=OrderedDict())
 
     def _opened(self, fs: Any, shard: str) -> Any:
         content, _ = self._content(shard)

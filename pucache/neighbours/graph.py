@@ -89,7 +89,7 @@ def neighbour_graph(
     with progress or Silent() as progress:
         if not exact:
             lists, search = _nearest_in_cells(whitened, k, progress)
-            return _graph(lists, whitening, search=search, exact=False)
+            return _graph(lists, whitening, search=search)
         progress.start(whitened.block_count * len(part), "finding neighbours")
         itself = np.arange(len(part))
         lists = nearest_rows(whitened, whitened.searches(), k, itself=itself, advance=progress.advance)

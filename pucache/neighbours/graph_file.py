@@ -51,9 +51,8 @@ class NeighbourGraph:
     cosines : ndarray of float16, (m, k)
         Whitened cosines, falling; -inf where there are fewer neighbours.
     search : str
-        How neighbours were searched, such as "exact search" or "search in 316 cells, recall 0.950 on 256 rows".
-    exact : bool
-        Whether all rows were compared; up to rounding of the cosines.
+        How neighbours were searched: "exact search", where all rows were compared, or such as "search in 316 cells,
+        recall 0.950 on 256 rows".
     whitening : Whitening or None
         Of the pile.
     search_by : str
@@ -63,7 +62,6 @@ class NeighbourGraph:
     rows: np.ndarray
     cosines: np.ndarray
     search: str = "exact search"
-    exact: bool = True
     whitening: Whitening | None = None
     search_by: str = ""
 
@@ -141,7 +139,6 @@ def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -
     state = {
         "checksums": checksums,
         "search": graph.search,
-        "exact": graph.exact,
         "d": len(graph.whitening.mean),
         "whitening": graph.whitening.to_text(),
     }
@@ -156,7 +153,6 @@ def read_graph(path: str | Path) -> tuple[NeighbourGraph, list[str]]:
             rows=tensors["rows"],
             cosines=tensors["cosines"],
             search=str(state["search"]),
-            exact=bool(state["exact"]),
             whitening=Whitening.from_text(state["whitening"], int(state["d"])),
         )
         checksums = [str(checksum) for checksum in state["checksums"]]

@@ -6,9 +6,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow
-from pyarrow import types
+from pyarrow import parquet, types
 
 from .table_formats import as_text
+
+_MOST_FOOTER = 1 << 30  # bytes of a text in it: an export holds its failures there
+
+
+def open_parquet(source: Any) -> Any:
+    """Open a file or stream to read it page by page: with pre-buffering, or without a buffer, whole columns stay."""
+    return parquet.ParquetFile(
+        source,
+        pre_buffer=False,
+        buffer_size=1 << 20,
+        page_checksum_verification=True,  # of pages that have a checksum
+        thrift_string_size_limit=_MOST_FOOTER,
+    )
 
 
 def plain_type(kind: Any) -> Any:

@@ -194,7 +194,7 @@ def _complete(data: bytes, size: int) -> bytes:
 
 def open_object(fs: Any, path: str, block_bytes: int = READ_AHEAD_BYTES) -> Any:
     """Open an object as a seekable binary file; a remote one is read in blocks, each with retries."""
-    if "file" in _protocols(fs):
+    if "file" in protocols(fs):
         return fs.open(path, "rb")
     return io.BufferedReader(_ObjectStream(fs, path, block_bytes))
 
@@ -318,8 +318,9 @@ def put_file(fs: Any, local: Path, path: str) -> dict[str, Any]:
 
 def is_object_store(fs: Any) -> bool:
     """Whether objects of this store appear only once complete, and folders need not be created."""
-    return bool(_protocols(fs) & OBJECT_STORES)
+    return bool(protocols(fs) & OBJECT_STORES)
 
 
-def _protocols(fs: Any) -> set[str]:
+def protocols(fs: Any) -> set[str]:
+    """Protocols that a file system answers to."""
     return {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
