@@ -26,14 +26,24 @@ from . import options, output
     default=(100, 1000),
     help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
 )
+@options.option("--concept", metavar="NAME", help="Concept to evaluate, where SCORES has several.")
+@options.option("--source", metavar="NAME", help="Source whose rows are evaluated, where score --append wrote SCORES.")
 @options.as_json
-def evaluate(scores: str, truth: str, positives: str | None, at: tuple[int, ...]) -> None:
+def evaluate(
+    scores: str,
+    truth: str,
+    positives: str | None,
+    at: tuple[int, ...],
+    concept: str | None,
+    source: str | None,
+) -> None:
     """Compute the metrics of SCORES against true labels.
 
     \b
     pucache evaluate scores.csv --truth truth.csv --positives found.txt
+    pucache evaluate kinds.csv --truth dresses.csv --concept dress
     """
-    result = run(scores, truth, positives=positives, at=at)
+    result = run(scores, truth, positives=positives, at=at, concept=concept, source=source)
     lines = [
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
         for name, value in result.items()

@@ -34,7 +34,8 @@ from .progress import terminal_progress
     "--input",
     "pixels",
     type=click.Choice(["uint8", "float32"]),
-    help="Type of the images that model.onnx takes: 0 to 255, or 0 to 1.  [default: uint8]",
+    help="Images that model.onnx takes: from 0 to 255, of any size, or from 0 to 1, of the encoder's input size.  "
+    "[default: uint8]",
 )
 @options.force
 @options.as_json
@@ -52,7 +53,7 @@ def export(
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
 
     Columns of FILE.parquet: key, embedding (float16 or float32), digest, size, mtime_ns; import-embeddings makes the
-    same cache from it again. model.onnx takes images of the encoder's input size and gives embedding, margin,
+    same cache from it again. model.onnx takes images, which it resizes and crops, and gives embedding, margin,
     posterior and label; it needs pip install 'pucache[onnx]'.
 
     \b

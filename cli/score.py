@@ -81,7 +81,7 @@ def score(
     those that MODEL was trained on. With --neighbours
     the margin is the score with neighbours, which has its own threshold. A folder of models, as
     train-pu --concepts writes, scores in one pass into one table: key, and for each concept
-    CONCEPT_posterior and CONCEPT_label.
+    CONCEPT_margin, CONCEPT_posterior and CONCEPT_label.
 
     \b
     pucache score model.safetensors cache.h5

@@ -15,7 +15,7 @@ from ..cache.exporting import Column
 from ..errors import LabelError
 from ..labels.label_files import name_first
 from ..pages.thumbnails import THREADS, RowImages, encoded
-from ..scoring.score_tables import read_scores
+from ..scoring.score_tables import read_scores, unique_keys
 from .session import read_session
 
 _PICTURE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])  # as Hugging Face has images
@@ -57,7 +57,7 @@ def pile_columns(
     columns: list[Column] = []
     if scores is not None:
         table = read_scores(scores)
-        rows = cache.keys.rows(table["key"].tolist())
+        rows = cache.keys.rows(unique_keys(table, scores))
         if len(unknown := table["key"][rows < 0]):
             shown = name_first(unknown.tolist())
             raise LabelError(f"{len(unknown)} of {len(rows)} keys in {scores} are not in {cache.name} ({shown})")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,9 +9,8 @@ import numpy as np
 
 from ..errors import LabelError
 from ..estimates.metrics import precision_at, with_labels
-from ..labels.label_files import name_first
 from ..labels.row_values import RowValues, named_positives, open_truth
-from .score_tables import read_scores
+from .score_tables import read_scores, unique_keys
 
 
 def evaluate(
@@ -21,6 +19,8 @@ def evaluate(
     *,
     positives: str | Path | RowValues | None = None,
     at: Sequence[int] = (100, 1000),
+    concept: str | None = None,
+    source: str | None = None,
 ) -> dict[str, float]:
     """Compute metrics of scored images whose true class is known.
 
@@ -34,6 +34,8 @@ def evaluate(
         Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
     at : sequence of int
         Ranks at which the precision is computed; ranks beyond the number of images are left out.
+    concept, source : str, optional
+        See `pucache.scoring.score_tables.read_scores`.
 
     Returns
     -------
@@ -46,20 +48,15 @@ def evaluate(
     LabelError
         A file cannot be read, scores a key more than once, or nothing is left to evaluate.
     """
-    table = read_scores(scores)
+    table = read_scores(scores, concept=concept, source=source)
     if not len(table["key"]):
         raise LabelError(f"{scores} has no rows, only the names of columns; score a cache that holds images")
-    repeated = [key for key, rows in Counter(table["key"].tolist()).items() if rows > 1]
-    if repeated:
-        raise LabelError(
-            f"{scores} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
-            "count more than once; keep one row for each"
-        )
-    y = open_truth(truth, table["key"].tolist())
+    keys = unique_keys(table, scores)
+    y = open_truth(truth, keys)
     keep = y >= 0
     without_truth = int((~keep).sum())
     if positives is not None:
-        labelled = named_positives(positives, table["key"].tolist())
+        labelled = named_positives(positives, keys)
         keep &= np.array([key not in labelled for key in table["key"]], bool)
     if not keep.any():
         named = truth if isinstance(truth, str | Path) else "the true classes"

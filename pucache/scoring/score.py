@@ -26,7 +26,15 @@ from ..training.concept_models import ConceptModels
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .new_images import NewImages, check_new_images
-from .score_tables import EarlierScores, ScoredRows, check_table, part_outputs, write_scores, write_wide_scores
+from .score_tables import (
+    EarlierScores,
+    ScoredRows,
+    check_table,
+    part_outputs,
+    read_scores,
+    write_scores,
+    write_wide_scores,
+)
 
 if TYPE_CHECKING:
     from ..encoders.deferred import DeferredEncoder
@@ -109,8 +117,8 @@ def score(
     Parameters
     ----------
     model : PULinearClassifier, ConceptModels, or path of a model or of a folder of models
-        A folder of models scores in one pass into one wide table: key, and for each concept CONCEPT_posterior and
-        CONCEPT_label.
+        A folder of models scores in one pass into one wide table: key, and for each concept CONCEPT_margin,
+        CONCEPT_posterior and CONCEPT_label.
     images : EmbeddingCache, Source, str, path, or sequence of paths
         Caches, or a source of images, which are embedded first with the encoder of the model.
     out : path or URL
@@ -220,7 +228,7 @@ def open_model(
 
 
 def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[str, Any]]:
-    """Keys of all rows, in blocks, and posterior and label by each model, in float32; the bytes read are verified."""
+    """Keys of all rows, in blocks, and margin, posterior and label by each model; the bytes read are verified."""
     thresholds = np.array([[model.threshold_] for model in models.values()], np.float32)
     slopes = np.array([[model.tilt_.slope] for model in models.values()], np.float32)
     offsets = np.array([[model.tilt_.offset(model.share_)] for model in models.values()], np.float32)
@@ -230,8 +238,9 @@ def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[st
         labels = (of_models > thresholds).astype(np.int8)
         posteriors = expit(slopes * of_models + offsets)
         columns: dict[str, Any] = {"key": cache.keys.encoded(rows)}
-        for name, posterior, label in zip(models, posteriors, labels, strict=True):
-            columns |= {f"{name}_posterior": posterior if has_points[name] else None, f"{name}_label": label}
+        for name, margin, posterior, label in zip(models, of_models, posteriors, labels, strict=True):
+            columns |= {f"{name}_margin": margin, f"{name}_posterior": posterior if has_points[name] else None}
+            columns[f"{name}_label"] = label
         yield columns
 
 
@@ -263,7 +272,7 @@ def earlier_scores(model: PULinearClassifier, cache: EmbeddingCache, table: str 
     if is_url(table) or not Path(table).is_file():
         return None
     try:
-        earlier = EarlierScores(table, cache.keys.encoded(slice(None)))
+        earlier = EarlierScores(read_scores(table), cache.keys.encoded(slice(None)))
     except LabelError:  # whatever it is, it is written anew
         return None
     rows = np.flatnonzero(earlier.known)

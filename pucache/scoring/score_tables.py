@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +15,7 @@ import numpy as np
 
 from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
+from ..labels.label_files import name_first
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import SCORES, TABLE
 from ..storage.filesystem import folder_files, open_filesystem, store_errors
@@ -23,8 +26,8 @@ from ..storage.urls import is_url, path_or_url, without_secrets
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
-_TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
-COLUMNS = tuple(_TYPES)
+TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
+COLUMNS = tuple(TYPES)
 FORMATS = ("csv", "parquet")
 _QUOTED, _PLAIN = rb'"[^"]*+(?:""[^"]*+)*+"', rb'(?:[^",\r\n][^,\r\n]*+)?'
 _CELLS = re.compile(rb"(?:(?:%b|%b)(?:,|\r\n?|\n|\Z))*+" % (_QUOTED, _PLAIN))  # RFC 4180
@@ -65,22 +68,27 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
 
     Raises `OutputError` where it cannot be written.
     """
-    return _write(out, _TYPES, blocks)["label"]
+    return write_table(out, TYPES, blocks)["label"]
 
 
 def write_wide_scores(out: str | Path, concepts: Sequence[str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Write a table of the columns CONCEPT_posterior and CONCEPT_label of each concept, as `write_scores`.
+    """Write a table of the columns of `wide_types`, as `write_scores`.
 
     Returns the number of rows above the threshold of each.
     """
-    types = {"key": "string"}
-    for name in concepts:
-        types |= {f"{name}_posterior": "float32", f"{name}_label": "int8"}
-    positives = _write(out, types, blocks)
+    positives = write_table(out, wide_types(concepts), blocks)
     return {name: positives[f"{name}_label"] for name in concepts}
 
 
-def _write(out: str | Path, types: dict[str, str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
+def wide_types(concepts: Iterable[str]) -> dict[str, str]:
+    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each."""
+    types = {"key": "string"}
+    for name in concepts:
+        types |= {f"{name}_margin": "float32", f"{name}_posterior": "float32", f"{name}_label": "int8"}
+    return types
+
+
+def write_table(out: str | Path, types: Mapping[str, str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
     """Write a table; returns the sum of each column of labels."""
     from ..cache.destination import atomic_output  # imports h5py, which readers do not need
 
@@ -93,13 +101,17 @@ def _write(out: str | Path, types: dict[str, str], blocks: Iterable[dict[str, An
     return sums
 
 
-def read_scores(path: str | Path) -> dict[str, np.ndarray]:
+def read_scores(path: str | Path, *, concept: str | None = None, source: str | None = None) -> dict[str, np.ndarray]:
     """Read a table of scores.
 
     Parameters
     ----------
     path : path or str
         Parquet if it ends in ``.parquet``, otherwise CSV. Further columns are ignored.
+    concept : str, optional
+        Of a table of concepts, which one.
+    source : str, optional
+        Of a table that has grown, the rows of this source alone.
 
     Returns
     -------
@@ -109,8 +121,41 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
     Raises
     ------
     LabelError
-        The file is missing, or not a table with those columns.
+        The file is missing, not a table with those columns, or holds nothing of the source.
     """
+    names = column_names(path)
+    prefix = "" if concept is None else f"{concept}_"
+    found = {name: name if name == "key" else prefix + name for name in COLUMNS}
+    concepts = [name.removesuffix("_label") for name in names if name.endswith("_label")]
+    if not set(found.values()) <= set(names) and concepts and concept not in concepts:
+        raise LabelError(f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept")
+    types = {column: TYPES[name] for name, column in found.items()} | ({"source": "string"} if source else {})
+    columns = read_columns(path, types)
+    table = {name: columns[column] for name, column in found.items()}
+    if source is not None:
+        of_source = columns["source"] == source
+        if not of_source.any():
+            known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
+            raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
+        table = {name: values[of_source] for name, values in table.items()}
+    return table | {"label": table["label"].astype(int)}
+
+
+def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
+    """Keys of a table of scores; raises `LabelError` where one stands there more than once."""
+    keys: list[str] = table["key"].tolist()
+    repeated = [key for key, rows in Counter(keys).items() if rows > 1]
+    if repeated:
+        several = "source" in column_names(path)
+        raise LabelError(
+            f"{path} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
+            f"count more than once; {'keep the rows of one source' if several else 'keep one row for each'}"
+        )
+    return keys
+
+
+def column_names(path: str | Path) -> list[str]:
+    """Names of the columns of a table; raises `LabelError` where it cannot be read."""
     import pyarrow as arrow  # not for commands that read no table
 
     path = Path(path)
@@ -118,17 +163,43 @@ def read_scores(path: str | Path) -> dict[str, np.ndarray]:
         problem = f"{path} is not a regular file" if path.exists() else f"no such scores: {path}"
         raise LabelError(f"{problem}; expected the CSV or Parquet that score writes")
     try:
-        table = _read_parquet(path) if path.suffix.lower() == ".parquet" else _read_csv(path)
-        key = np.array(table["key"].to_pylist(), object)
-        margin, posterior, label = (np.array(table[name].to_numpy(), float) for name in COLUMNS[1:])
-        if None in key or not np.isfinite([margin, label]).all() or np.isinf(posterior).any():
-            raise ValueError("a cell is empty or not a number")
-        if not np.isin(label, (0, 1)).all():
-            raise ValueError("a label is neither 0 nor 1")
-        return {"key": key, "margin": margin, "posterior": posterior, "label": label.astype(int)}
+        if path.suffix.lower() == ".parquet":
+            from pyarrow import parquet
+
+            return list(parquet.read_schema(path).names)
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            return next(csv.reader(stream), [])
+    except (ValueError, csv.Error, OSError, arrow.ArrowException) as error:
+        raise LabelError(f"{path} is not a table of scores ({one_line(error)})") from error
+
+
+def read_columns(path: str | Path, types: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Columns of a table by name: texts as objects, numbers as float64, NaN where a posterior is empty.
+
+    Raises `LabelError` where one is missing or has another value than it may have.
+    """
+    import pyarrow as arrow
+
+    path = Path(path)
+    try:
+        table = (_read_parquet if path.suffix.lower() == ".parquet" else _read_csv)(path, types)
+        columns = {}
+        for name, kind in types.items():
+            values = np.array(table[name].to_pylist(), object) if kind == "string" else table[name].to_numpy()
+            columns[name] = values if kind == "string" else np.array(values, float)
+            if kind == "string" and None in values:
+                raise ValueError("a cell is empty or not a number")
+        for name, values in columns.items():
+            if name.endswith("label") and not np.isin(values, (0, 1)).all():
+                raise ValueError("a label is neither 0 nor 1, or a cell is empty")
+            if name.endswith("margin") and not np.isfinite(values).all():
+                raise ValueError("a cell is empty or not a number")
+            if name.endswith("posterior") and np.isinf(values).any():
+                raise ValueError("a cell is empty or not a number")
+        return columns
     except (KeyError, ValueError, TypeError, OSError, arrow.ArrowException) as error:
         raise LabelError(
-            f"{path} is not a table of scores ({one_line(error)}); expected columns {', '.join(COLUMNS)}"
+            f"{path} is not a table of scores ({one_line(error)}); expected columns {', '.join(types)}"
         ) from error
 
 
@@ -137,8 +208,8 @@ class EarlierScores:
 
     Parameters
     ----------
-    path : path or str
-        Table of scores.
+    table : dict of str to ndarray
+        Scores, as `read_scores` gives them.
     key : ndarray of bytes, (n,)
         Encoded keys of the images that are scored now.
 
@@ -148,10 +219,9 @@ class EarlierScores:
         Whether the table holds the image.
     """
 
-    def __init__(self, path: str | Path, key: np.ndarray):
+    def __init__(self, table: dict[str, np.ndarray], key: np.ndarray):
         from ..cache.keys import encode_keys, find_sorted
 
-        table = read_scores(path)
         encoded = encode_keys(table["key"].tolist())
         order = np.argsort(encoded)
         rows = find_sorted(encoded[order], key)
@@ -180,30 +250,31 @@ def _format(out: str | Path) -> str:
     return "csv" if is_standard_output(out) else os.path.splitext(out)[1].lower().removeprefix(".")
 
 
-def _read_csv(path: Path) -> Any:
+def _read_csv(path: Path, types: Mapping[str, str]) -> Any:
     import pyarrow as arrow
-    from pyarrow import compute, csv
+    from pyarrow import compute
+    from pyarrow import csv as arrow_csv
 
     content = path.read_bytes()
     if not _CELLS.fullmatch(content):  # pyarrow reads "a"b as ab
         raise ValueError("a quoted cell does not end at its closing quote")
-    kinds = csv.ConvertOptions(  # a key may be 007 or NA
-        column_types={name: "string" if name == "key" else "float64" for name in COLUMNS},
-        include_columns=COLUMNS,
+    kinds = arrow_csv.ConvertOptions(  # a key may be 007 or NA
+        column_types={name: "string" if kind == "string" else "float64" for name, kind in types.items()},
+        include_columns=list(types),
         null_values=[""],
         strings_can_be_null=False,
     )
-    cells = csv.ParseOptions(newlines_in_values=True)
-    table = csv.read_csv(arrow.BufferReader(content), parse_options=cells, convert_options=kinds)
+    cells = arrow_csv.ParseOptions(newlines_in_values=True)
+    table = arrow_csv.read_csv(arrow.BufferReader(content), parse_options=cells, convert_options=kinds)
     if len(table) and compute.max(compute.binary_length(table["key"])).as_py() > _LONGEST_KEY:
         raise ValueError(f"a key is longer than {_LONGEST_KEY:,} bytes")
     return table
 
 
-def _read_parquet(path: Path) -> Any:
+def _read_parquet(path: Path, types: Mapping[str, str]) -> Any:
     from pyarrow import parquet
 
-    return parquet.read_table(path, columns=list(COLUMNS))
+    return parquet.read_table(path, columns=list(types))
 
 
 def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, *, force: bool = False) -> list[str]:

@@ -67,12 +67,20 @@ def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
 def test_score_writes_one_wide_table_that_agrees_with_single_ones(trained, out):
     said = json.loads(run(f"score models cache.h5 --out {out} --json").stdout)
     wide = table(out) if out.endswith("csv") else pyarrow.parquet.read_table(out).to_pylist()
-    assert list(wide[0]) == ["key", "old red_posterior", "old red_label", "red_posterior", "red_label"]
+    columns = [f"{name}_{column}" for name in ("old red", "red") for column in ("margin", "posterior", "label")]
+    assert list(wide[0]) == ["key", *columns]
     run("score models/red.safetensors cache.h5 --out red.csv")
     single = read_scores("red.csv")
     assert [row["key"] for row in wide] == single["key"].tolist()
     assert [int(row["red_label"]) for row in wide] == single["label"].tolist()
     np.testing.assert_allclose([float(row["red_posterior"]) for row in wide], single["posterior"], rtol=1e-5)
+    np.testing.assert_allclose([float(row["red_margin"]) for row in wide], single["margin"], rtol=1e-5, atol=1e-5)
+    truth = "--truth labels/red.txt"
+    assert run(f"evaluate {out} {truth} --concept red").stdout == run(f"evaluate red.csv {truth}").stdout
+    assert (
+        "scores of the concepts old red, red; name one of these as --concept"
+        in run(f"evaluate {out} {truth}", 1).stderr
+    )
     assert said["concepts"]["red"] == single["label"].sum() and said["positives"] == sum(said["concepts"].values())
 
 

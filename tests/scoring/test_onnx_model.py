@@ -8,6 +8,7 @@ from helpers.limits import limited
 from helpers.planted import planted
 from helpers.refusals import one_line
 from helpers.slow import slow
+from PIL import Image
 
 from pucache.encoders.encoder import load_encoder
 from pucache.encoders.spec import EncoderSpec
@@ -44,6 +45,10 @@ def run(path, inputs):
     return dict(zip(names, session.run(None, {session.get_inputs()[0].name: inputs}), strict=True))
 
 
+def preprocessing(path):
+    return next(entry.value for entry in onnx.load(str(path)).metadata_props if entry.key == "preprocessing")
+
+
 @pytest.mark.parametrize("kind", ["uint8", slow("float32")])
 def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trained, kind):
     model, folder, pixels, X = trained
@@ -65,6 +70,27 @@ def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trai
     assert EncoderSpec.from_json(facts["encoder"]) == model.encoder_
     assert b"site-packages" not in (tmp_path / "m.onnx").read_bytes(), "no path of the machine that wrote it"
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_images_of_any_size_are_resized_inside_as_pucache_does(tmp_path, trained):
+    model, folder, pixels, _ = trained
+    encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
+    report = export_onnx(model, tmp_path / "m.onnx", weights=folder)
+    assert report.inputs == {"images": "uint8 (n, height, width, 3)"}
+    assert preprocessing(tmp_path / "m.onnx").endswith("the shorter side keeps 48 pixels")
+    for size in [(60, 24), (24, 95), (7, 5), (301, 200)]:
+        resized = torch.nn.functional.interpolate(pixels[:60].permute(0, 3, 1, 2), size, mode="bilinear")
+        images = resized.permute(0, 2, 3, 1).numpy()
+        expected = model.margins(encoder([Image.fromarray(image) for image in images]))
+        np.testing.assert_allclose(run(tmp_path / "m.onnx", images)["margin"], expected, atol=2e-2)
+
+
+@pytest.mark.slow
+def test_the_metadata_say_what_is_to_be_done_before_a_graph_that_does_not_resize(tmp_path, trained):
+    model, folder, *_ = trained
+    export_onnx(model, tmp_path / "m.onnx", weights=folder, images="float32")
+    said = preprocessing(tmp_path / "m.onnx")
+    assert said.endswith("; resize to 24 x 24 by bilinear, with antialias as in Pillow; crop the centre to 24 x 24")
 
 
 @pytest.mark.slow
