@@ -7,10 +7,8 @@ from pathlib import Path
 from ..cache.embedding_cache import CacheLike
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import Labels
-from .audit import Audit, audit
+from .audit import LEAST_POSITIVES, Audit, audit
 from .session import read_session
-
-LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 
 
 def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
