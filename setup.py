@@ -1,6 +1,7 @@
 """Packaging. `cli/` stands beside the library and is installed as `pucache.cli`."""
 
 import re
+from itertools import chain
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -9,7 +10,16 @@ here = Path(__file__).parent
 version = re.search(r'__version__ = "(.+?)"', (here / "pucache/version.py").read_text())
 assert version
 
-bench = ["openvino>=2025.0", "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
+extras = {
+    "heif": ["pillow-heif>=0.21"],
+    "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5"],
+    "openvino": ["openvino>=2025.0"],
+    "parquet": [],  # pyarrow is always installed; the name stays for older requirements
+    "ray": ["ray>=2.50"],
+    "s3": ["s3fs>=2024.6"],
+    "tensorboard": ["tensorboard>=2.17"],
+}
+bench = [*extras["openvino"], "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
 docs = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-copybutton>=0.5.2", "numpydoc>=1.8"]
 
 setup(
@@ -63,16 +73,11 @@ setup(
         "faiss-cpu>=1.12; sys_platform != 'linux' or platform_machine != 'x86_64'",
     ],
     extras_require={
+        **extras,
         "bench": bench,
         "docs": docs,
-        "heif": ["pillow-heif>=0.21"],
-        "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5"],
-        "openvino": ["openvino>=2025.0"],
-        "parquet": [],  # pyarrow is always installed; the name stays for older requirements
-        "ray": ["ray>=2.50"],
-        "s3": ["s3fs>=2024.6"],
-        "tensorboard": ["tensorboard>=2.17"],
         "test": [
+            *chain.from_iterable(extras.values()),
             "pytest>=8",
             "pytest-xdist>=3.6",
             "hypothesis>=6.100",
@@ -80,15 +85,8 @@ setup(
             "mypy>=1.13",
             "import-linter>=2.1",
             *bench,
-            "pillow-heif>=0.21",
-            "onnx>=1.16",
-            "onnxruntime>=1.18",
-            "onnxscript>=0.5",
-            "ray>=2.50",
-            "s3fs>=2024.6",
             "moto[server]>=5",
             "kubernetes-validate>=1.31",
-            "tensorboard>=2.17",
             "playwright>=1.49",
             "axe-playwright-python>=0.1.4",
             "nbclient>=0.10",

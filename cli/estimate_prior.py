@@ -90,17 +90,17 @@ def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any
     """Estimate the prior of each concept."""
     from pucache.training.train_concepts import each_concept
 
-    results: dict[str, Any] = {}
     table: dict[str, dict[str, str]] = {}
 
-    def estimate(name: str, data: LabelledCache) -> None:
-        results[name], estimates = _estimate(data, request)
+    def estimate(name: str, data: LabelledCache) -> dict[str, Any]:
+        result, estimates = _estimate(data, request)
         shown = {one.method: f"{'' if one.prior is None else f'{one.prior:.4f} '}{_interval(one)}" for one in estimates}
         columns = {method: shown.get(method, "").strip() for method in request["methods"]}
-        labelled = f"{results[name]['labelled_positives']:,}"
+        labelled = f"{result['labelled_positives']:,}"
         table[name] = {"labelled": labelled, **columns, "note": "" if estimates else "too few labels"}
+        return result
 
-    failures = each_concept(cache, concepts, estimate, **rows)
+    results, failures = each_concept(cache, concepts, estimate, **rows)
     output.print_concepts({"concepts": results}, failures, table)
 
 

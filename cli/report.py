@@ -56,8 +56,8 @@ def report(
     """Write an HTML page about CACHE and how well a classifier separates its positives.
 
     The page shows labelled and likely positives, estimates of the number of hidden positives, margins,
-    estimated precision and recall, a sweep over priors and a map of the images. The command trains
-    again, because the estimates need held-out margins.
+    estimated precision and recall, and a map of the images. The command trains again, because the estimates need
+    held-out margins.
 
     \b
     pucache report cache.h5 --positives found.txt --model model.safetensors

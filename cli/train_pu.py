@@ -150,17 +150,14 @@ def _train_concepts(
     opened = open_cache(cache)
     labels = open_concepts(opened, concepts)
     check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
-    table: dict[str, dict[str, str]] = {}
-    written: list[dict[str, Any]] = []
 
-    def train(name: str, data: LabelledCache) -> None:
-        *_, result = _train(data, classifier, model_path(folder, name), force)
-        written.append({"concept": name} | result)
-        table[name] = _concept_row(result)
+    def train(name: str, data: LabelledCache) -> dict[str, Any]:
+        return {"concept": name} | _train(data, classifier, model_path(folder, name), force)[-1]
 
-    failures = each_concept(opened, labels, train, **rows)
+    written, failures = each_concept(opened, labels, train, **rows)
+    table = {name: _concept_row(result) for name, result in written.items()}
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
-    result = {"concepts": written, "failures": failures}
+    result = {"concepts": list(written.values()), "failures": failures}
     lines = [f"wrote {len(written):,} models to {folder}{write_metrics(result, metrics, Path(folder, METRICS))}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")

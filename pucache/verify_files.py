@@ -76,11 +76,11 @@ def _verify(path: Path) -> VerifiedFile:
     kind = _kind(path)
     if not kind:
         damage = f"{path} is no file that verify checks; expected a cache, a model, or what pretrain wrote"
-        return VerifiedFile(path=path, kind=kind, rows=0, damage=damage)
+        return VerifiedFile(path, kind, 0, damage)
     try:
-        return VerifiedFile(path=path, kind=kind, rows=_VERIFIERS[kind](path))
+        return VerifiedFile(path, kind, _VERIFIERS[kind](path))
     except PUCacheError as error:
-        return VerifiedFile(path=path, kind=kind, rows=0, damage=str(error))
+        return VerifiedFile(path, kind, 0, str(error))
 
 
 def _kind(path: Path) -> str:

@@ -27,7 +27,7 @@ def slices_loop(X, s, prior, epochs):
 
 
 def loader_loop(X, s, prior, epochs):
-    """The same through a shuffling DataLoader, as the authors do."""
+    """The same through a shuffling DataLoader, as the authors do; returns the head."""
     head = torch.nn.Linear(X.shape[1], 1).to(X.device)
     adam = torch.optim.Adam(head.parameters(), lr=3e-4)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, s), batch_size=BATCH, shuffle=True)
@@ -36,3 +36,4 @@ def loader_loop(X, s, prior, epochs):
             adam.zero_grad()
             loss_of(head(rows)[:, 0], labels, prior).backward()
             adam.step()
+    return head

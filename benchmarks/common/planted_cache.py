@@ -4,9 +4,7 @@
 own, so that no map of one outlives its making, and found there by name the next time.
 """
 
-import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.processes import figures_of
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.layout import VERSION
@@ -157,10 +156,7 @@ def make(what: str, at: Planted) -> None:
 def cell(module: str, name: str, at: Planted) -> dict[str, float]:
     """Run one measurement of a module in a process of its own: python -m MODULE --cell NAME FOLDER ROWS DIM."""
     command = [sys.executable, "-m", module, "--cell", name, str(at.folder), str(at.n), str(at.d)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} at {at.n:,} x {at.d} failed:\n{done.stderr}")
-    figures = json.loads(done.stdout.splitlines()[-1])
+    figures = figures_of(command, f"{name} at {at.n:,} x {at.d}")
     summary = ", ".join(f"{what} {value:.4g}" for what, value in figures.items())
     print(f"{at.n:>10,} x {at.d}  {name:32s} {summary}", file=sys.stderr, flush=True)
     return figures
@@ -174,14 +170,8 @@ def asked_for_a_cell() -> tuple[str, Planted] | None:
     return name, Planted(Path(folder), int(n), int(d))
 
 
-def memory() -> dict[str, float]:
-    """What /proc tells of this process, in MB."""
-    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
-    return {words[0].rstrip(":"): int(words[1]) * 1024 / MB for words in lines if words[-1] == "kB"}
-
-
-def file_blocks(path: Path, size: int = BLOCK_BYTES):
-    buffer = np.empty(size, np.uint8)
+def file_blocks(path: Path):
+    buffer = np.empty(BLOCK_BYTES, np.uint8)
     with path.open("rb", buffering=0) as stream:
         while read := stream.readinto(buffer):
             yield buffer[:read]

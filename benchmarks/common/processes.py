@@ -1,5 +1,6 @@
 """Times of whole processes, and tables of them."""
 
+import json
 import os
 import shutil
 import statistics
@@ -26,42 +27,41 @@ def pucache(*arguments: str | Path) -> list[str]:
     return [*start, *map(str, arguments)]
 
 
-def timed(command: Sequence[str], folder: Path, *, prefix: Sequence[str] = (), **variables: str) -> ProcessTime:
+def timed(command: Sequence[str], folder: Path, **variables: str) -> ProcessTime:
     """Run a command in a folder and measure the process; ends the benchmark where the command fails."""
-    process = start(command, folder, prefix=prefix, **variables)
-    return finish(process, command)
-
-
-@dataclass
-class Running:
-    """A process that was started, and when."""
-
-    process: subprocess.Popen
-    began: float
-    log: Path
-
-
-def start(command: Sequence[str], folder: Path, *, prefix: Sequence[str] = (), **variables: str) -> Running:
-    """Start a command whose output goes into a file of the folder."""
     log = folder / f"output-{time.monotonic_ns()}.txt"
-    environ = {**os.environ, **variables}
     with log.open("wb") as stream:
         began = time.perf_counter()
         process = subprocess.Popen(
-            [*prefix, *command], cwd=folder, env=environ, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=stream,
+            stderr=stream,
         )
-    return Running(process=process, began=began, log=log)
-
-
-def finish(running: Running, command: Sequence[str]) -> ProcessTime:
-    """Wait for the end of a process."""
-    _, status, usage = os.wait4(running.process.pid, 0)
-    seconds = time.perf_counter() - running.began
-    running.process.returncode = os.waitstatus_to_exitcode(status)
-    if running.process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{running.log.read_text()[-3000:]}")
-    running.log.unlink()
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.perf_counter() - began
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
+    log.unlink()
     return ProcessTime(seconds=seconds, cpu=usage.ru_utime + usage.ru_stime)
+
+
+def figures_of(command: Sequence[str], what: str) -> dict[str, float]:
+    """Figures in JSON that a command prints last; ends the benchmark where the command fails."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{what} failed:\n{done.stderr}")
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
+
+
+def memory() -> dict[str, float]:
+    """What /proc tells of this process, in MB."""
+    lines = [line.split() for line in Path("/proc/self/status").read_text().splitlines()]
+    return {words[0].rstrip(":"): int(words[1]) * 1024 / 1e6 for words in lines if words[-1] == "kB"}
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

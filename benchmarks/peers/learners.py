@@ -23,7 +23,7 @@ from sklearn.linear_model import LogisticRegression, LogisticRegressionCV
 PACKAGES = {"pulearn": "pulearn==0.2.0", "pu_toolbox": "pu-toolbox==1.11.0"}
 CS, FOLDS = np.logspace(-6, -2, 5), 5  # that a careful user tries, on scikit-learn's scale: those of the suite
 PENALTY = 1e-4  # of pucache where it is not chosen: the middle of the grid
-EPOCHS, BATCH, RATE, TARGET_PRIOR = 100, 256, 3e-4, 0.5  # of the PyTorch loop: the authors'
+EPOCHS = 100  # of the PyTorch loop: the authors'
 
 
 class Truth(NamedTuple):
@@ -171,32 +171,14 @@ def elkan_noto(mode: str, C: float = 1.0) -> Fit:
     return fits(lambda s, prior: pu_toolbox().ElkanNotoClassifier(logistic(C=C), mode=mode, random_state=0))
 
 
-def imbalanced_risk(margins, s, prior: float):
-    """Imbalanced nnPU with the sigmoid loss on one batch: what its authors step on."""
-    import torch
-
-    positive, unlabelled = margins[s == 1], margins[s == 0]
-    of_p = torch.sigmoid(-positive).mean() if len(positive) else margins.new_zeros(())
-    as_negative = torch.sigmoid(positive).mean() if len(positive) else margins.new_zeros(())
-    of_u = torch.sigmoid(unlabelled).mean() if len(unlabelled) else margins.new_zeros(())
-    lower = (1 - TARGET_PRIOR) / (1 - prior) * (of_u - prior * as_negative)
-    return TARGET_PRIOR * of_p + lower if lower >= 0 else -lower
-
-
 def loader_loop(X, s, truth) -> Score:
     """A linear layer on raw features, through a shuffling DataLoader, as research code is written."""
     import torch
-    from torch.utils.data import DataLoader, TensorDataset
+
+    from benchmarks.common import plain_loops
 
     torch.manual_seed(0)
-    head = torch.nn.Linear(X.shape[1], 1)
-    adam = torch.optim.Adam(head.parameters(), lr=RATE)
-    data = TensorDataset(torch.from_numpy(X).float(), torch.from_numpy(s))
-    for _ in range(EPOCHS):
-        for rows, labels in DataLoader(data, batch_size=BATCH, shuffle=True):
-            adam.zero_grad()
-            imbalanced_risk(head(rows)[:, 0], labels, truth.prior).backward()
-            adam.step()
+    head = plain_loops.loader_loop(torch.from_numpy(X).float(), torch.from_numpy(s), truth.prior, EPOCHS)
 
     def score(X):
         with torch.no_grad():

@@ -15,13 +15,8 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import average_precision_score, f1_score, roc_auc_score
 
+from benchmarks.common.processes import memory
 from benchmarks.peers.learners import LEARNERS, Learner, Truth
-
-
-def memory(name: str) -> float:
-    """VmRSS or VmHWM of this process, in MB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024 / 1e6
 
 
 def forget_peak() -> float:
@@ -29,7 +24,7 @@ def forget_peak() -> float:
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
-    return memory("VmRSS")
+    return memory()["VmRSS"]
 
 
 def warm_up(learner: Learner) -> None:
@@ -47,7 +42,7 @@ def on_task(learner: Learner, path: Path) -> dict[str, float]:
     X, s, y, X_test, y_test = (task[name] for name in ("X", "s", "y", "X_test", "y_test"))
     truth, before, began = Truth(float(y[s == 0].mean()), float(y_test.mean())), forget_peak(), time.perf_counter()
     score = learner.fit(X, s, truth)
-    cost = {"seconds": time.perf_counter() - began, "mb": memory("VmHWM") - before}
+    cost = {"seconds": time.perf_counter() - began, "mb": memory()["VmHWM"] - before}
     return quality(score, X[s == 0], y[s == 0], X_test, y_test) | cost
 
 

@@ -28,7 +28,7 @@ from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, opened, prepared, settings
 from benchmarks.quality import review_page, review_stopping
 from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
-from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile
+from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
 from pucache import PULinearClassifier
 from pucache.labels.labels import Labels
 from pucache.retrieval.model_scorers import Fused
@@ -36,7 +36,6 @@ from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.session import open_session
 
 SHARE, LABELLED, STOPPING_SEEDS = 0.01, 20, 2
 TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")
@@ -55,10 +54,7 @@ def simulated_review(pile: Pile, *, seed: int) -> dict:
     ranker, began = Ranker(pile.cache, pile.graph), time.process_time()
     found_at: list[int] = []
     looks = fits = 0
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_session(pile.cache, Labels.of(pile.s), folder=Path(folder) / "session", twins=None) as session,
-    ):
+    with opened_review(pile) as session:
         images = NextImages(session, np.random.default_rng([seed, 20]))
         shown = np.zeros(len(pile.y), bool)
         while not ended(looks, len(found_at), pile.hidden):

@@ -14,9 +14,10 @@ from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import Setting, TaskGroups
 from pucache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
+from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph, cached_graph
 from pucache.reviewing.log import Choice
-from pucache.reviewing.session import Session
+from pucache.reviewing.session import Session, open_session
 from pucache.reviewing.session_state import Proposal
 
 AHEAD = 10  # images that a page asks for at once
@@ -53,6 +54,16 @@ def opened_pile(groups: TaskGroups, setting: Setting) -> Iterator[Pile]:
         encoder = EncoderSpec.imported("benchmark", task.X.shape[1])
         cache = write_row_cache(Path(folder) / "rows.h5", task.X, encoder)
         yield Pile(cache, cached_graph(cache), task.s, task.y)
+
+
+@contextmanager
+def opened_review(pile: Pile) -> Iterator[Session]:
+    """A new session on the pile, in a folder that goes with it."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        open_session(pile.cache, Labels.of(pile.s), folder=Path(folder) / "session", twins=None) as session,
+    ):
+        yield session
 
 
 def decide(session: Session, rows: list[int], y: np.ndarray, looks: int) -> None:

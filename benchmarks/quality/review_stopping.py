@@ -7,22 +7,18 @@ buscarpy has it, and a number of negatives in a row. The closing audit begins wh
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 from scipy.stats import hypergeom
 
 from benchmarks.common.cells import table
 from benchmarks.common.tasks import Location, Setting, opened
-from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile
-from pucache.labels.labels import Labels
+from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.service import best_rate
-from pucache.reviewing.session import Session, open_session
+from pucache.reviewing.session import Session
 
 RECALL, EVERY, IN_A_ROW = 0.95, 50, (50, 100, 200)  # looks between two checks
 LOOKS = 3000
@@ -43,10 +39,7 @@ def review(pile: Pile, *, seed: int, most: int, closing: str) -> dict[str, tuple
     """Looks, recall, and recall of what was stated, where each rule of a closing audit says that 95 % are found."""
     ranker, stopped = Ranker(pile.cache, pile.graph), {}
     known = set(np.flatnonzero(pile.s).tolist())
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        open_session(pile.cache, Labels.of(pile.s), folder=Path(folder) / "session", twins=None) as session,
-    ):
+    with opened_review(pile) as session:
         images, looks = NextImages(session, np.random.default_rng([seed, 21])), 0
         labels: list[bool] = []
         while looks < most and session.unknown.any() and set(CLOSING[closing]) - set(stopped):

@@ -31,9 +31,9 @@ from benchmarks.common.planted_cache import (
     keep,
     key,
     make,
-    memory,
     prepare_with_model,
 )
+from benchmarks.common.processes import memory
 from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack

@@ -12,7 +12,6 @@ import itertools
 import json
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 import zipfile
@@ -25,8 +24,8 @@ import numpy as np
 from benchmarks.common.cells import table
 from benchmarks.common.command_line import page_parser, print_page
 from benchmarks.common.environment import environment
-from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, memory, prepare_with_model
-from benchmarks.common.processes import pucache, spread, timed
+from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, prepare_with_model
+from benchmarks.common.processes import figures_of, memory, pucache, spread, timed
 
 PARTS = ("embed", "sources", "onnx", "train", "rank", "score", "open", "review", "start")
 FOUND, POSITIVES = 100, 20
@@ -483,10 +482,7 @@ def start_table(files: Files, rounds: int) -> str:
 def cell(files: Files, part: str, number: int, which: str) -> dict[str, float]:
     """One measurement, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.speed.speed", *files.arguments(), "--cell", part, str(number), which]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{COMPARISONS[part][number].name}, {which} failed:\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    figures = figures_of(command, f"{COMPARISONS[part][number].name}, {which}")
     print(f"{COMPARISONS[part][number].name:44} {which:6} {figures}", file=sys.stderr, flush=True)
     return figures
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -84,48 +82,29 @@ def _attribute(root: h5py.h5g.GroupID, name: bytes) -> str | int | None:
     return content.decode("utf-8", "surrogateescape") if isinstance(content, bytes) else int(content)
 
 
-class Writer:
-    """Writes datasets and attributes of a new file; signals are handled between calls of HDF5, where they are safe."""
+def create(path: Path, attributes: Attributes, datasets: dict[str, tuple[tuple[int, ...], np.dtype]]) -> dict[str, int]:
+    """Lay out a file of the oldest format version in `path`, an existing empty file; returns where each dataset lies.
 
-    def __init__(self, file: h5py.File, handle_signals: Callable[[], None]):
-        self._file, self._handle_signals = file, handle_signals
-
-    def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> None:
-        """Create a dataset."""
-        stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
-        self._file.create_dataset(name, shape, stored, fill_time="never")
-
-    def write(self, name: str, start: int, values: np.ndarray) -> None:
-        """Write consecutive rows of a dataset, the first of them row `start`."""
-        self._handle_signals()
-        if len(values):
-            dataset: Any = self._file[name]
-            # the view marks bytes as UTF-8
-            dataset[start : start + len(values)] = values.view(dataset.dtype) if values.dtype.kind == "S" else values
-
-    def offset(self, name: str) -> int:
-        """Position of a dataset in the file, in bytes; 0 for an empty one."""
-        dataset: Any = self._file[name]
-        return int(dataset.id.get_offset() or 0)
-
-    def set_attributes(self, attributes: Attributes) -> None:
-        """Set attributes of the root group; texts are stored in fixed width."""
-        for name, value in attributes.items():
-            if isinstance(value, str):
-                encoded = value.encode("utf-8", "surrogateescape")
-                self._file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
-            else:
-                self._file.attrs[name] = value
-
-
-@contextmanager
-def new_file(path: Path) -> Iterator[Writer]:
-    """Write an HDF5 file of the oldest format version to `path`, an existing empty file."""
+    `datasets` are shapes and types by name; their bytes are to be written to these positions. Texts are marked as
+    UTF-8, and stored in fixed width.
+    """
+    at_once = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    at_once.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     with _Output(path, "r+") as stream:
-        with deferred_signals() as handle_signals, h5py.File(stream, "w", libver="earliest") as file:
-            yield Writer(file, handle_signals)
+        with deferred_signals(), h5py.File(stream, "w", libver="earliest") as file:
+            for name, (shape, dtype) in datasets.items():
+                stored = h5py.string_dtype("utf-8", dtype.itemsize) if dtype.kind == "S" else dtype
+                file.create_dataset(name, shape, stored, fill_time="never", dcpl=at_once.copy())
+            for name, value in attributes.items():
+                if isinstance(value, str):
+                    encoded = value.encode("utf-8", "surrogateescape")
+                    file.attrs.create(name, encoded, dtype=h5py.string_dtype("utf-8", max(1, len(encoded))))
+                else:
+                    file.attrs[name] = value
+            offsets = {name: int(file[name].id.get_offset() or 0) for name in datasets}
         if stream.error is not None:
             raise stream.error
+    return offsets
 
 
 class _Output(io.FileIO):

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -51,66 +52,57 @@ def write_file(
     `shape` is (n, key width in bytes, dtype of the embeddings), `failures` are reasons by key, sorted. `created` is the
     UTC time of writing, by default now; `reordered` says that the rows came in another order. Raises `OutputError`.
     """
-    with replacing(path) as temporary:
-        with hdf5.new_file(temporary) as file:
-            columns = _create_columns(file, encoder.dim, shape)
-            _write_rows(columns, blocks, n=shape[0])
-            columns |= _write_failures(file, failures)
-            attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
-            attributes |= {"created": created or creation_time(), "pucache_version": __version__, "source": source}
-            attributes |= {"shard": shard} if shard else {}
-            attributes |= {"reordered": 1} if reordered else {}
-            file.set_attributes(attributes)
-            checksums = {name: column.checksums() for name, column in columns.items()}
-        append_table(temporary, checksums)
-
-
-def _create_columns(file: hdf5.Writer, dim: int, shape: tuple[int, int, np.dtype]) -> dict[str, _HashedDataset]:
     n, key_bytes, dtype = shape
+    recorded = [encode_keys(list(texts)) for texts in (failures, failures.values())]
     layouts: dict[str, tuple[tuple[int, ...], np.dtype]] = {
-        "embeddings": ((n, dim), dtype),
+        "embeddings": ((n, encoder.dim), dtype),
         "keys": ((n,), np.dtype(f"S{max(key_bytes, 1)}")),
         "digests": ((n, 32), np.dtype("u1")),
         "size_mtime": ((n, 2), np.dtype("<i8")),
+        **{name: (texts.shape, texts.dtype) for name, texts in zip(FAILURES, recorded, strict=True)},
     }
-    return {name: _HashedDataset(file, name, *layouts[name], block_rows=rows_per_hash(n)) for name in COLUMNS}
+    attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
+    attributes |= {"created": created or creation_time(), "pucache_version": __version__, "source": source}
+    attributes |= {"shard": shard} if shard else {}
+    attributes |= {"reordered": 1} if reordered else {}
+    with replacing(path) as temporary:
+        offsets = hdf5.create(temporary, attributes, layouts)
+        with open(temporary, "rb+") as stream:
+            columns = {
+                name: HashedColumn(
+                    stream, offsets[name], rows_per_hash(n) if name in COLUMNS else len(recorded[0]), *each
+                )
+                for name, each in layouts.items()
+            }
+            written = 0
+            for rows in blocks:
+                for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
+                    columns[name].append(values)
+                written += len(rows.keys)
+            assert written == n, f"{written} rows written, {n} announced"
+            for name, texts in zip(FAILURES, recorded, strict=True):
+                columns[name].append(texts)
+        append_table(temporary, {name: column.checksums() for name, column in columns.items()})
 
 
-def _write_rows(columns: dict[str, _HashedDataset], blocks: Iterable[Rows], n: int) -> None:
-    start = 0
-    for rows in blocks:
-        for name, values in zip(COLUMNS, (rows.X, rows.keys, rows.digests, rows.size_mtime), strict=True):
-            columns[name].write(start, values)
-        start += len(rows.keys)
-    assert start == n, f"{start} rows written, {n} announced"
+class HashedColumn:
+    """A dataset that is written from its place in a file on, and hashed meanwhile in blocks of `block_rows`."""
 
-
-def _write_failures(file: hdf5.Writer, failures: dict[str, str]) -> dict[str, _HashedDataset]:
-    columns = {}
-    for name, texts in zip(FAILURES, (failures, failures.values()), strict=True):
-        encoded = encode_keys(list(texts))
-        columns[name] = _HashedDataset(file, name, encoded.shape, encoded.dtype, block_rows=len(encoded))
-        columns[name].write(0, encoded)
-    return columns
-
-
-class _HashedDataset:
-    """A dataset that is hashed while it is written."""
-
-    def __init__(self, file: hdf5.Writer, name: str, shape: tuple[int, ...], dtype: np.dtype, *, block_rows: int):
-        self._file, self._name, self._dtype = file, name, dtype
-        file.create(name, shape, dtype)
+    def __init__(self, stream: BinaryIO, offset: int, block_rows: int, shape: tuple[int, ...], dtype: np.dtype):
+        self._stream, self._offset, self._position, self._dtype = stream, offset, offset, dtype
         self._hasher = ColumnHasher(block_rows * DatasetExtent(None, shape, dtype).row_bytes)
 
-    def write(self, start: int, values: np.ndarray) -> None:
-        """Write consecutive rows, the first of them row `start`; rows must come in order."""
-        values = np.ascontiguousarray(values, self._dtype)
-        self._file.write(self._name, start, values)
+    def append(self, values: np.ndarray) -> None:
+        """Write the next rows."""
         if values.size:
-            self._hasher.update(as_bytes(values))
+            data = as_bytes(np.ascontiguousarray(values, self._dtype))
+            self._stream.seek(self._position)
+            self._position += self._stream.write(data)
+            self._hasher.update(data)
 
     def checksums(self) -> ColumnChecksums:
-        return self._hasher.checksums(self._file.offset(self._name))
+        """Checksums of all that was written."""
+        return self._hasher.checksums(self._offset)
 
 
 def creation_time() -> str:

@@ -39,7 +39,7 @@ from ..images.source import Source, open_source
 from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
-from .resume import ContentLookup, ExistingCache, Inventory, open_existing, require_encoder, take_inventory
+from .resume import ContentLookup, ExistingCache, open_existing, require_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -218,22 +218,14 @@ def embed(
         An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
         SOURCE_DATE_EPOCH is not a time.
     """
-    settings = EncoderOptions(
-        weights=weights,
-        device=device,
-        precision=precision,
-        runtime=runtime,
-        batch_size=batch_size,
-        decoding=decoding,
-    )
+    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding)
     if isinstance(encoder, str | os.PathLike):
-        encoder_or_options: EncoderOptions | Encoder = dataclasses.replace(settings, name=encoder)
+        settings = dataclasses.replace(settings, name=encoder)
     elif settings != EncoderOptions():
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
-    else:
-        encoder_or_options = encoder
+    opened = settings if isinstance(encoder, str | os.PathLike) else encoder
     options = EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype, force=force)
-    report = run_embedding(source, cache, encoder_or_options, options=options, workers=workers, progress=progress)
+    report = run_embedding(source, cache, opened, options=options, workers=workers, progress=progress)
     if report.range_note:
         log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)
@@ -353,20 +345,10 @@ class _Plan:
         self.existing = ExistingCache(file, listing, self.keys)
         if options.verify:
             self.existing.check()
-        self.inventory = self.take_inventory(retry_failures=True)
-        will_write = len(self.inventory.missing) or self.inventory.changes_cache(source.name)
+        self.inventory = self.existing.inventory(self.parts, prune=options.prune)
+        will_write = len(self.inventory.missing) or self.existing.differs_from(self.inventory, source.name)
         if will_write and self.existing.check():
-            self.inventory = self.take_inventory(retry_failures=True)
-
-    def take_inventory(self, *, retry_failures: bool) -> Inventory:
-        return take_inventory(
-            self.listing,
-            self.keys,
-            self.existing,
-            self.parts,
-            prune=self.options.prune,
-            retry_failures=retry_failures,
-        )
+            self.inventory = self.existing.inventory(self.parts, prune=options.prune)
 
     def known_content(self) -> ContentLookup:
         """Embeddings that are copied, by content: those of the existing cache and of caches to reuse."""
@@ -407,7 +389,7 @@ class _Plan:
             for rows, failures in blocks:
                 with profile.stage("writing"):
                     self.parts.add(rows, failures, self.source.name)
-        self.inventory = self.take_inventory(retry_failures=False)
+        self.inventory = self.existing.inventory(self.parts, prune=self.options.prune, retry_failures=False)
         self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
         self.peaks = assembler.peaks
 
@@ -424,7 +406,7 @@ class _Plan:
             key, reason = next(iter(inventory.failures.items()))
             unread = f"none of the {len(inventory.failures)} images in {self.source.name} can be read"
             raise SourceError(f"{unread} ({key!r}: {reason}); nothing was written")
-        if not inventory.changes_cache(self.source.name):
+        if not self.existing.differs_from(inventory, self.source.name):
             self.parts.remove()
             assert self.existing.file is not None
             return self.existing.file.path, False

@@ -56,16 +56,34 @@ class ExistingCache:
         self.unlistable = self.intact[unlisted & in_failed_folder]
         self.vanished = self.intact[unlisted & ~in_failed_folder]
 
-    def rows_to_keep(self, *, prune: bool) -> np.ndarray:
-        """Rows that stay in the cache, ascending; with `prune` without those of vanished images."""
-        return np.sort(np.concatenate([self.unchanged, self.unlistable, *([] if prune else [self.vanished])]))
+    def inventory(self, parts: Parts, *, prune: bool, retry_failures: bool = True) -> Inventory:
+        """Find what this cache and the parts hold of the listing; with `prune`, without rows of vanished images.
 
-    def would_change(self, *, failures: dict[str, str], rows: int, source: str) -> bool:
-        """Whether writing only the kept rows, `rows` in number, with these failures and source changes the cache."""
-        if self.file is None or self._is_repaired or rows != len(self.file) or source != self.file.source:
+        With `retry_failures`, images that failed before count as missing: a store may have been out of reach.
+        """
+        picks, has_row, failures = _rows_of_parts(self._listing, self._keys, self.is_unchanged, parts)
+        positions = find_sorted(self._keys, encode_keys(list(failures)))
+        current = positions >= 0
+        current[current] = ~has_row[positions[current]]  # listed, and without a row
+        failed = {
+            key: reason for (key, reason), is_current in zip(failures.items(), current, strict=True) if is_current
+        }
+        is_missing = ~has_row
+        if not retry_failures:
+            is_missing[positions[current]] = False
+        if self.file is not None:
+            kept = [self.unchanged, self.unlistable, *([] if prune else [self.vanished])]
+            picks.append((self.file, np.sort(np.concatenate(kept))))
+        return Inventory(picks, {**self._listing.failures, **failed}, np.flatnonzero(is_missing))
+
+    def differs_from(self, inventory: Inventory, source: str) -> bool:
+        """Whether writing what an inventory lists, of images in this source, changes the cache."""
+        if self.file is None or self._is_repaired or source != self.file.source:
+            return True
+        if any(file is not self.file for file, _ in inventory.picks) or inventory.rows != len(self.file):
             return True
         try:
-            return failures != self.file.failures
+            return inventory.failures != self.file.failures
         except CacheError:  # damaged, as `check` will report
             return True
 
@@ -100,37 +118,11 @@ class Inventory:
     picks: Picks  # rows of parts and of the existing cache
     failures: dict[str, str]  # reason by key
     missing: np.ndarray  # positions in the listing of images that are to be embedded
-    existing: ExistingCache
 
     @property
     def rows(self) -> int:
         """Number of rows it would hold."""
         return sum(len(rows) for _, rows in self.picks)
-
-    def changes_cache(self, source: str) -> bool:
-        """Whether that differs from the existing cache."""
-        from_parts = any(file is not self.existing.file for file, _ in self.picks)
-        return from_parts or self.existing.would_change(failures=self.failures, rows=self.rows, source=source)
-
-
-def take_inventory(
-    listing: Listing, keys: np.ndarray, existing: ExistingCache, parts: Parts, *, prune: bool, retry_failures: bool
-) -> Inventory:
-    """Find what the existing cache and the parts hold of a listing; with `prune`, without rows of vanished images.
-
-    With `retry_failures`, images that failed before count as missing: a store may have been out of reach.
-    """
-    picks, has_row, failures = _rows_of_parts(listing, keys, existing.is_unchanged, parts)
-    positions = find_sorted(keys, encode_keys(list(failures)))
-    current = positions >= 0
-    current[current] = ~has_row[positions[current]]  # listed, and without a row
-    failed = {key: reason for (key, reason), is_current in zip(failures.items(), current, strict=True) if is_current}
-    is_missing = ~has_row
-    if not retry_failures:
-        is_missing[positions[current]] = False
-    if existing.file is not None:
-        picks.append((existing.file, existing.rows_to_keep(prune=prune)))
-    return Inventory(picks, {**listing.failures, **failed}, np.flatnonzero(is_missing), existing)
 
 
 def _rows_of_parts(

@@ -56,18 +56,18 @@ class EncoderSpec:
     """
 
     name: str
-    weights: str
-    input_size: tuple[int, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    interpolation: str
-    crop_pct: float
-    crop_mode: str
-    decoder: str
-    pooling: str
-    dim: int
-    precision: str
-    runtime: str
+    weights: str = ""  # this and what follows is empty for imported embeddings, but for `dim`
+    input_size: tuple[int, ...] = ()
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    interpolation: str = ""
+    crop_pct: float = 0.0
+    crop_mode: str = ""
+    decoder: str = ""
+    pooling: str = ""
+    dim: int = 0
+    precision: str = ""
+    runtime: str = ""
     normalization: str = ""
     origin: str = field(default="", compare=False)
 
@@ -86,21 +86,7 @@ class EncoderSpec:
         -------
         EncoderSpec
         """
-        return cls(
-            name=f"imported:{name}",
-            weights="",
-            input_size=(),
-            mean=(),
-            std=(),
-            interpolation="",
-            crop_pct=0.0,
-            crop_mode="",
-            decoder="",
-            pooling="",
-            dim=dim,
-            precision="",
-            runtime="",
-        )
+        return cls(name=f"imported:{name}", dim=dim)
 
     def to_json(self) -> str:
         """Canonical JSON: sorted names, no spaces. Fields of `OPTIONAL` are left out where they are empty."""

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ..devices import free_memory, upload
-from ..storage.rows import RowMatrix, release_pages, take_rows
+from ..storage.rows import RowMatrix, evenly_spaced, release_pages, take_rows
 from ..threads import limited_threads, worker_threads
 from .linear_heads import FittedHeads
 from .moments import Moments
-from .preconditioner import LeadingDirections, evenly_spaced
+from .preconditioner import SAMPLE, LeadingDirections
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 DEVICE_SHARE = 0.5  # of the free memory of a GPU that float32 rows may take
@@ -132,7 +132,7 @@ class DesignMatrix:
         """Leading directions of evenly spaced rows, or of the rows that these were taken from."""
         if self._whole is not None:
             return self._whole.leading
-        leading = LeadingDirections.of_sample(self.standardised(evenly_spaced(len(self))), _DIRECTIONS)
+        leading = LeadingDirections.of_sample(self.standardised(evenly_spaced(len(self), SAMPLE)), _DIRECTIONS)
         _warn_of_wide_column(leading)
         return leading
 

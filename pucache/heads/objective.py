@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from ..progress import Progress
+from ..progress import Progress, Silent
 from ..threads import RunAll
 from .design_matrix import DesignMatrix, RowBlocks
 from .risks import Coefficients, PURisk, negative_loss, positive_loss
@@ -222,7 +222,6 @@ def soft_target_objective(
     targets: np.ndarray,
     weights: np.ndarray,
     penalty: np.ndarray,
-    progress: Progress,
     run_all: RunAll,
 ) -> HeadObjective:
     """The weighted cross-entropy of targets (n, K), with weights (n, K) or (n, 1) whose columns sum to one."""
@@ -242,6 +241,6 @@ def soft_target_objective(
         "logistic",
         torch.tensor(penalty, dtype=torch.float32, device=design.device).expand(heads),
         beta=None,
-        progress=progress,
+        progress=Silent(),
         run_all=run_all,
     )

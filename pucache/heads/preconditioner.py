@@ -72,20 +72,15 @@ class Preconditioner:
         return torch.cat([coef, intercept * self._of_intercept[head] - (coef @ self._centre)[:, None]], 1)
 
 
-def evenly_spaced(n: int) -> np.ndarray:
-    """Numbers of at most `SAMPLE` of n rows, int64, ascending."""
-    return np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
+def systematic_sample(importance: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows drawn at `SAMPLE` even steps of the cumulated importance, and their weights.
 
-
-def systematic_sample(importance: np.ndarray, count: int = SAMPLE) -> tuple[np.ndarray, np.ndarray]:
-    """Rows drawn at even steps of the cumulated importance, and their weights.
+    Where there are no more rows than that, all of some importance are taken.
 
     Parameters
     ----------
     importance : ndarray of float, (n,)
         At least 0, and not all zero.
-    count : int
-        Draws; where there are no more rows than that, all of some importance are taken.
 
     Returns
     -------
@@ -93,13 +88,13 @@ def systematic_sample(importance: np.ndarray, count: int = SAMPLE) -> tuple[np.n
     weights : ndarray of float64, (m,)
         They sum to one.
     """
-    if len(importance) <= count:
+    if len(importance) <= SAMPLE:
         rows = np.flatnonzero(importance)
         return rows, importance[rows] / importance.sum(dtype=np.float64)
     cumulated = np.cumsum(importance, dtype=np.float64)
-    steps = (np.arange(count) + 0.5) / count * cumulated[-1]
+    steps = (np.arange(SAMPLE) + 0.5) / SAMPLE * cumulated[-1]
     rows, times = np.unique(np.searchsorted(cumulated, steps), return_counts=True)
-    return rows, times / count
+    return rows, times / SAMPLE
 
 
 def _leading_subspace(sample: Tensor, count: int) -> Tensor:

@@ -67,8 +67,8 @@ def fit_heads(
     Parameters
     ----------
     X : ndarray or StackedRows of float16 or float32, (n, d), or DesignMatrix
-        Rows; they may be mapped, and are read in blocks where they are many. Several fits on
-        the same rows and labels share their preparation if a `DesignMatrix` is passed.
+        Rows; they may be mapped. Several fits on the same rows and labels share their preparation if a
+        `DesignMatrix` is passed.
     s : ndarray, (n,)
         1 labelled positive, 0 unlabelled; part of a `DesignMatrix` already.
     prior : float or (K,)
@@ -133,19 +133,8 @@ def fit_heads(
             return _minimised(objective, preconditioner, initial, design, start, tolerance)
 
 
-def fit_soft_targets(
-    X: np.ndarray | DesignMatrix,
-    targets: np.ndarray,
-    *,
-    weights: np.ndarray | None = None,
-    penalty: ArrayLike = 2e-6,
-    start: FittedHeads | None = None,
-    tolerance: float = SOFT_TOLERANCE,
-    moments: Moments | None = None,
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> FittedHeads:
-    """Train one linear head for each column of targets: probabilities in place of labels.
+class SoftTargetTrainer:
+    """Trains one linear head for each column of targets: probabilities in place of labels.
 
     Head k minimises over coefficients w and intercept b the cross-entropy of targets and margins m = X w + b::
 
@@ -155,48 +144,17 @@ def fit_soft_targets(
     its rows from their mean. Targets of 0 and 1 give logistic regression, and any other target is two rows of
     one label each, weighted by it.
 
+    The second moments that steps are scaled by are computed for the first targets, and serve all later ones.
+
     Parameters
     ----------
-    X : ndarray of float16 or float32, (n, d), or DesignMatrix
-        Rows; an array may be a memory map. The labels of a `DesignMatrix` are not used, its
-        preparation is.
-    targets : ndarray of float, (n, K) or (n,)
-        Probabilities of the positive class, in [0, 1].
+    design : DesignMatrix
+        Rows; its labels are not used.
     weights : ndarray, (n,) or (n, K), optional
         Row weights >= 0, with at least one positive in each column; 0 leaves a row out. All equal by default.
     penalty : float or (K,)
-        Adds 0.5 * penalty * norm(coef)^2, for coef on X divided by the root mean square distance of its
-        rows from their mean, as in `fit_heads`.
-    start : FittedHeads, optional
-        K heads to start from; by default coefficients of zero.
     tolerance : float
         `FittedHeads.residual` at which a head is finished.
-    moments : Moments, optional
-        Of X, where they have been computed already; part of a `DesignMatrix`.
-    device : str
-        Ignored for a `DesignMatrix`, which has its own.
-    progress : Progress, optional
-
-    Returns
-    -------
-    FittedHeads
-        ``risk`` is the weighted mean of the cross-entropy.
-
-    Raises
-    ------
-    ValueError
-        Shapes do not agree, or targets or weights are outside their domain.
-    """
-    if not isinstance(X, DesignMatrix):
-        X = DesignMatrix(X, np.zeros(len(X), np.int8), moments, choose_device(device))
-    trainer = SoftTargetTrainer(X, weights=weights, penalty=penalty, tolerance=tolerance)
-    return trainer.fit(targets, start=start, progress=progress)
-
-
-class SoftTargetTrainer:
-    """Trains linear heads, as `fit_soft_targets`, on targets that change a little from time to time.
-
-    The second moments that steps are scaled by are computed for the first targets, and serve all later ones.
     """
 
     def __init__(
@@ -211,21 +169,40 @@ class SoftTargetTrainer:
         self._penalty = np.atleast_1d(penalty)
         self._leading: LeadingDirections | None = None
 
-    def fit(
-        self, targets: np.ndarray, *, start: FittedHeads | None = None, progress: Progress | None = None
-    ) -> FittedHeads:
-        """Train one head for each column of targets, (n, K) or (n,)."""
+    def fit(self, targets: np.ndarray, *, start: FittedHeads | None = None) -> FittedHeads:
+        """Train the heads.
+
+        Parameters
+        ----------
+        targets : ndarray of float, (n, K) or (n,)
+            Probabilities of the positive class, in [0, 1].
+        start : FittedHeads, optional
+            K heads to start from; by default coefficients of zero.
+
+        Returns
+        -------
+        FittedHeads
+            ``risk`` is the weighted mean of the cross-entropy.
+
+        Raises
+        ------
+        ValueError
+            Shapes do not agree, or targets or weights are outside their domain.
+        """
         design = self._design
         targets, weights = _checked(len(design), targets, self._weights)
         mean = (weights * targets).sum(0).clip(_LEAST_MEAN, 1 - _LEAST_MEAN)
         initial = torch.zeros((len(mean), design.d + 1), device=design.device)
         initial[:, -1] = torch.tensor(mean, device=design.device).logit()  # the best one where coefficients are zero
-        with progress or Silent() as shown, torch.inference_mode(), flushed_denormals():
-            shown.start(None, "training")
-            with limited_threads(0) as threads, worker_threads(design.workers(threads)) as run_all:
-                objective = soft_target_objective(design, targets, weights, self._penalty, shown, run_all)
-                preconditioner = self._preconditioner(targets, weights, mean, objective.penalty)
-                return _minimised(objective, preconditioner, initial, design, start, self._tolerance)
+        with (
+            torch.inference_mode(),
+            flushed_denormals(),
+            limited_threads(0) as threads,
+            worker_threads(design.workers(threads)) as run_all,
+        ):
+            objective = soft_target_objective(design, targets, weights, self._penalty, run_all)
+            preconditioner = self._preconditioner(targets, weights, mean, objective.penalty)
+            return _minimised(objective, preconditioner, initial, design, start, self._tolerance)
 
     def _preconditioner(
         self, targets: np.ndarray, weights: np.ndarray, mean: np.ndarray, penalty: Tensor

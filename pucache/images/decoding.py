@@ -21,7 +21,7 @@ MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 # Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
 DECODER = "pillow-2"
 _JPEG, _JPEG_START, _END_OF_JPEG = ("JPEG", "MPO"), b"\xff\xd8", b"\xff\xd9"
-_MOST_BUFFERED = 3 << 29  # bytes of coefficients of a JPEG that its decoder keeps as a whole
+_MOST_BUFFERED = 3 << 29  # bytes of coefficients of a progressive JPEG, which its decoder keeps as a whole
 _TRUNCATED = ("image file is truncated", "broken PNG file", "Truncated File Read", "unrecognized data stream")
 
 # Pillow warns of sizes, which `decode` checks itself, and of odd metadata. Filters are not thread-safe: set them once.
@@ -179,24 +179,9 @@ def _open(data: bytes, decoding: Decoding) -> Any:
         raise ImageError(reason)
     if not decoding.large_images:
         raise ImageError(f"{reason}; --large-images takes it at a part of its size")
-    if 2 * image.layers * width * height > _MOST_BUFFERED and _is_buffered(data):
+    if 2 * image.layers * width * height > _MOST_BUFFERED and image.info.get("progressive"):
         raise ImageError(f"{reason}, and of a progressive JPEG {_MOST_BUFFERED // 2 // image.layers:,}")
     return image
-
-
-def _is_buffered(data: bytes) -> bool:
-    """Whether decoding a JPEG takes all of it into memory: it is progressive, or has its components one by one."""
-    at, components = len(_JPEG_START), 0
-    while at + 4 <= len(data) and data[at] == 0xFF:
-        marker = data[at + 1]
-        if marker == 0xDA:  # the first scan
-            return data[at + 4] < components
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):  # the frame
-            components = data[at + 9]
-            if marker & 3 == 2:
-                return True
-        at += 2 + int.from_bytes(data[at + 2 : at + 4], "big") if marker != 0xFF else 1
-    return True
 
 
 def _reduce(image: Any, sufficient_side: int | None) -> str:

@@ -9,14 +9,14 @@ import os
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ..errors import LabelError, one_line
+from ..errors import LabelError, PUCacheError, one_line
 from ..storage.table_columns import CONCEPT_COLUMNS
 from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
@@ -27,6 +27,8 @@ from .row_values import RowValues
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
+T = TypeVar("T")
+R = TypeVar("R")
 LISTS = (".txt", ".csv", ".tsv", ".tab", ".xlsx", ".ods", ".xls")  # of a folder: the keys of each concept
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|,]{1,100}(?<![. ])")
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
@@ -50,12 +52,38 @@ class ConceptLabels:
     labels: dict[str, Labels]
     failures: dict[str, str]
 
-    def some_done(self, failures: dict[str, str]) -> dict[str, str]:
-        """Return the failures of some work on the concepts; raises `LabelError` where it failed for all of them."""
-        if self.labels.keys() <= failures.keys():
+    def over_concepts(
+        self, given: Iterable[tuple[str, T]], work: Callable[[str, T], R]
+    ) -> tuple[dict[str, R], dict[str, str]]:
+        """Do some work for each concept; one that fails stops no other.
+
+        Parameters
+        ----------
+        given : iterable of (str, object)
+            Each of the concepts, and what the work takes beside its name.
+        work : callable
+
+        Returns
+        -------
+        results : dict of str to object
+        failures : dict of str to str
+            `failures` and the concepts whose work failed.
+
+        Raises
+        ------
+        LabelError
+            The work failed for all concepts.
+        """
+        results, failures = {}, dict(self.failures)
+        for name, one in given:
+            try:
+                results[name] = work(name, one)
+            except (PUCacheError, ValueError, ArithmeticError) as error:
+                failures[name] = one_line(error)
+        if not results:
             name, reason = next((name, failures[name]) for name in self.labels)
             raise LabelError(f"the work failed for each of {len(failures):,} concepts; {name}: {reason}")
-        return failures
+        return results, failures
 
 
 def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabels:
@@ -121,7 +149,6 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in LISTS and file.name[0] != ".")
         if not files:
             raise LabelError(f"{path} holds no lists; expected CONCEPT.txt or CONCEPT.csv for each concept")
-        check_names([file.stem for file in files], os.fspath(path))
         twice = {file.stem for file in files if sum(other.stem == file.stem for other in files) > 1}
         if twice:
             raise LabelError(f"{path} has two lists of the concepts {name_first(sorted(twice))}; keep one of each")

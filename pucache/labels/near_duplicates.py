@@ -20,7 +20,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..devices import cores
 from ..heads.linear_algebra import leading_subspace, unit_rows
 from ..neighbours.whitening import centred_units
-from ..storage.rows import RowMatrix, as_wide, release_pages, row_slices, take_rows
+from ..storage.rows import RowMatrix, as_wide, evenly_spaced, release_pages, row_slices, take_rows
 from ..threads import one_blas_thread
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _directions(shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray]
     """Orthonormal (d, k), k <= count. Any directions find every pair; those of most variance admit few others."""
     n, d = shape
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
-    sample, _ = _unit(take(np.unique(np.linspace(0, max(n - 1, 0), min(n, _SAMPLE)).astype(np.intp))))
+    sample, _ = _unit(take(evenly_spaced(n, _SAMPLE)))
     sample -= sample.mean(0) if n else 0
     return leading_subspace(sample, basis)
 

@@ -23,7 +23,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError
 from ..progress import Progress, Silent
-from ..storage.rows import RowMatrix
+from ..storage.rows import RowMatrix, evenly_spaced
 from .graph_file import NEIGHBOURS, NeighbourGraph, graph_path, kept_graph, write_graph
 from .row_source import row_source, subset
 from .search import (
@@ -35,7 +35,6 @@ from .search import (
     nearest_rows,
     no_neighbours,
     search_index,
-    spaced,
 )
 from .whitening import Whitening
 
@@ -176,7 +175,7 @@ def _nearest_in_cells(rows: WhitenedRows, k: int, progress: Progress) -> tuple[L
 
     n, cells = len(rows), max(1, round(len(rows) ** 0.5))
     progress.start(2 * n, "finding neighbours")
-    learned_from = rows.take(spaced(n, _SAMPLE_PER_CELL * cells))[1]
+    learned_from = rows.take(evenly_spaced(n, _SAMPLE_PER_CELL * cells))[1]
     cells = min(cells, len(learned_from))
     if not cells:
         return no_neighbours(n, k), "search in cells"
@@ -191,7 +190,7 @@ def _nearest_in_cells(rows: WhitenedRows, k: int, progress: Progress) -> tuple[L
             progress.advance(len(numbers))
     itself = np.arange(n)
     lists = nearest_rows(rows, [(itself, partial(search_index, index))], k, itself=itself, advance=progress.advance)
-    sample = spaced(n, _TRUE_ROWS)
+    sample = evenly_spaced(n, _TRUE_ROWS)
     queries = WhitenedRows(subset(rows.source, sample), rows.whitening)
     true = nearest_rows(queries, rows.searches(), k, itself=sample)[0]
     least = np.where(true > -np.inf, true, np.inf).min(1, keepdims=True)  # cosine of the last true neighbour

@@ -27,8 +27,9 @@ from ..progress import Progress, Silent
 from ..storage.atomic import replacing
 from ..storage.file_kinds import INDEX
 from ..storage.outputs import check_output
+from ..storage.rows import evenly_spaced
 from .graph_file import sidecar_path
-from .search import merged, no_neighbours, row_search, search_index, spaced
+from .search import merged, no_neighbours, row_search, search_index
 from .whitening import Whitening
 
 RECALL_AT = 100  # true neighbours of a row that the recall is measured on
@@ -84,23 +85,14 @@ def open_or_build(cache: EmbeddingCache, factory: str, *, progress: Progress | N
         pass
     except PUCacheError as error:
         _log.info("%s; building it anew", error)
-    kept = _may_keep(path)
     with progress or Silent() as progress:
         progress.start(2 * len(cache), f"building the index {factory}")
         index = _filled(empty, factory, cache, progress)
-    if kept:
-        write_index(index, path)
-    return index
-
-
-def _may_keep(path: Path) -> bool:
-    """Whether an index can be written beside its cache; says why not."""
     try:
-        check_output(path, INDEX)
-        return True
+        write_index(index, path)
     except OutputError as error:
         _log.warning("the index is not kept, and made anew each time: %s", str(error).split(";")[0])
-        return False
+    return index
 
 
 def index_path(cache: EmbeddingCache, factory: str) -> Path:
@@ -129,7 +121,7 @@ def _cells(index: Any) -> int:
 def _filled(empty: Any, factory: str, cache: EmbeddingCache, progress: Progress) -> Index:
     """An index of all rows, and its recall."""
     whitening = Whitening.estimate(cache)
-    sample = spaced(len(cache), max(_TRAINING_ROWS, _ROWS_PER_CELL * _cells(empty)))
+    sample = evenly_spaced(len(cache), max(_TRAINING_ROWS, _ROWS_PER_CELL * _cells(empty)))
     with contextlib.suppress(RuntimeError):  # an index without cells
         faiss.extract_index_ivf(empty).cp.min_points_per_centroid = 1  # no warning for small caches
     _set_parameter(empty, "efConstruction", _GRAPH_EFFORT)
@@ -155,7 +147,7 @@ def _recall(index: Index, cache: EmbeddingCache, progress: Progress) -> tuple[fl
     equals is right.
     """
     k = min(RECALL_AT, len(cache))
-    sample = index.whitening.centred_units(cache.take(spaced(len(cache), _SAMPLE)))
+    sample = index.whitening.centred_units(cache.take(evenly_spaced(len(cache), _SAMPLE)))
     true = no_neighbours(len(sample), k + 1)
     for rows, X in cache.blocks():
         products, numbers = row_search(index.whitening.centred_units(X))(sample, k + 1)
@@ -192,7 +184,7 @@ def read_index(path: Path) -> Index:
 
 
 def write_index(index: Index, path: Path) -> None:
-    """Write an index, whole or not at all; raises `OutputError` where the file cannot be written."""
+    """Write an index, whole or not at all; raises `OutputError` where it cannot be, or would replace another file."""
     description = {
         "format": _FORMAT,
         "factory": index.factory,
@@ -202,7 +194,7 @@ def write_index(index: Index, path: Path) -> None:
         "d": len(index.whitening.mean),
         "whitening": index.whitening.to_text(),
     }
-    with replacing(path) as temporary, temporary.open("wb+") as stream:
+    with replacing(check_output(path, INDEX)) as temporary, temporary.open("wb+") as stream:
         stream.write(bytes(_SHA256_BYTES) + json.dumps(description).encode() + b"\n")
         try:
             faiss.write_index(index.index, faiss.PyCallbackIOWriter(stream.write))  # type: ignore[attr-defined]

@@ -185,8 +185,3 @@ def merged(first: Lists, second: Lists, k: int) -> Lists:
     products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
     order = np.argsort(-products, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(products, order, 1), np.take_along_axis(rows, order, 1)
-
-
-def spaced(n: int, count: int) -> np.ndarray:
-    """Evenly spaced row numbers, at most `count`, int64."""
-    return np.unique(np.linspace(0, n - 1, min(n, count)).astype(np.int64))

@@ -236,18 +236,6 @@ _CURVES = {
     "counted": ("estimated, counted on the labelled", _UNLABELLED, "--", "s"),
     "true": ("true", _TRUTH, "-", "D"),
 }
-_LINES = {
-    "Ranking": {
-        "pauc": ("PAUC", _UNLABELLED, "-"),
-        "auc": ("AUC, estimated", _POSITIVE, "-"),
-        "true_auc": ("AUC, true", _TRUTH, "-"),
-    },
-    "At the threshold": {
-        "f1": ("F1, estimated", _POSITIVE, "-"),
-        "true_f1": ("F1, true", _TRUTH, "-"),
-        "share_predicted_positive": ("called positive", _UNLABELLED, "--"),
-    },
-}
 
 
 def draw(name: str, height: float, paint: Callable[..., None], *values: Any) -> dict[str, Markup]:
@@ -364,26 +352,6 @@ def paint_reliability(figure: Figure, bins: dict[str, list[float]]) -> None:
     axes.set(ylabel="share of positives")
     _percents(axes)
     axes.legend(ncols=3, **_OUTSIDE)
-
-
-def paint_sweep(figure: Figure, rows: list[dict[str, Any]], used: float | None) -> None:
-    """Metrics of the ranking and at the threshold against the prior, intervals as bands; a line at the used prior."""
-    priors = [row["prior"] for row in rows]
-    for axes, (title, lines) in zip(figure.subplots(1, 2), _LINES.items(), strict=True):
-        for name, (label, colour, line) in lines.items():
-            if name in rows[0]:
-                axes.plot(priors, [row[name] for row in rows], line, color=colour, lw=2, label=label)
-            elif f"{name}_low" in rows[0]:
-                low, high = ([row[f"{name}_{end}"] for row in rows] for end in ("low", "high"))
-                axes.fill_between(priors, low, high, color=colour, alpha=0.35, lw=0, label=label)
-        axes.set(xscale="log", ylim=(0, 1.03), xlabel="prior used in training")
-        _sparse_log_ticks(axes.xaxis, max(priors) / min(priors))
-        shown = len(axes.get_legend_handles_labels()[0])
-        axes.set_title(title, y=1.03 + 0.09 * -(-shown // 2), fontweight="bold")
-        _percents(axes)
-        if used is not None:
-            axes.axvline(used, color=_INK, lw=1, ls=":", zorder=0)
-        axes.legend(ncols=2, columnspacing=1, **_OUTSIDE)
 
 
 def _sparse_log_ticks(axis: Any, ratio: float) -> None:

@@ -13,7 +13,6 @@ import numpy as np
 
 from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..errors import ModelError
 from ..estimates.intervals import interval_of, say_nothing, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE
@@ -21,6 +20,7 @@ from ..progress import Progress
 from ..seeds import Seed, drawn_seed
 from ..storage.file_kinds import PAGE
 from ..storage.outputs import check_output
+from ..storage.rows import evenly_spaced
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.train_concepts import each_concept
@@ -83,14 +83,11 @@ def report_concepts(
         check_output(file, PAGE, inputs=inputs, force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None, "command": command}
-    numbers: dict[str, dict[str, Any]] = {}
     called: dict[str, np.ndarray] = {}  # rows of the cache
     intervals: dict[str, tuple[float, float] | None] = {}  # of the prior
 
-    def write_page(name: str, data: LabelledCache) -> None:
-        if trained is not None and name not in trained:
-            raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
-        classifier = None if trained is None else trained[name]
+    def write_page(name: str, data: LabelledCache) -> dict[str, Any]:
+        classifier = None if trained is None else trained.of(name)
         if classifier is not None:
             classifier.check_fits(opened)
         content = train(data, classifier, truth=None, seed=seed, device=device, progress=progress)
@@ -98,9 +95,12 @@ def report_concepts(
         of_page = write_report(content, pages[name], source, settings, progress)
         rows = np.flatnonzero(content.margins > np.float32(content.ranker.threshold_))
         called[name] = data.cache_rows(rows)
-        numbers[name], intervals[name] = of_page | {"called": len(rows)}, content.prior_interval
+        intervals[name] = content.prior_interval
+        return of_page | {"called": len(rows)}
 
-    failures = each_concept(opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed, device=device)
+    numbers, failures = each_concept(
+        opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed, device=device
+    )
     shared = _shared(called)
     page = render(
         "concept_report",
@@ -148,7 +148,7 @@ def _pair(
     images: str | Path | None,
     progress: Progress | None,
 ) -> dict[str, Any]:
-    shown = rows[np.linspace(0, len(rows) - 1, min(len(rows), _SHOWN)).astype(np.int64)]
+    shown = rows[evenly_spaced(len(rows), _SHOWN)]
     pictures = thumbnails(cache, shown, images=images, side=_SIDE, progress=progress)
     keys = [visible(key) for key in cache.keys[shown]]
     return {"names": pair, "count": number(len(rows)), "cards": list(zip(keys, pictures, strict=True))}

@@ -216,10 +216,8 @@ def _charts(content: TrainedReport, numbers: dict[str, Any]) -> dict[str, Any]:
         "margins": charts.draw("margins", 4.4, charts.paint_margins, figures["margins"], content.held_out.threshold)
     }
     if content.count.has_estimates:
-        used = numbers["prior"]
-        priors = (content.prior_estimates, used, numbers["true_prior"], points)
+        priors = (content.prior_estimates, numbers["prior"], numbers["true_prior"], points)
         drawn["priors"] = charts.draw("priors", 2.6, charts.paint_priors, *priors)
-        drawn["sweep"] = charts.draw("sweep", 3.4, charts.paint_sweep, figures["sweep"], used)
     if points:
         drawn["curve"] = charts.draw("curve", 3.6, charts.paint_curve, figures["precision_recall"])
         drawn["reliability"] = charts.draw("reliability", 3.6, charts.paint_reliability, figures["reliability"])

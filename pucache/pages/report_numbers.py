@@ -27,8 +27,9 @@ from ..progress import Progress
 from ..storage.urls import without_secrets
 from ..training.estimate_prior import estimates_by_method
 from ..training.labelled_cache import LabelledCache
-from ..training.prior_sweep import Sweep, sweep_on
+from ..training.prior_sweep import why_flat
 from ..training.sklearn_classifier import PULinearClassifier
+from ..training.train_head import check_parameters
 from ..training.train_on_cache import is_audited, label_note, scar_of, train_on_cache
 from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
@@ -56,8 +57,6 @@ class TrainedReport:
         Number of labels, which says what may be estimated.
     prior_estimates : list of PriorEstimate
         One per method; the first is that of the tilt. Empty where the labels are too few.
-    sweep : Sweep or None
-        None where the labels are too few.
     truth : ndarray of int8, (n,), or None
         True class: 1, 0, or -1 where it is unknown.
     """
@@ -68,7 +67,6 @@ class TrainedReport:
     margins: np.ndarray
     count: LabelCount
     prior_estimates: list[PriorEstimate]
-    sweep: Sweep | None
     truth: np.ndarray | None
 
     @cached_property
@@ -147,7 +145,7 @@ def train(
     device: str,
     progress: Progress | None,
 ) -> TrainedReport:
-    """Train with the parameters of `model` (None: the defaults, with `seed`), estimate the prior and sweep over it.
+    """Train with the parameters of `model` (None: the defaults, with `seed`), and estimate the prior.
 
     `truth` is int8, (n,).
     """
@@ -156,21 +154,10 @@ def train(
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
     count = LabelCount.of(data.s, groups=data.group)
-    prior_estimates, sweep = [], None
-    if count.has_estimates:
-        prior_estimates = estimates_by_method(data, trained)
-        known = None if truth is None else truth[data.s == 0]
-        sweep = sweep_on(
-            data,
-            PULinearClassifier(**trained.get_params() | {"penalty": trained.penalty_}),
-            seeds=(trained.seed_,),
-            # without both classes there is no true curve
-            truth=truth if known is not None and (known == 1).any() and (known == 0).any() else None,
-            progress=progress,
-        )
+    prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
     data.release()
     ranker = model or trained
-    return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, sweep, truth)
+    return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, truth)
 
 
 def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
@@ -234,9 +221,18 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
             "penalty": trained.penalty_,
             "trained_on_other_labels": report.trained_on_other_labels,
         },
-        "sweep_verdict": "" if report.sweep is None else report.sweep.verdict,
+        "prior_matters": _prior_matters(trained),
         "figures": _figures(report),
     }
+
+
+def _prior_matters(model: PULinearClassifier) -> str:
+    """Whether the ranking depends on the prior."""
+    risk = check_parameters(model).risk
+    if risk.needs_prior:
+        return f"The heads of {risk.name} depend on the prior; pucache sweep-priors shows how."
+    why = why_flat(risk)
+    return f"{why[0].upper()}{why[1:]}."
 
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
@@ -257,7 +253,7 @@ def _true_by_model(report: TrainedReport) -> dict[str, float] | None:
 
 
 def _figures(report: TrainedReport) -> dict[str, Any]:
-    """Values of the charts; `sweep` has a dict for each prior."""
+    """Values of the charts."""
     held_out, points = report.held_out, report.count.has_points
     trained = report.trained  # thresholds are chosen by the likeliest tilt, and so is their curve drawn
     likeliest = fit_tilt(trained.held_out_margins_, report.data.s, prior=trained.tilt_.prior)
@@ -268,7 +264,6 @@ def _figures(report: TrainedReport) -> dict[str, Any]:
         "margins": margins,
         "precision_recall": precision_recall(replace(held_out, tilt=likeliest)) if points else {},
         "reliability": reliability(held_out) if points else {},
-        "sweep": [] if report.sweep is None else report.sweep.rows,
     }
 
 

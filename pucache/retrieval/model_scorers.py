@@ -12,7 +12,7 @@ below, in the order of their margins.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -40,11 +40,7 @@ class Margins:
 
     model: PULinearClassifier
     note: str = ""
-
-    @property
-    def name(self) -> str:
-        """Description for messages and pages."""
-        return "classifier"
+    name: ClassVar = "classifier"
 
     def __call__(
         self, cache: EmbeddingCache, labels: Labels | None, count: int | None = None, progress: Progress | None = None
@@ -65,11 +61,7 @@ class Fused:
 
     model: PULinearClassifier
     device: str = "auto"
-
-    @property
-    def name(self) -> str:
-        """Description for messages and pages."""
-        return "classifier and neighbours, fused"
+    name: ClassVar = "classifier and neighbours, fused"
 
     @property
     def weight(self) -> float:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..errors import ModelError, PUCacheError, one_line
 from ..labels.concepts import ConceptLabels, ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
 from ..labels.near_duplicates import duplicates_of
@@ -90,8 +89,6 @@ def retrieve_positives(
         The model cannot be read, or is of another encoder.
     CacheError
         The cache is damaged, or holds embeddings that are not finite.
-    OutputError
-        An index cannot be written.
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
@@ -137,19 +134,14 @@ def retrieve_concepts(
         selection.get("k", 100),
         **{name: selection[name] for name in ("by", "similarity", "index", "device") if name in selection},
     )  # wrong usage fails before any concept
-    rankings, failures = {}, dict(labels.failures)
+
+    def rank(name: str, of_concept: Labels) -> Ranking:
+        progress.advance(1)
+        return retrieve_positives(opened, of_concept, None if trained is None else trained.of(name), **selection)
+
     with selection.pop("progress", None) or Silent() as progress:  # of concepts, not of the rows of each
         progress.start(len(labels.labels), "ranking for concepts")
-        for name, of_concept in labels.labels.items():
-            try:
-                if trained is not None and name not in trained:
-                    raise ModelError(f"{models} holds no model of it; train one with train-pu --concepts")
-                model = None if trained is None else trained[name]
-                rankings[name] = retrieve_positives(opened, of_concept, model, **selection)
-            except (PUCacheError, ValueError) as error:
-                failures[name] = one_line(error)
-            progress.advance(1)
-    return rankings, labels.some_done(failures)
+        return labels.over_concepts(labels.labels.items(), rank)
 
 
 def rank_unlabelled(

@@ -128,15 +128,6 @@ class Entry:
         return bool(self.restores) or self.choice is Choice.UNDONE
 
 
-class StaleDecisionError(SessionError):
-    """A decision, that of `request` on a row, would replace one that is no longer `in_force`."""
-
-    def __init__(self, request: str, row: int, in_force: Entry | None):
-        self.request, self.row, self.in_force = request, row, in_force
-        present = "none" if in_force is None else f"number {in_force.serial}, {in_force.choice}"
-        super().__init__(f"row {row} was decided meanwhile: the decision in force is {present}; look at it again")
-
-
 @dataclass(frozen=True)
 class EpochFacts:
     """What an epoch begins with."""

@@ -34,14 +34,15 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_algebra import truncated_svd
 from ..heads.linear_heads import FittedHeads
 from ..heads.moments import Moments
-from ..heads.preconditioner import LeadingDirections, evenly_spaced
+from ..heads.preconditioner import SAMPLE, LeadingDirections
 from ..heads.risks import PURisk
-from ..heads.solve import fit_heads, fit_soft_targets
+from ..heads.solve import SoftTargetTrainer, fit_heads
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
 from ..neighbours.whitening import Whitening, centred_units
 from ..retrieval.similarity import Similarity
+from ..storage.rows import evenly_spaced
 from ..threads import limited_threads, worker_threads
 from ..training.cross_fitting import HALVES_TOLERANCE
 from ..training.neighbour_evidence import (
@@ -170,14 +171,9 @@ class Ranker:
         labels = TrainingLabels.of(s[rows], reviewed[rows])
         weights = _head_weights(labels, self._folds.of(rows))
         targets = np.broadcast_to(labels.training_s[:, None], weights.shape)
-        self._heads = fit_soft_targets(
-            self._design(X, labels),
-            targets,
-            weights=weights,
-            penalty=_PENALTY,
-            tolerance=_TOLERANCE,
-            start=self._heads,
-        )
+        design = self._design(X, labels)
+        trainer = SoftTargetTrainer(design, weights=weights, penalty=_PENALTY, tolerance=_TOLERANCE)
+        self._heads = trainer.fit(targets, start=self._heads)
         margins = self.features.margins(self._heads.coef, self._heads.intercept)  # (n, 1 + FOLDS)
         held_out = np.take_along_axis(margins, 1 + self._folds.of_all[:, None], axis=1)
         return margins[:, 0], held_out[:, 0]
@@ -285,7 +281,7 @@ class PileFeatures:
     @cached_property
     def leading(self) -> LeadingDirections:
         """Leading directions of the projected sample."""
-        rows = self.of_sample[evenly_spaced(len(self.of_sample))]
+        rows = self.of_sample[evenly_spaced(len(self.of_sample), SAMPLE)]
         return LeadingDirections.of_sample(torch.from_numpy(rows), _PRECONDITIONED)
 
     def take(self, rows: np.ndarray) -> np.ndarray:

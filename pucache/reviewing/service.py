@@ -20,10 +20,10 @@ import numpy as np
 from ..errors import LabelError, one_line
 from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
 from .export import import_reviewed
-from .log import LABELS, Choice, Entry, StaleDecisionError, Stream
+from .log import LABELS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
-from .session_state import RATE_OF, Proposal, SessionProgress
+from .session_state import RATE_OF, Proposal, SessionProgress, StaleDecisionError
 from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:

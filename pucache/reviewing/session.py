@@ -15,7 +15,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
-from .log import DRAWN, AuditedEntries, Entry, LoggedImage, StaleDecisionError, Stream
+from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
 from .session_folder import EXPORT, exported_decisions
@@ -29,7 +29,7 @@ from .session_start import (
     rows_of,
     session_folder,
 )
-from .session_state import Proposal, SessionState
+from .session_state import Proposal, SessionState, StaleDecisionError
 
 _REQUEST_LENGTH = 200
 

@@ -17,6 +17,7 @@ from ..labels.labels import Labels, negative_rows, open_labels
 from ..labels.row_values import RowValues
 from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import locked_folder
+from ..storage.rows import evenly_spaced
 from .log import (
     LABELS,
     Choice,
@@ -277,7 +278,7 @@ def _pile_checksum(cache: EmbeddingCache, urn_of: np.ndarray) -> str:
 def _images(cache: EmbeddingCache, labels: Labels) -> list[LoggedImage]:
     """Labelled images of a cache, and a few others by which it can be recognised."""
     labelled = np.flatnonzero(~labels.unlabelled)
-    others = np.setdiff1d(np.linspace(0, max(len(cache) - 1, 0), min(len(cache), _LISTED)).astype(np.int64), labelled)
+    others = np.setdiff1d(evenly_spaced(len(cache), _LISTED), labelled)
     images = [
         LoggedImage(*image_of(cache, row), int(labels.positive[row]), int(labels.reviewed[row] != 0))
         for row in labelled.tolist()

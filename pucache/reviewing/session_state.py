@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import SessionError
 from ..labels.labels import Labels
+from ..storage.rows import evenly_spaced
 from .log import DRAWN, Choice, Entry, Stream
 from .pile import Groups, inherited
 
@@ -35,6 +36,15 @@ class Proposal:
     reviewer: str = ""
     model_version: int = 0  # of the ranking that showed the image
     correction: bool = False  # of a label, and no other answer to the recheck that came last
+
+
+class StaleDecisionError(SessionError):
+    """A decision, that of `request` on a row, would replace one that is no longer `in_force`."""
+
+    def __init__(self, request: str, row: int, in_force: Entry | None):
+        self.request, self.row, self.in_force = request, row, in_force
+        present = "none" if in_force is None else f"number {in_force.serial}, {in_force.choice}"
+        super().__init__(f"row {row} was decided meanwhile: the decision in force is {present}; look at it again")
 
 
 @dataclass(frozen=True)
@@ -116,8 +126,7 @@ class SessionState:
         self.skipped, self.zone = (np.zeros(len(self.unknown), bool) for _ in range(2))
         labelled = np.flatnonzero(self._s == 1)
         pictures = labelled[np.sort(np.unique(self.groups[labelled], return_index=True)[1])]
-        chosen = np.linspace(0, len(pictures) - 1, min(len(pictures), EXAMPLES)).astype(np.int64)
-        self.examples = pictures[chosen]
+        self.examples = pictures[evenly_spaced(len(pictures), EXAMPLES)]
         self.label_serial = 0
         self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
         self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn

@@ -11,7 +11,7 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
-from ..neighbours.search import spaced
+from ..storage.rows import evenly_spaced
 from ..training.model_file import NO_SAMPLE, label_count
 from ..training.sklearn_classifier import PULinearClassifier
 
@@ -124,7 +124,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     cache = open_cache(images)
     model.check_fits(cache)
     count = len(cache) if rows is None else len(rows)
-    sampled = spaced(count, _MOST)
+    sampled = evenly_spaced(count, _MOST)
     if model.pile_margins_ is None or model.pile_sample_ is None:
         return NewImages(count, 0, note=NO_SAMPLE)
     labels = label_count(model)
@@ -140,7 +140,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     tilt = model.pile_margins_.tilt(model.tilt_.prior)
     share = estimate_share(model.pile_margins_, model.tilt_.prior, margins, labels=labels, rows=count)
     assert share is not None
-    compared = spaced(len(X), _MOST_COMPARED)
+    compared = evenly_spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share

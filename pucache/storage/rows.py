@@ -140,6 +140,11 @@ def row_slices(n: int, d: int) -> Iterator[slice]:
     return (slice(begin, min(begin + step, n)) for begin in range(0, n, step))
 
 
+def evenly_spaced(n: int, count: int) -> np.ndarray:
+    """Numbers of at most `count` of n rows, int64, ascending."""
+    return np.unique(np.linspace(0, max(n - 1, 0), min(n, count)).astype(np.int64))
+
+
 def rows_not_finite(X: RowMatrix) -> np.ndarray:
     """Row numbers, ascending int64, of the rows of X that hold NaN or infinity; X is read in blocks."""
     rows = [np.empty(0, np.int64)]

@@ -90,6 +90,12 @@ class ConceptModels(dict[str, PULinearClassifier]):
                 )
         return cls(models)
 
+    def of(self, name: str) -> PULinearClassifier:
+        """The model of a concept; raises `ModelError` where there is none."""
+        if name not in self:
+            raise ModelError("the folder of models holds no model of it; train one with train-pu --concepts")
+        return self[name]
+
     # --- as one model, for scoring -----------------------------------------------------------------
 
     @property

@@ -28,6 +28,7 @@ from ..heads.minibatch import SGDSettings
 from ..heads.risks import PURisk
 from ..heads.solve import TOLERANCE, fit_heads
 from ..labels.folds import assign_folds
+from ..storage.rows import evenly_spaced
 from .penalty import PENALTIES, log_posteriors
 
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
@@ -80,7 +81,7 @@ class CrossFitter:
         room = max(1, SAMPLE_BYTES // max(1, X.itemsize * X.shape[1]))
         if len(unlabelled) <= room:
             return self
-        kept = unlabelled[np.linspace(0, len(unlabelled) - 1, room).astype(np.int64)]
+        kept = unlabelled[evenly_spaced(len(unlabelled), room)]
         rows = np.union1d(kept, self.design.positive_rows)
         labels = self.labels.take(rows, len(kept) / len(unlabelled))
         design = self.design.take(rows, labels.training_s)

@@ -33,6 +33,7 @@ from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
 from ..heads.solve import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
+from ..storage.rows import evenly_spaced
 from .cross_fitting import CrossFit, weights_without_folds
 from .neighbour_evidence import WEIGHTS, NeighbourEvidence, held_out_gains
 from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
@@ -76,8 +77,7 @@ class DistillationRows:
         positives, others = (_with_weight(rows, labels) for rows in (design.positive_rows, design.unlabelled_rows))
         also = positives[:0] if labelled_by_any is None else np.intersect1d(labelled_by_any, others)
         rest = np.setdiff1d(others, also, assume_unique=True)
-        kept = rest if len(rest) <= room else rest[np.linspace(0, len(rest) - 1, room).astype(np.int64)]
-        kept = np.union1d(kept, also)
+        kept = np.union1d(rest[evenly_spaced(len(rest), room)], also)
         if len(kept) + len(positives) == len(fold):
             return cls(rows=None, design=design, labels=labels, fold=fold, graph=graph_source(None))
         rows = np.union1d(kept, positives)

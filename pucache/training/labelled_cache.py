@@ -263,11 +263,13 @@ class LabelledCache:
         ------
         name : str
         data : LabelledCache
-            Free its rows (`release`) before the next.
+            Its rows are freed before the next.
         """
         for name, labels in concepts.items():
             of_rows = labels if self.rows is None else labels.take(self.rows)
-            yield name, replace(self, labels=of_rows, labelled_by_any=np.flatnonzero(self.labels.positive))
+            data = replace(self, labels=of_rows, labelled_by_any=np.flatnonzero(self.labels.positive))
+            yield name, data
+            data.release()
 
     def release(self) -> None:
         """Free the rows that design matrices hold in memory; they are prepared again on the next use."""

@@ -226,18 +226,23 @@ def _with_figures(
     return {name: known[name] for name in COLUMNS if known.get(name) is not None}
 
 
+def why_flat(risk: PURisk) -> str:
+    """Why no head depends on the prior, for a risk that needs none."""
+    why = (
+        "the sigmoid loss at target prior 0.5 weighs both parts alike at every prior"
+        if risk.name == "imbupu"
+        else f"{risk.name} has no prior in it"
+    )
+    return (
+        f"{why}, so the heads are the same and so is their ranking. Only posterior, threshold, precision "
+        "and F1 depend on the prior"
+    )
+
+
 def _verdict(rows: list[dict[str, Any]], risk: PURisk) -> str:
     """Say whether the ranking depends on the prior, and why."""
     if not risk.needs_prior:
-        why = (
-            "the sigmoid loss at target prior 0.5 weighs both parts alike at every prior"
-            if risk.name == "imbupu"
-            else f"{risk.name} has no prior in it"
-        )
-        return (
-            f"flat: {why}, so the heads are the same and so is their ranking. Only posterior, threshold, precision "
-            "and F1 depend on the prior; find it with estimate-prior, not with a sweep."
-        )
+        return f"flat: {why_flat(risk)}; find it with estimate-prior, not with a sweep."
     if "pauc" not in rows[0]:
         return "the heads depend on the prior; single figures, and so more labels, are needed to say how."
     pauc = _means(rows, "pauc")

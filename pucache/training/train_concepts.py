@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..errors import PUCacheError, one_line
 from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
@@ -21,17 +21,19 @@ from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
 from .train_on_cache import train_on_cache
 
+R = TypeVar("R")
+
 
 def each_concept(
     cache: EmbeddingCache,
     concepts: ConceptSource | ConceptLabels,
-    work: Callable[[str, LabelledCache], None],
+    work: Callable[[str, LabelledCache], R],
     *,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     seed: int = 0,
     device: str = "auto",
-) -> dict[str, str]:
+) -> tuple[dict[str, R], dict[str, str]]:
     """Do some work with the labels of each concept, on rows that are prepared once; one that fails stops no other.
 
     Parameters
@@ -46,25 +48,13 @@ def each_concept(
 
     Returns
     -------
-    dict of str to str
-        Concepts that failed, and why, in one line.
-
-    Raises
-    ------
-    LabelError
-        All concepts failed.
+    results, failures
+        As by `ConceptLabels.over_concepts`.
     """
     opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
-    failures = dict(opened.failures)
     joint = joint_labels(opened.labels.values())
     shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed, device=device)
-    for name, data in shared.of_concepts(opened.labels):
-        try:
-            work(name, data)
-        except (PUCacheError, ValueError, ArithmeticError) as error:
-            failures[name] = one_line(error)
-        data.release()
-    return opened.some_done(failures)
+    return opened.over_concepts(shared.of_concepts(opened.labels), work)
 
 
 def train_concepts(
@@ -93,15 +83,13 @@ def train_concepts(
     ConceptModels
         Without `held_out_margins_` and `classifier_margins_`, which would grow with the concepts.
     """
-    models: dict[str, PULinearClassifier] = {}
     parameters = (classifier or PULinearClassifier()).get_params()
     parameters["random_state"] = drawn_seed(parameters["random_state"])
 
-    def train(name: str, data: LabelledCache) -> None:
+    def train(_: str, data: LabelledCache) -> PULinearClassifier:
         model = train_on_cache(PULinearClassifier(**parameters), data, progress=progress)
         del model.held_out_margins_, model.classifier_margins_
-        models[name] = model
+        return model
 
     rows = {"seed": parameters["random_state"], "device": parameters["device"]}
-    failures = each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows)
-    return ConceptModels(models, failures)
+    return ConceptModels(*each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows))

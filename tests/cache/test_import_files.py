@@ -68,34 +68,6 @@ def test_a_fifo_is_refused_and_never_waited_for(tmp_path, kind, suffix):
 # --- Parquet -------------------------------------------------------------------------------------
 
 
-def lists(X, kind):
-    """An Arrow array of lists."""
-    values = pyarrow.array(X.reshape(-1))
-    if kind == "fixed":
-        return pyarrow.FixedSizeListArray.from_arrays(values, X.shape[1])
-    offsets = np.arange(0, X.size + 1, X.shape[1])
-    large = kind == "large"
-    make = pyarrow.LargeListArray if large else pyarrow.ListArray
-    return make.from_arrays(pyarrow.array(offsets, pyarrow.int64() if large else pyarrow.int32()), values)
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype", "order"),
-    [("list", "f8", "shuffled"), ("large", "f4", "row order"), ("fixed", "f2", "shuffled")],
-)
-def test_list_columns(tmp_path, kind, dtype, order, small_blocks):
-    X = rows(30, dtype=dtype)
-    keys = shuffled_keys(30) if order == "shuffled" else [f"{number:03}" for number in range(30)]
-    (tmp_path / "parts").mkdir()
-    for number, part in enumerate([slice(0, 12), slice(12, 30)]):
-        table = pyarrow.table({"text": keys[part], "emb": lists(X[part], kind), "key": keys[part]})
-        pyarrow.parquet.write_table(table, tmp_path / "parts" / f"{number}.parquet", row_group_size=9)
-    report = import_embeddings(tmp_path / "parts", tmp_path / "c.h5")
-    stored = "f2" if dtype == "f2" else "f4"
-    expect(tmp_path / "c.h5", X.astype(stored), keys, stored)
-    assert (report.keys, report.encoder) == ("column 'key'", EncoderSpec.imported("parts", 5))
-
-
 def test_the_column_of_embeddings(tmp_path):
     X, out = rows(3), tmp_path / "c.h5"
     path = write_parquet(tmp_path / "x.parquet", a=X, b=2 * X, ids=[[1], [2], [3]], key=list("abc"))
@@ -209,6 +181,18 @@ def test_embeddings_in_every_type_of_list(tmp_path, small_blocks, lists, kind):
         pytest.skip("this version of pyarrow does not write it")
     import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5")
     expect(tmp_path / "c.h5", X, list("gfbdaec"), "f2" if kind == pyarrow.float16() else "f4")
+
+
+@pytest.mark.parametrize("order", ["shuffled", "row order"])
+def test_a_folder_of_files_with_several_groups_of_rows(tmp_path, order, small_blocks):
+    X, keys = rows(30), shuffled_keys(30) if order == "shuffled" else [f"{number:03}" for number in range(30)]
+    (tmp_path / "parts").mkdir()
+    for number, part in enumerate([slice(0, 12), slice(12, 30)]):
+        table = pyarrow.table({"text": keys[part], "emb": list(X[part]), "key": keys[part]})
+        pyarrow.parquet.write_table(table, tmp_path / "parts" / f"{number}.parquet", row_group_size=9)
+    report = import_embeddings(tmp_path / "parts", tmp_path / "c.h5")
+    expect(tmp_path / "c.h5", X, keys)
+    assert (report.keys, report.encoder) == ("column 'key'", EncoderSpec.imported("parts", 5))
 
 
 @pytest.mark.parametrize("name", ["key", "Image Path", "filename"])

@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 from click.testing import CliRunner
 from helpers.cache_files import write
+from helpers.files import snapshot
 from helpers.planted import planted
 from PIL import Image
 
@@ -115,10 +116,6 @@ def inputs(tmp_path_factory):
         (folder / name).write_bytes(b"\x00\x01 binary")
     (folder / "run/run.json").write_text("{}\n")
     return folder
-
-
-def snapshot(folder):
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def options_of(verb):

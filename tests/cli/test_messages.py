@@ -1,6 +1,5 @@
 """What the commands refuse: one line that names what it is, what was expected and the remedy; nothing is touched."""
 
-import hashlib
 import random
 import re
 import shlex
@@ -14,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.command_line import SMALL, refused, run
+from helpers.files import snapshot
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 
@@ -23,12 +23,6 @@ from pucache.errors import CacheError
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def snapshot(folder):
-    """Every file below a folder, by content; locks are left out, they come and stay."""
-    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"]
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
 LISTS = {  # files of labels as people write them
@@ -86,11 +80,8 @@ BAD = {  # command: (exit code, what the one line must tell)
         1,
         "old.h5 holds images of .*images, not of .*unreadable; write another cache, or pass --moved",
     ),
-    TRAIN + " --prior 0.1 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
-    TRAIN + " --prior 0.1 --metrics {w}/positives.txt": (1, "positives.txt is also an input"),
     REPORT + " --model {b}/none.safetensors": (1, "no such model: .*none.safetensors"),
     "report {w}/cache.h5 --positives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt"),
-    REPORT + " --out {w}/positives.txt": (1, "positives.txt is also an input"),
     REPORT + " --images {b}/nowhere": (1, "no such source: .*nowhere"),
     REPORT + " --truth {b}/prefix.txt": (1, "none of the 2 keys"),
     TRAIN + " --prior some": (2, "--prior must be a number or auto, got 'some'"),
@@ -105,10 +96,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
     SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
-    FIND + " --positives {w}/positives.txt --out {w}/cache.h5": (1, "cache.h5 is also an input"),
-    SCORE + " {w}/cache.h5 --out {w}/model.safetensors": (1, "model.safetensors is also an input"),
-    "pack {w}/cache.h5 --out {w}/cache.h5": (1, "cache.h5 is also an input"),
-    "import-embeddings {b}/X.npy {b}/X.npy --keys {b}/unknown.txt": (1, "X.npy is also an input"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
@@ -126,7 +113,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --prior nan": (2, "prior must lie strictly between 0 and 1, got nan; it is a share"),
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
     TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
-    TRAIN + " --prior 0.1 --out old.json --metrics ./old.json": (2, "are one file, old.json; name two"),
     "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
     **{
         FIND + f" --positives {{b}}/{name}": (1, expected)
@@ -146,9 +132,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --positives red/** --index IVF999,SQ8": (2, "an index IVF999,SQ8 cannot be made of the .* rows of "),
     FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
     FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
-    FIND + " --positives red/** --out old.csv --review ./old.csv": (2, "--out and --review are one file, old.csv"),
-    FIND + " --positives {w}/truth.csv --review {w}/truth.csv": (1, "truth.csv is also an input"),
-    TRAIN + " --negatives {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
     TRAIN + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys"),
     FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
     FIND + " --positives red/** --device bogus": (2, "bogus"),
@@ -164,7 +147,6 @@ BAD = {  # command: (exit code, what the one line must tell)
         1,
         r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
     ),
-    SCORE + " {w}/cache.h5 --neighbours {w}/truth.csv --out {w}/truth.csv": (1, "truth.csv is also an input"),
     TRAIN + " --method distilled --solver sgd": (2, "method='distilled' needs solver='batch'"),
     SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
     "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),

@@ -7,9 +7,10 @@ from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
 from pucache import train_pu
+from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
-from pucache.heads.solve import fit_heads, fit_soft_targets
+from pucache.heads.solve import SoftTargetTrainer, fit_heads
 
 QUICK = SGDSettings(epochs=3, min_steps=0, batch_size=64)
 SCARCE = 40_000  # bytes: less than X takes
@@ -26,7 +27,8 @@ def margins(rows, solver, device):
     draw = np.random.default_rng(1)
     if solver == "soft targets":
         options = {"penalty": [1e-5, 1e-3, 0.1], "tolerance": 1e-4}
-        return fit_soft_targets(X, draw.random((len(s), 3)), device=device, **options).margins(X)
+        trainer = SoftTargetTrainer(DesignMatrix(X, s, None, torch.device(device)), **options)
+        return trainer.fit(draw.random((len(s), 3))).margins(X)
     weights = draw.integers(0, 3, (len(s), 3)).astype(np.float32)
     options = {"prior": [0.05, 0.1, 0.2], "penalty": 1e-2, "sgd_settings": QUICK, "risk": PURisk("imbnnpu")}
     return fit_heads(X, s, device=device, solver=solver, weights=weights, **options).margins(X)

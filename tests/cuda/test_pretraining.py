@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.slow import slow
-from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, train, training, with_norms
-from PIL import Image
+from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, save_photos, train, training, with_norms
 
 from pucache.encoders import pretrained_file
 from pucache.errors import RunError
@@ -21,10 +20,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photos")
-    for number, image in enumerate(IMAGES.numpy()):
-        Image.fromarray(image).save(folder / f"{number:03}.png")
-    return folder
+    return save_photos(tmp_path_factory.mktemp("photos"))
 
 
 def out_of_memory(*arguments, **options):

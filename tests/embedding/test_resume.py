@@ -92,7 +92,7 @@ def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out
 
 PLACES = {  # a function, and the number of the call that does not return
     "in a block": ("torch.nn.Conv2d.forward", 7),
-    "in a part": ("pucache.cache.hdf5.Writer.write", 16),  # the third: a block of failures may be the first
+    "in a part": ("pucache.cache.writer.HashedColumn.append", 16),  # the third: a block of failures may be the first
     "before a part is named": ("os.replace", 3),
     "in the merge": ("pucache.cache.reader.CacheFile.take", 8),
     "before the cache is named": ("os.replace", 6),

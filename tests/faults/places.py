@@ -308,7 +308,7 @@ POINTS = {
     "fsync": "os.fsync",
     "rename": "os.replace",
     "new file": "os.open",
-    "write": "pucache.cache.hdf5._Output.write",
+    "write": "pucache.cache.writer.HashedColumn.append",
     "removal": "os.rmdir",
 }
 

@@ -36,8 +36,8 @@ FAULTS = {  # job: point, calls, signal or (negative) error
         ("rename", [1, 3], -errno.EIO),
         ("new file", [1, 2, 3], -errno.ENOSPC),
         ("new file", [1], -errno.EROFS),
-        ("write", [10, 90], KILL),
-        ("write", [10, 90], TERMINATE),
+        ("write", [10, 33], KILL),
+        ("write", [10, 33], TERMINATE),
         ("removal", [1], KILL),
     ],
     "score": [

@@ -5,9 +5,7 @@ import csv
 import io
 import json
 import os
-import struct
 import tarfile
-import zlib
 from functools import cache
 
 import numpy as np
@@ -60,11 +58,6 @@ def images():
         name: encode(picture(mode), form, **options, **({"append_images": [picture()]} if options is several else {}))
         for name, (mode, form, options) in kinds.items()
     }
-
-
-def chunk(name, data):
-    """Bytes of one chunk of a PNG."""
-    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
 def pixels(name, data):

@@ -9,10 +9,11 @@ import zlib
 import numpy as np
 import pytest
 from helpers.cache_files import SPEC
+from helpers.pictures import chunk, png
 from helpers.planted import write_cache
 
 from fuzz.damage import TOKENS, RunsCode, accepted
-from fuzz.samples import chunk, images, network, npy, saved
+from fuzz.samples import images, network, npy, saved
 from fuzz.test_damaged import array, image, weights
 from pucache.cli.main import main
 from pucache.errors import CacheError, EncoderError, ImageError
@@ -72,23 +73,18 @@ def test_a_key_that_means_harm_is_kept_in_tables_and_escaped_on_the_terminal(tmp
 # --- images and tars ---------------------------------------------------------------------------
 
 
-def png(width, height, *chunks, depth=8, colour=0):
-    header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + b"".join(chunks) + chunk(b"IEND", b"")
-
-
 def bombs():
     """Few bytes that ask for much memory, or for long work."""
     zeros, pixel = zlib.compress(bytes(1 << 26), 9), chunk(b"IDAT", zlib.compress(b"\0\0"))
     tags = {256: 13_000, 257: 13_000, 258: 8, 259: 1, 262: 1, 273: 8, 277: 1, 278: 13_000, 279: 4 << 30}
     return {
-        "huge.png": png(60_000, 60_000, pixel),
+        "huge.png": png(60_000, 60_000, pixel, colour=0),
         "empty-but-large.png": png(9_000, 9_000, pixel, colour=2),
-        "zeros.png": png(6_000, 6_000, chunk(b"IDAT", zlib.compress(bytes(6_000 * 751), 9)), depth=1),
-        "too-many-zeros.png": png(4, 4, chunk(b"IDAT", zeros)),
-        "zeros-in-text.png": png(1, 1, chunk(b"zTXt", b"k\0\0" + zeros), pixel),
-        "zeros-in-itxt.png": png(1, 1, chunk(b"iTXt", b"k\0\1\0\0\0" + zeros), pixel),
-        "zeros-in-profile.png": png(1, 1, chunk(b"iCCP", b"k\0\0" + zeros), pixel),
+        "zeros.png": png(6_000, 6_000, chunk(b"IDAT", zlib.compress(bytes(6_000 * 751), 9)), depth=1, colour=0),
+        "too-many-zeros.png": png(4, 4, chunk(b"IDAT", zeros), colour=0),
+        "zeros-in-text.png": png(1, 1, chunk(b"zTXt", b"k\0\0" + zeros), pixel, colour=0),
+        "zeros-in-itxt.png": png(1, 1, chunk(b"iTXt", b"k\0\1\0\0\0" + zeros), pixel, colour=0),
+        "zeros-in-profile.png": png(1, 1, chunk(b"iCCP", b"k\0\0" + zeros), pixel, colour=0),
         "huge.jpg": patched("rgb.jpg", b"\xff\xc0\x00\x11\x08", 0, struct.pack(">HH", 65_500, 65_500)),
         "huge.gif": patched("still.gif", b"GIF", 3, struct.pack("<HH", 65_535, 65_535)),
         "huge.bmp": patched("rgb.bmp", b"BM", 16, struct.pack("<ii", 2_000_000, -2_000_000)),

@@ -110,5 +110,5 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     weights = data[2][:, :1] if shared else data[2]
     data = (*data[:2], np.tile(weights, 3) if shared else weights)
     scaled = weights / weights.sum(0, dtype=np.float64)
-    objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), Silent(), run_in_turn)
+    objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), run_in_turn)
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))

@@ -10,7 +10,7 @@ from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
-from pucache.heads.solve import fit_heads, fit_soft_targets
+from pucache.heads.solve import SoftTargetTrainer, fit_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D, PRIOR, PENALTY = 400, 6, 0.3, 0.01
@@ -45,8 +45,9 @@ def fit(X, s, risk="imbupu", **options):
     return fit_heads(X, s, risk=PURisk(risk) if isinstance(risk, str) else risk, **options)
 
 
-def fit_soft(X, targets, **options):
-    return fit_soft_targets(X, targets, **{"penalty": PENALTY, "tolerance": TIGHT, "device": "cpu"} | options)
+def fit_soft(X, targets, weights=None, penalty=PENALTY):
+    design = X if isinstance(X, DesignMatrix) else DesignMatrix(X, np.zeros(len(X)), None, CPU)
+    return SoftTargetTrainer(design, weights=weights, penalty=penalty, tolerance=TIGHT).fit(targets)
 
 
 def weights_of(columns, seed=1):

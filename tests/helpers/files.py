@@ -16,5 +16,5 @@ def damage(path):
 
 
 def snapshot(folder):
-    """Content of every file below a folder, by its path."""
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """Content of every file below a folder but locks, which come and stay, by its path."""
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}

@@ -2,6 +2,8 @@
 
 import io
 import re
+import struct
+import zlib
 
 from helpers.refusals import one_line
 from pucache.errors import ImageError
@@ -18,3 +20,14 @@ def refusal(action, *arguments):
     reason = one_line(ImageError, action, *arguments)
     assert not re.search("0x[0-9a-f]{5}|None", reason)
     return reason
+
+
+def chunk(kind, data):
+    """Bytes of one chunk of a PNG."""
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def png(width, height, *chunks, depth=8, colour=2):
+    """A PNG with this header and these chunks."""
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + header + b"".join(chunks) + chunk(b"IEND", b"")

@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import timm
 import torch
+from PIL import Image
 
 from pucache.encoders.pretrained_file import Description
 from pucache.pretraining import process_group
@@ -15,6 +16,13 @@ from pucache.pretraining.train_step import Training
 N, SIDE, BATCH = 28, 16, 8
 IMAGES = torch.from_numpy(np.random.default_rng(5).integers(0, 256, (N, SIDE, SIDE, 3), np.uint8))
 CPU = torch.device("cpu")
+
+
+def save_photos(folder):
+    """Write the images as files, and return their folder."""
+    for number, image in enumerate(IMAGES.numpy()):
+        Image.fromarray(image).save(folder / f"{number:03}.png")
+    return folder
 
 
 def recipe(name="modern", **changes):

@@ -1,10 +1,9 @@
 import re
-import struct
 import zlib
 
 import numpy as np
 import pytest
-from helpers.pictures import encode, refusal
+from helpers.pictures import chunk, encode, png, refusal
 from PIL import ExifTags, Image, ImageFile
 
 from pucache.errors import ImageError
@@ -27,16 +26,8 @@ def grey16(*values, form="PNG", order="<"):
     return encode(Image.fromarray(np.array([values], f"{order}u2")), form)
 
 
-def chunk(kind, data):
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
-
-def png_header(width, height):
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-
-
 SAMPLE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 8, 3), np.uint8))
+NO_PIXELS = chunk(b"IDAT", zlib.compress(b""))
 FORMATS = {form: encode(SAMPLE, form) for form in ("JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF")}
 
 
@@ -124,7 +115,7 @@ def test_damaged_exif_does_not_cost_an_image_that_is_whole(exif, form):
         (encode(Image.new("F", (2, 2), 0.5), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
         (encode(Image.new("I", (2, 2), -1), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
         *((encode(SAMPLE, form), "not an image in a known format") for form in ("EPS", "TGA", "PCX", "ICO", "SGI")),
-        (png_header(0, 5), "not an image in a known format"),
+        (png(0, 5, NO_PIXELS), "not an image in a known format"),
     ],
 )
 def test_what_cannot_be_decoded_is_refused_with_a_reason(data, reason):
@@ -135,7 +126,7 @@ def test_what_cannot_be_decoded_is_refused_with_a_reason(data, reason):
 def test_a_decompression_bomb_is_refused_from_its_header(monkeypatch, limit):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     monkeypatch.setattr(ImageFile.ImageFile, "load", lambda self: pytest.fail("pixels were allocated"))
-    assert re.search("pixels|178,956,970", refusal(decode, png_header(60_000, 60_000)))
+    assert re.search("pixels|178,956,970", refusal(decode, png(60_000, 60_000, NO_PIXELS)))
 
 
 @pytest.mark.parametrize("form", FORMATS)

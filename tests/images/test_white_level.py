@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from helpers import pictures
 from helpers.pictures import refusal
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,11 +20,8 @@ from pucache.images.white_level import range_note
 def png(values):
     """A PNG of 16 bits with 1 (grey), 2, 3 or 4 channels."""
     height, width, channels = values.shape
-    header = struct.pack(">IIBBBBB", width, height, 16, {1: 0, 2: 4, 3: 2, 4: 6}[channels], 0, 0, 0)
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    packed = (struct.pack(">I", len(d)) + k + d + struct.pack(">I", zlib.crc32(k + d)) for k, d in chunks)
-    return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
+    rows = zlib.compress(b"".join(b"\0" + row.astype(">u2").tobytes() for row in values))
+    return pictures.png(width, height, pictures.chunk(b"IDAT", rows), depth=16, colour=[0, 4, 2, 6][channels - 1])
 
 
 def tiff(values, order="<", *, deflated=False, bits=16):
@@ -55,23 +53,16 @@ def ppm(values, maxval=65535):
     return f"{kind} {width} {height} {maxval}\n".encode() + values.astype(">u2").tobytes()
 
 
-GREY = {
-    "PNG": png,
-    "TIFF": tiff,
-    "TIFF, big-endian": lambda values: tiff(values, ">"),
-    "TIFF, deflated": lambda values: tiff(values, deflated=True),
-    "TIFF of 32 bits": lambda values: tiff(values, bits=32),
-    "PGM": ppm,
-}
-COLOUR = {
+FORMATS = {
     "PNG": png,
     "TIFF": tiff,
     "TIFF, big-endian": lambda values: tiff(values, ">"),
     "TIFF, deflated": lambda values: tiff(values, deflated=True),
     "TIFF, deflated, big-endian": lambda values: tiff(values, ">", deflated=True),
-    "PPM": ppm,
+    "PNM": ppm,
 }
-KINDS = [(1, name, GREY[name]) for name in GREY] + [(3, name, COLOUR[name]) for name in COLOUR]
+KINDS = [(channels, name, encode) for channels in (1, 3) for name, encode in FORMATS.items()]
+KINDS += [(1, "TIFF of 32 bits", lambda values: tiff(values, bits=32))]
 KINDS += [(2, "PNG with opacity", png), (4, "PNG with opacity", png)]
 
 

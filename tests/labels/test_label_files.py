@@ -81,14 +81,6 @@ def test_a_column_that_may_be_the_labels_is_refused_and_not_ignored(write):
 # --- truth -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "yes, no", [("1", "0"), ("1", "-1"), ("true", "False"), (" YES ", "no"), ("positive", "Negative")]
-)
-def test_a_truth_table_takes_the_usual_words_and_leaves_the_rest_open(write, yes, no):
-    path = write("truth.csv", f"label,key\n{yes},a\n{no},b\n{yes},elsewhere\n")
-    assert read_truth(path, ["b", "c", "a"]).tolist() == [0, -1, 1]
-
-
 @pytest.mark.parametrize("name, header", [("truth.txt", ""), ("truth.csv", "key\n")])
 def test_a_truth_list_makes_all_others_negative(write, name, header):
     assert read_truth(write(name, f"{header}a\nelsewhere\n"), ["b", "c", "a"]).tolist() == [0, 0, 1]

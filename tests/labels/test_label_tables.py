@@ -72,16 +72,6 @@ def test_a_first_column_without_a_name_is_no_blank_line(tmp_path):
     assert read_table(tmp_path / "x.csv") == [{"": "0", "key": "a.png", "label": "1"}]
 
 
-def test_a_parquet_table_of_texts_classes_and_numbers(tmp_path):
-    keys, values = zip(*ROWS, strict=True)
-    classes = pyarrow.array(values).dictionary_encode()
-    path = write_parquet(tmp_path / "x.parquet", file=keys, **{"is dress": classes}, image=[b"1"] * 3, more=[[1]] * 3)
-    table = read_table(LabelTable(str(path), **COLUMNS))
-    assert [(row["key"], row["label"]) for row in table] == EXPECTED
-    path = write_parquet(tmp_path / "y.parquet", key=[7, 8], label=[True, False])
-    assert read_table(path) == [{"key": "7", "label": "true"}, {"key": "8", "label": "false"}]
-
-
 @pytest.mark.parametrize(
     ("content", "columns", "reason"),
     [

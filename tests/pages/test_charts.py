@@ -98,13 +98,11 @@ def drawings():
     """Each chart, by name."""
     held = normal_margins()
     estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("bbe", 0.3, 0.0, 1.0, 0.9, 0)]
-    swept = {"pauc": 0.8, "auc": 0.9, "f1": 0.5, "share_predicted_positive": 0.2, "true_f1": 0.6}
     drawn_by = {
         "priors": (charts.paint_priors, estimates, 0.2, 0.21, True),
         "margins": (charts.paint_margins, charts.margin_histogram(held), 1.0),
         "curve": (charts.paint_curve, charts.precision_recall(held)),
         "reliability": (charts.paint_reliability, charts.reliability(held)),
-        "sweep": (charts.paint_sweep, [{"prior": prior, **swept} for prior in (0.1, 0.3)], 0.2),
     }
     svgs = {name: charts.draw(name, 3.2, *how) for name, how in drawn_by.items()}
     return {name: f"<svg {svg['box']}>{svg['body']}" for name, svg in svgs.items()}

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.slow import slow
-from helpers.training_parts import IMAGES, SIDE, recipe, state, train, training, with_norms, without_norms
-from PIL import Image
+from helpers.training_parts import IMAGES, SIDE, recipe, save_photos, state, train, training, with_norms, without_norms
 
 from pucache.encoders import pretrained_file
 from pucache.pretraining.network import NetworkConfig
@@ -39,10 +38,7 @@ def no_compiler(monkeypatch):
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("photos")
-    for number, image in enumerate(IMAGES.numpy()):
-        Image.fromarray(image).save(folder / f"{number:03}.png")
-    return folder
+    return save_photos(tmp_path_factory.mktemp("photos"))
 
 
 def warnings(caplog):
@@ -111,14 +107,6 @@ def test_compiled_and_plain_runs_go_on_with_each_other(traced, photos, tmp_path,
     expected, weights = (pretrained_file.read(tmp_path / name)[0] for name in ("plain", "run"))
     for name, tensor in expected.items():
         np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
-
-
-def test_a_run_without_a_compiler_ends_as_a_plain_one(no_compiler, photos, tmp_path, caplog):
-    for compile in ("on", "off"):
-        pretrain(photos, tmp_path / compile, NETWORK, recipe(epochs=1), compile=compile, **SETTINGS)
-    assert len(warnings(caplog)) == 1
-    files = [(tmp_path / compile / "encoder.safetensors").read_bytes() for compile in ("on", "off")]
-    assert files[0] == files[1]
 
 
 def test_by_default_nothing_is_compiled_on_a_cpu(photos, tmp_path, monkeypatch):

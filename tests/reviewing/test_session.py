@@ -20,10 +20,10 @@ from pucache.errors import SessionError, SessionLockedError
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
-from pucache.reviewing.log import Choice, StaleDecisionError, Stream
+from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_labels import read_labels
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.session_state import Proposal, StaleDecisionError
 from pucache.training.train_on_cache import is_audited
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice

@@ -71,7 +71,7 @@ def test_501_concepts_are_held_one_at_a_time_and_one_that_fails_stops_no_other(w
         if name == "007":
             raise ValueError("no luck")
 
-    failures = each_concept(cache, {f"{number:03}": keys[number : number + 2] for number in range(501)}, work)
+    _, failures = each_concept(cache, {f"{number:03}": keys[number : number + 2] for number in range(501)}, work)
     assert failures == {"007": "no luck"} and len(data_of) == 501
 
 
