@@ -335,7 +335,7 @@ def labels_named(cache: EmbeddingCache, positives: str, session: str | None) -> 
     """Positives for the library: the option itself, or the labels of a session."""
     if session is None:
         return positives
-    from pucache.reviewing.session import read_labels
+    from pucache.reviewing.session_labels import read_labels
 
     return read_labels(cache, session)
 

@@ -1,8 +1,9 @@
 """How many positives of the pile are still hidden, from the log of a review alone.
 
-The interval rests on rows drawn at random and on nothing else: not on the model, the ranking or the order of decisions.
-It holds at every moment of the review at once, so it may be looked at all the time and the review may end at any
-point. `pucache.reviewing.hidden_interval` has the mathematics.
+The interval rests on rows drawn at random and on their decisions: not on the model, the ranking or the order of
+decisions. It assumes that the reviewer decides rightly; rechecks measure how many positives are overlooked. It holds at
+every moment of the review at once, so it may be looked at all the time and the review may end at any point.
+`pucache.reviewing.hidden_interval` has the mathematics.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from .session_folder import open_log
 if TYPE_CHECKING:
     from .session import Session
 
-MORE = 200  # further random images that `Audit.sentence` speaks of
+MORE = 200  # further random images that `Audit.forecast` speaks of
+FEW = 10  # hidden positives that are called a few
+PROBABLE_ERROR = 0.2  # of the limit that is called probable
+LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
 FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them
-RECHECKS_NEEDED = 50  # rechecks from which on the limits allow for overlooked positives,
-MISSES_NEEDED = 1
+RECHECKS_NEEDED = 30  # from which on the limits allow for overlooked positives, and one may stop;
+MISSES_NEEDED = 1  # so many rejections are enough for the former
 UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower one
 SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
 
@@ -65,6 +69,8 @@ class Audit:
     sensitivity_low : float or None
         Lower limit of the share of positives that the reviewer recognises. The upper limits are divided by it.
         None with too few rechecks: then they hold if no positive was overlooked.
+    recognised_high : int
+        As `hidden_high`, without the division: of the positives that the reviewer recognises.
     level : float
         Probability that the limits are right at every moment of the review.
     rows : int
@@ -93,6 +99,7 @@ class Audit:
     rechecks: int
     missed: int
     sensitivity_low: float | None
+    recognised_high: int
     level: float
     rows: int
     chance_high: int
@@ -139,11 +146,6 @@ class Audit:
         total, found = self._outlook(more, share)
         return total - found
 
-    @property
-    def outlook_condition(self) -> str:
-        """What `outlook` assumes where its share is 0, as the end of a sentence."""
-        return "" if self.draws and self.likeliest_share else ", if none is positive"
-
     def _outlook(self, more: int, share: float | None = None) -> tuple[int, int]:
         """Upper limit of the total, and positives found, after further random images."""
         if share is None:
@@ -175,45 +177,79 @@ class Audit:
         return _chance_high(looks, self.rows, self.level, self.sensitivity_low), self.found
 
     def sentence(self) -> str:
-        """What is known about hidden positives, in words."""
-        more, bound = min(MORE, self.unknown), ""
-        if self.draws:
-            bound = f"at most {self.hidden_high:,} more with {100 * self.level:g} % confidence ({self._basis()})"
-        elif more and self.hidden_high:
-            bound = "how many more is not known before the first random image"
-        outlook = ""
-        if more:
-            kind = "more random" if self.draws else "random"
-            outlook = f" After {_images(more, kind)}: at most about {self.outlook(more):,}{self.outlook_condition}."
-        return f"found {self.found:,}; {bound or 'every image is decided'}.{outlook}"
+        """How many positives are found and hidden, as one sentence that needs no explanation."""
+        open_rows = self.rows - int(self._log.found.sum() + self._log.rejected.sum())
+        if not open_rows and self.sensitivity_low is None:
+            return f"{self.found:,} found. Every image is decided."
+        if not self.draws:
+            return f"{self.found:,} found. How many more is not known before the first random image."
+        overlooked = ", overlooked ones included" if self.sensitivity_low is not None else ""
+        return (
+            f"{self.found:,} found. With {100 * self.level:g} % confidence at most {self.hidden_high:,} more among "
+            f"{open_rows:,}{overlooked}.{self._guess()}"
+        )
+
+    def _guess(self) -> str:
+        """The likeliest number of hidden positives where it says more than the limit."""
+        if self.hidden_high <= FEW or not self.unknown:
+            return ""
+        if self.positives >= LEAST_POSITIVES:
+            number, about = round(self.likeliest_share * self.unknown), "about"
+        else:
+            number, about = max(0, self._looks.greatest_total(PROBABLE_ERROR) - self.found), "at most about"
+        if number <= FEW:
+            return " Probably none or a few."
+        return f" Probably {about} {number:,}." if number < self.hidden_high else ""
 
     def statements(self) -> list[str]:
-        """What can be said, in words: first the strongest without an assumption, then others with what they assume."""
-        zone, others, said = self.zone, "", [self.sentence()]
-        if zone is not None and zone.draws:
-            others = _images(self.rows - zone.rows, "other")
-            said.insert(
-                0,
-                f"found {self.found:,}; among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
-                f"among {others} at most {self.rest_high:,}, with {100 * self.level:g} % confidence ({zone._basis()} "
-                "among the likeliest).",
-            )
-            elsewhere = self.found - zone.found
-            recall = _share_found(self.found, self.found + zone.hidden_high)
-            cost = zone._cost(recall, zone._outlook, zone.unknown, "random images among the likeliest", elsewhere)
-            said.append(f"Leaving aside {others}: {_recall(recall, 'positives elsewhere')}{cost}.")
+        """What can be said, in words: first `sentence`, then each limit with what it assumes."""
+        zone, said = self.zone, [self.sentence()]
         if self.draws:
             cost = self._cost(self.recall_low, self._outlook, self.unknown, "random images")
-            said.append(f"Without any assumption: {_recall(self.recall_low)}{cost}.")
-        if self.chance_high < self.hidden_high or not self.draws:
-            recall = _share_found(self.found, self.found + self.chance_high)
+            said.append(f"{self._assumption()}: {_recall(self.recall_low)} ({self._basis()}){cost}.")
+        if self.hidden_low:
+            said.append(f"As you label them, at least {self.hidden_low:,} more; positives accepted wrongly raise this.")
+        if zone is not None and zone.draws:
+            others = _images(self.rows - zone.rows, "other")
+            elsewhere = self.found - zone.found
+            recall = share_found(self.found, zone.hidden_high)
+            cost = zone._cost(recall, zone._outlook, zone.unknown, "random images among the likeliest", elsewhere)
+            said.append(
+                f"{self._assumption()}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
+                f"among {others} at most {self.rest_high:,}, with {100 * self.level:g} % confidence for both "
+                f"({zone._basis()} among the likeliest). Leaving aside {others}: "
+                f"{_recall(recall, 'positives elsewhere')}{cost}."
+            )
+        if self.chance_high < self.unknown and (self.chance_high < self.hidden_high or not self.draws):
+            recall = share_found(self.found, self.chance_high)
             cost = self._cost(recall, self._chance_outlook, self.unknown, "images, if none is positive")
-            if self.chance_high < self.unknown:
-                said.append(
-                    f"If the ranking shows positives at least as often as chance would: at most {self.chance_high:,} "
-                    f"more, and {_recall(recall)}{cost}. A ranking that shows negatives first makes this wrong."
-                )
-        return said
+            said.append(
+                f"If the ranking shows positives at least as often as chance would: at most {self.chance_high:,} "
+                f"more, and {_recall(recall)}{cost}. A ranking that shows negatives first makes this wrong."
+            )
+        return [*said, *filter(None, [self.forecast()])]
+
+    def forecast(self) -> str:
+        """What further random images may bring; "" where none is left."""
+        more = min(MORE, self.unknown)
+        if not more:
+            return ""
+        positives, kind = self.expected_positives(more), "more random" if self.draws else "random"
+        high = self.outlook(more, positives / more)
+        return f"After {_images(more, kind)}, if {_positive(positives)}: at most about {high:,}."
+
+    def expected_positives(self, more: int) -> int:
+        """Positives that are expected of further random images: fewer than all up to now brought.
+
+        So a first positive among few images does not make the forecast that of a pile full of them.
+        """
+        return min(self.positives - 1, round(self.likeliest_share * more)) if self.positives and self.unknown else 0
+
+    def _assumption(self) -> str:
+        """What the upper limits assume, as the beginning of a sentence."""
+        if self.sensitivity_low is None:
+            return "If no positive was overlooked"
+        return "If positives are overlooked no more often than those that are shown again"
 
     def _cost(
         self,
@@ -314,7 +350,7 @@ def audit_entries(
 
     Notes
     -----
-    With fewer than 50 rechecks and no miss the whole error 1 - level is that of the interval, which
+    With fewer than 30 rechecks and no miss the whole error 1 - level is that of the interval, which
     then holds if no positive was overlooked. Afterwards four fifths are, and one fifth is that of
     `sensitivity_low`.
     """
@@ -349,7 +385,8 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
     """The audit of a pile, without its lower limit and its zone."""
     found, rows = int(log.found.sum()), int(log.rows.sum())
     limits = log.found + log.doubtful, log.rows - log.rejected
-    high = _total_high(log.all_positive, log.rows, *limits, upper_error, sensitivity)
+    recognised = _total_high(log.all_positive, log.rows, *limits, upper_error, None)
+    high = _with_overlooked(recognised, rows, sensitivity)
     return Audit(
         draws=log.all_positive.positive.size,
         positives=log.positives,
@@ -361,10 +398,11 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         hidden_high=high - found,
         total_low=found,
         total_high=high,
-        recall_low=_share_found(found, high),
+        recall_low=share_found(found, high - found),
         rechecks=log.rechecks,
         missed=log.missed,
         sensitivity_low=sensitivity,
+        recognised_high=recognised - found,
         level=level,
         rows=rows,
         chance_high=max(0, _chance_high(looks, rows, level, sensitivity) - found),
@@ -409,8 +447,9 @@ def _with_overlooked(total: int, rows: int, sensitivity: float | None) -> int:
     return min(rows, math.ceil(total / sensitivity)) if sensitivity else rows
 
 
-def _share_found(found: int, total: int) -> float:
-    return found / total if total else 1.0
+def share_found(found: int, hidden: int) -> float:
+    """Share of the positives that are found; 1 where there is none."""
+    return found / (found + hidden) if found + hidden else 1.0
 
 
 def lower_percent(share: float) -> str:
@@ -424,3 +463,7 @@ def _recall(share: float, of: str = "all positives") -> str:
 
 def _images(number: int, kind: str) -> str:
     return f"{number:,} {kind} image{'s' * (number != 1)}"
+
+
+def _positive(number: int) -> str:
+    return f"{number or 'none'} of them {'are' if number > 1 else 'is'} positive"

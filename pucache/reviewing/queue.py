@@ -20,6 +20,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import Whitening
 from ..threads import one_blas_thread
+from .audit import RECHECKS_NEEDED
 from .log import Stream
 
 if TYPE_CHECKING:
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 SILENCE = 600.0  # seconds after which the images of a silent tab are free again
 SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
-MIN_POSITIVES = 10  # found, before any is shown again
+CLOSING_RECHECK_SHARE = 0.15  # in a closing audit, until `RECHECKS_NEEDED` are answered
+MIN_POSITIVES = 10  # known, before any is shown again
 _TOP = 4096  # rows of the ranking that are kept sorted
 _RECENT = 100  # images after which one may be shown again
 LEAST_ZONE, ZONE_SHARE, EXPECTED_IN_ZONE = 1000, 0.2, 0.9  # rows, unless few are left; share of them; see `likeliest`
@@ -40,8 +42,8 @@ class NextImages:
 
     Where none of the last 100 images was positive, a slot is drawn at random from all unknown rows with a probability
     of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found; both fall to 0
-    with the share of positives. With `closing_audit` all slots are drawn at random, by `closing_stream`: from the pile,
-    or from the zone until it is used up.
+    with the share of positives. With `closing_audit` all other slots are drawn at random, by `closing_stream`: from the
+    pile, or from the zone until it is used up; rechecks are frequent until `RECHECKS_NEEDED` are answered.
     """
 
     def __init__(self, session: Session, rng: np.random.Generator):
@@ -125,14 +127,15 @@ class NextImages:
         before, self._slots = self._slots, max(self._slots, self._answered() + len(self._reservations.groups) + slots)
         if slots <= 0:
             return []
+        counts, fresh = self._session.counts(), min(slots, self._slots - before)
         if self.closing_audit:
-            return self._closing_audit(tab, slots)
-        slots = min(slots, self._slots - before)
-        counts = self._session.counts()
-        factor = 1 - counts.rate
+            share = CLOSING_RECHECK_SHARE if counts.rechecked < RECHECKS_NEEDED else self.recheck_share
+            rows = self._drawn(tab, Stream.RECHECK, int(self._rng.binomial(max(0, fresh), share)))
+            return self._mixed(self._closing_audit(tab, slots - len(rows)), rows)
+        slots, factor = fresh, 1 - counts.rate
         rows = self._drawn(tab, Stream.AUDIT, int(self._rng.binomial(slots, factor * self.audit_share)))
         again = int(self._rng.binomial(slots - len(rows), factor * self.recheck_share))
-        if again and counts.positives >= MIN_POSITIVES:
+        if counts.positives >= MIN_POSITIVES:
             rows += self._drawn(tab, Stream.RECHECK, again)
         return rows
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LabelError, one_line
-from .audit import MORE, Audit, audit, lower_percent
+from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
 from .export import import_reviewed
 from .log import LABELS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
@@ -245,7 +245,8 @@ class ReviewService:
 
     def _advise(self) -> str:
         best = best_rate(self.session.entries())
-        return advice(self.session.counts(), self._audit, best=best, closing_audit=self.queue.closing_audit)
+        closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
+        return advice(self.session.counts(), self._audit, best=best, **closing)
 
     # --- what follows --------------------------------------------------------------------------------
 
@@ -322,38 +323,60 @@ def best_rate(entries: Sequence[Entry]) -> float:
     return float((before[RATE_OF:] - before[:-RATE_OF]).max(initial=0)) / RATE_OF
 
 
-def advice(counts: SessionProgress, audit: Audit | None, *, best: float = 0.0, closing_audit: bool = False) -> str:
+def advice(
+    counts: SessionProgress,
+    audit: Audit | None,
+    *,
+    best: float = 0.0,
+    closing_audit: bool = False,
+    in_zone: bool = False,
+) -> str:
     """Say whether to go on, to check by random images, or to stop; "" while there is nothing to say.
 
     The closing audit is offered once the rate is half of `best`, the `best_rate` of the review; `closing_audit` says
-    whether all images are drawn at random already.
+    whether all images are drawn at random already, `in_zone` whether among the likeliest.
     """
     if not counts.unknown and not counts.pending:
         skipped = f" or skipped ({counts.skipped:,})" if counts.skipped else ""
         return f"All images of the pile are decided{skipped}."
-    if audit is not None and audit.draws and audit.recall_low >= _ENOUGH:
-        return (
-            f"You may stop: with {100 * audit.level:g} % confidence at least {lower_percent(audit.recall_low)} of all "
-            f"positives are found, and at most {audit.hidden_high:,} are hidden."
-        )
-    zone = None if audit is None else audit.zone
-    if audit is not None and zone is not None and zone.draws:
-        share = audit.found / max(1, audit.found + zone.hidden_high)
-        if share >= _ENOUGH:
-            return (
-                f"You may stop if {audit.rows - zone.rows:,} images that are less likely may be left aside: of the "
-                f"other positives at least {lower_percent(share)} are found, with {100 * audit.level:g} % confidence."
-            )
+    if audit is not None and (enough := _enough(audit)):
+        return enough
     if closing_audit:
-        bound = _bound(counts, audit)
-        return f"The closing audit lowers the limit slowly{bound}. Stop where it is low enough." if bound else ""
+        bound = _bound(audit, in_zone)
+        return f"The closing audit lowers the limit slowly{bound}" if bound else ""
     fallen = counts.rate_of == RATE_OF and counts.rate <= _FALLEN * best
     if counts.rate_of < _MIN_DECISIONS or not (fallen or counts.rate <= _low_rate(counts, audit)):
         return ""
     before = f", up to {round(best * RATE_OF)} of {RATE_OF} before" if fallen else ""
     return (
         f"Only {round(counts.rate * counts.rate_of)} of the last {counts.rate_of} images were positive{before}. "
-        f"A closing audit (random images alone) would say how many are hidden{_bound(counts, audit)}."
+        f"A closing audit (random images alone) would say how many are hidden{_bound(audit) or '.'}"
+    )
+
+
+def _enough(audit: Audit) -> str:
+    """What is said once enough is found: that one may stop, if enough known positives were shown again."""
+    if not audit.draws:
+        return ""
+    zone, sure = audit.zone, f"with {100 * audit.level:g} % confidence at least"
+    share, others, most = share_found(audit.found, audit.recognised_high), "", audit.recognised_high
+    if share < _ENOUGH and zone is not None and zone.draws:
+        share, most = share_found(audit.found, zone.recognised_high), zone.recognised_high
+        others = f" if {audit.rows - zone.rows:,} images that are less likely may be left aside"
+    if share < _ENOUGH or (audit.missed and audit.recall_low < _ENOUGH):
+        return ""
+    found = (
+        f"{sure} {lower_percent(share)} of {'the other' if others else 'all'} positives are found, at most {most:,} not"
+    )
+    if audit.sensitivity_low is None:
+        more = RECHECKS_NEEDED - audit.rechecks
+        return (
+            f"If no positive was overlooked{',' * bool(others)}{others}, {found}. Go on with a closing audit, which "
+            f"shows known positives again: after {more} more of them one may stop."
+        )
+    return (
+        f"You may stop{others}: {found}, of those that you recognise, which are at least "
+        f"{100 * audit.sensitivity_low:.0f} % by {audit.rechecks:,} that were shown again."
     )
 
 
@@ -364,10 +387,11 @@ def _low_rate(counts: SessionProgress, audit: Audit | None) -> float:
     return max(_LOW_RATE, audit.likeliest_share if counts.unknown else 0.0)
 
 
-def _bound(counts: SessionProgress, audit: Audit | None) -> str:
-    """What the audit says, as the end of a sentence."""
+def _bound(audit: Audit | None, in_zone: bool = False) -> str:
+    """What the audit that is on says and would say, as the end of a sentence."""
     if audit is None or not audit.draws:
         return ""
-    more = min(MORE, counts.unknown)
-    after = f"about {audit.outlook(more):,} after {more} more{audit.outlook_condition}"
-    return f": at most {audit.hidden_high:,} by now, {after}"
+    zone = audit.zone if in_zone else None
+    if zone is None or not zone.draws:
+        return f": at most {audit.hidden_high:,} by now. {audit.forecast()}".rstrip()
+    return f": among the likeliest at most {zone.hidden_high:,} by now. {zone.forecast()}".rstrip()

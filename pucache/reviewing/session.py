@@ -13,10 +13,8 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
-from ..estimates.audited_prior import AuditedHidden
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
-from .audit import Audit, audit
 from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
@@ -33,7 +31,6 @@ from .session_start import (
 )
 from .session_state import Proposal, SessionState, StaleDecisionError
 
-LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _REQUEST_LENGTH = 200
 
 
@@ -351,48 +348,3 @@ def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
     cache = open_cache(cache)
     path = session_folder(cache, folder)
     return Session(cache, path, read(path, cache), ExitStack())
-
-
-def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
-    """Labels of the session in a folder, with its audit where a random image has a label.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache, path, or sequence of paths
-        The cache that was reviewed.
-    folder : path, optional
-        Of the session. Default: ``CACHE.review`` beside the cache.
-
-    Returns
-    -------
-    Labels
-        They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
-        prior, recall, precision and F1 rest on it.
-
-    Raises
-    ------
-    SessionError
-        There is no session, it is of another cache, or it is damaged.
-    LabelError
-        There is no positive in it, or no unlabelled row.
-    """
-    with read_session(cache, folder) as session:
-        labels = Labels(*session.labels(), hidden=_hidden(audit(session)))
-    labels.check()
-    return labels
-
-
-def _hidden(audited: Audit) -> AuditedHidden | None:
-    if audited.draws <= audited.skipped + audited.pending:
-        return None
-    likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
-    is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
-    return AuditedHidden(
-        low=audited.hidden_low,
-        high=audited.hidden_high,
-        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
-        draws=audited.draws,
-        level=audited.level,
-        overlooked=audited.sensitivity_low is not None,
-        statements=tuple(audited.statements()),
-    )

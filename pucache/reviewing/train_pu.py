@@ -18,7 +18,7 @@ from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from ..training.train_concepts import train_concepts
 from ..training.train_on_cache import train_on_cache
-from .session import read_labels
+from .session_labels import read_labels
 
 
 @overload
@@ -103,7 +103,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     LabelError, CacheError
         As `LabelledCache.of`.
     SessionError
-        As `pucache.reviewing.session.read_labels`.
+        As `pucache.reviewing.session_labels.read_labels`.
     ValueError
         A parameter outside its domain; both labels and a session, or neither.
     """

@@ -33,8 +33,8 @@ def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
     assert audited == pucache.audit(session.folder) == audit_entries(session.entries(), session.urns)
-    sentence, *_, draws, hidden = run(session.folder).splitlines()
-    assert sentence == audited.sentence()
+    sentence, assumed, *_, draws, hidden = run(session.folder).splitlines()
+    assert sentence == audited.sentence() and assumed.startswith("If no positive was overlooked: ")
     assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
     assert hidden.startswith(f"hidden {audited.hidden_low} to {audited.hidden_high}, in all ")
     session.draw(np.random.default_rng(1), Stream.AUDIT, 2)

@@ -248,7 +248,12 @@ def test_enough_rechecks_divide_the_upper_limit(recognised, missed):
     without = rechecked(0, 0).audit(level=0.96)  # four fifths of the error are left for the interval
     assert result.total_high == math.ceil(without.total_high / sensitivity)
     assert result.total_low == without.total_low
-    assert f"{missed} of {recognised + missed} known positives" in result.sentence()
+    assert result.recognised_high == without.hidden_high
+    assert f"{missed} of {recognised + missed} known positives" in result.statements()[1]
+    assert ", overlooked ones included." in result.sentence()
+    assert result.statements()[1].startswith(
+        "If positives are overlooked no more often than those that are shown again"
+    )
 
 
 def test_a_recheck_that_is_skipped_or_taken_back_does_not_count():
@@ -309,34 +314,82 @@ def test_the_likeliest_total_is_the_one_of_greatest_likelihood():
     assert abs(result.found + result.likeliest_share * result.unknown - likeliest) <= 1  # it may lie between two
 
 
-def test_sentences():
+def test_statements_begin_with_one_sentence_and_name_what_they_assume():
     log = Log(3000)
     for group in range(120):
         log.draw(group, POSITIVE if group < 2 else NEGATIVE)
     for group in range(200, 410):
         log.decide(group, POSITIVE)
     result = log.audit()
-    assert result.sentence() == (
-        f"found 212; at most {result.hidden_high} more with 95 % confidence (120 random images). "
-        f"After 200 more random images: at most about {result.outlook(200)}, if none is positive."
+    first, limit, *_, forecast = result.statements()
+    assert (
+        first
+        == f"212 found. With 95 % confidence at most {result.hidden_high} more among 2,670. Probably none or a few."
     )
-    for group in range(600, 660):
-        log.draw(group, POSITIVE)
-    assert log.audit().sentence().endswith(f"at most about {log.audit().outlook(200)}.")
+    share = f"{math.floor(1000 * result.recall_low) / 10:g}"
+    assert limit.startswith(
+        f"If no positive was overlooked: at least {share} % of all positives are found (120 random images)"
+    )
+    none = result.outlook(200, 0)
+    assert forecast == f"After 200 more random images, if none of them is positive: at most about {none}."
     log.draw(500).draw(501, SKIP)
-    said = "(182 random images; 2 of them skipped or left out, which count as positive until they are decided)"
-    assert said in log.audit().sentence()
+    said = "(122 random images; 2 of them skipped or left out, which count as positive until they are decided)"
+    assert said in log.audit().statements()[1]
+    assert not any("without any assumption" in said.lower() for said in log.audit().statements())
+
+
+def test_where_random_images_are_positive_the_likeliest_number_and_the_lower_limit_are_said():
+    log = Log(3000)
+    for group in range(300):
+        log.draw(group, POSITIVE if group % 10 == 0 else NEGATIVE)
+    result = log.audit()
+    assert result.sentence().endswith(f" Probably about {round(result.likeliest_share * result.unknown)}.")
+    assert result.statements()[2].startswith(f"As you label them, at least {result.hidden_low} more; ")
+
+
+def test_a_limit_far_above_what_the_last_looks_support_is_followed_by_what_is_probable():
+    log = Log(1500)
+    for group in range(48):
+        log.decide(group, POSITIVE)
+    for group in range(48, 1100):
+        log.decide(group, NEGATIVE)
+    for group in range(1100, 1150):
+        log.draw(group, NEGATIVE)
+    result = log.audit()
+    assert result.hidden_high > 20
+    assert result.sentence() == (
+        f"48 found. With 95 % confidence at most {result.hidden_high} more among 350. Probably none or a few."
+    )
+
+
+@pytest.mark.parametrize("draws", [20, 40, 200, 600])
+def test_a_forecast_moves_by_what_one_image_can_move(draws):
+    figures = []
+    for positives in range(5):
+        log = Log(3500)
+        for group in range(draws):
+            log.draw(group, POSITIVE if draws - group <= positives else NEGATIVE)
+        result = log.audit()
+        expected = result.expected_positives(200)
+        assert expected < max(positives, 1) and result.forecast().endswith(f" {result.outlook(200, expected / 200):,}.")
+        figures.append((result.hidden_high, result.outlook(200, expected / 200)))
+    steps = np.diff(figures, axis=0)
+    one_image = steps[0, 1]  # by the first positive, which lets expect no other
+    assert (steps[:, 1] <= one_image).all(), figures
 
 
 def test_sentences_without_draws_and_without_images():
     result = Log(3000).decide(0, POSITIVE).audit()
-    assert result.sentence() == (
-        "found 1; how many more is not known before the first random image. After 200 random images: at most about "
-        f"{result.outlook(200, 0)}, if none is positive."
+    assert result.statements() == [
+        "1 found. How many more is not known before the first random image.",
+        f"After 200 random images, if none of them is positive: at most about {result.outlook(200, 0)}.",
+    ]
+    assert Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).audit().statements() == ["1 found. Every image is decided."]
+    assert Log(2).draw(0, NEGATIVE).draw(1, POSITIVE).audit().sentence() == "1 found. Every image is decided."
+    assert Log(2).draw(0, SKIP).decide(1, POSITIVE).audit().sentence() == (
+        "1 found. With 95 % confidence at most 1 more among 1."
     )
-    assert Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).audit().sentence() == "found 1; every image is decided."
-    assert Log(2).draw(0, NEGATIVE).draw(1, POSITIVE).audit().sentence().startswith("found 1; at most 0 more with 95 %")
-    assert "After 1 more random image: at most" in Log(2).draw(0, NEGATIVE).audit().sentence()
+    assert "After 1 more random image, if none of them is" in Log(2).draw(0, NEGATIVE).audit().forecast()
 
 
 # --- several urns ---------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def test_the_words_say_what_is_assumed():
     assert said.startswith("If the ranking shows positives at least as often as chance would: at most ")
     assert "90 % would take about" in said or "90 % would take more" in said
     nothing = Log(10)
-    assert nothing.audit().statements() == [nothing.audit().sentence()] and nothing.audit().chance_high == 10
+    assert nothing.audit().statements() == [nothing.audit().sentence(), nothing.audit().forecast()]
+    assert nothing.audit().chance_high == 10
     for row in range(10):
         nothing.decide(row, NEGATIVE)
-    assert nothing.audit().chance_high == 0 and nothing.audit().statements()[0].endswith("every image is decided.")
+    assert nothing.audit().chance_high == 0 and nothing.audit().statements() == ["0 found. Every image is decided."]

@@ -547,11 +547,12 @@ def test_a_review_to_the_sentence_that_one_may_stop_says_what_is_true(tmp_path, 
             decide(page, 5)
             zone, told = hold_against_the_truth(page, cache, folder, hidden, decided)
             advice = page.text_content("#advice")
-        others, stated = re.search(r"if (\d+) images .* at least ([\d.]+) % are found, with 95 %", advice).groups()
+        others, stated = re.search(r"if (\d+) images .* with 95 % confidence at least ([\d.]+) %", advice).groups()
         found, missed = told["found"], len(zone & hidden - {row for row, key in decided.items() if key == "a"})
         assert int(others) == 396 - len(zone) and 95 <= float(stated) <= 100 * found / (found + missed)
-        sentence = page.text_content("#sentence")
-        assert f"among the {len(zone)} likeliest images at most {told['zone']['hidden_high']} more" in sentence
+        said = f"among the {len(zone)} likeliest images at most {told['zone']['hidden_high']} more"
+        assert said in page.text_content("#statements")
+        assert f"at most {told['hidden_high']} more" in page.text_content("#sentence"), "the figure of the tile"
         page.click("#others summary")
         assert page.is_visible("#statements")
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
-from pucache.reviewing.audit import audit
+from pucache.reviewing.audit import RECHECKS_NEEDED, audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import MIN_POSITIVES, NextImages, best_rows
 from pucache.reviewing.session import open_session
@@ -138,6 +138,17 @@ def test_a_closing_audit_shows_random_rows_alone(session_of):
     shown = reviewing(session, images, 100)
     assert sorted(shown) == sorted(drawn(session)) == list(range(50)) and shown != sorted(shown)
     assert not len(images.likeliest()), "every image is decided"
+
+
+def test_a_closing_audit_shows_known_positives_again_until_enough_are_answered(session_of):
+    session = session_of(900, labelled=40)
+    images = ranked(session)
+    images.closing_audit = True
+    reviewing(session, images, 300, answer=lambda row: POSITIVE if row >= 860 else NEGATIVE)
+    first = audit(session).rechecks
+    assert RECHECKS_NEEDED <= first < RECHECKS_NEEDED + 10 and audit(session).missed == 0
+    reviewing(session, images, 200, answer=lambda row: POSITIVE if row >= 860 else NEGATIVE)
+    assert audit(session).rechecks == first and audit(session).draws > 400, "the share of the test is 0 afterwards"
 
 
 def test_an_audit_of_a_zone_of_fewer_rows_than_draws_goes_on_in_the_pile_and_may_be_left(session_of):

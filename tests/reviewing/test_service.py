@@ -23,27 +23,26 @@ class Audited:
     recall_low: float = 0.5
     level: float = 0.95
     likeliest_share: float = 0.02
-    outlook_condition: str = ""
     rows: int = 50_000
     found: int = 100
     zone: "Audited | None" = None
+    rechecks: int = 30
+    missed: int = 0
+    sensitivity_low: float | None = 0.868
 
-    def outlook(self, more):
-        return round(60 * more / 200)
+    @property
+    def recognised_high(self):
+        return round(self.hidden_high * (self.sensitivity_low or 1))
+
+    def forecast(self):
+        return f"After 200 more: about {self.hidden_high // 4}."
 
 
 HALF = Audited(positives=20, likeliest_share=0.5)  # a ranking no better than random images
-OFFER = ["3 of the last 100", "closing audit", "at most 240 by now, about 60 after 200 more"]
+OFFER = ["3 of the last 100", "closing audit", "at most 240 by now. After 200 more: about 60."]
 CASES = {  # counts, audit, options; what is said
     "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
     "the yield has fallen": (Counts(), Audited(), {}, OFFER),
-    "no positive is expected": (
-        Counts(),
-        Audited(outlook_condition=", if none is positive"),
-        {},
-        ["about 60 after 200 more, if none is positive."],
-    ),
-    "fewer images left": (Counts(unknown=50), Audited(), {}, ["about 15 after 50 more"]),
     "the yield is half of its best": (
         Counts(rate=0.3),
         Audited(),
@@ -57,12 +56,42 @@ CASES = {  # counts, audit, options; what is said
     "too few draws to say so": (Counts(rate=0.45), replace(HALF, draws=10, positives=5), {}, None),
     "the limit is low": (
         Counts(rate=0.4),
-        Audited(recall_low=0.9669, hidden_high=9),
+        Audited(found=300, hidden_high=9),
         {},
-        ["You may stop", "at least 96.6 %", "at most 9"],
+        ["You may stop: with 95 % confidence at least 97.4 % of all", "at most 8 not", "at least 87 % by 30"],
     ),
-    "closing": (Counts(rate=0.01), Audited(), {"closing_audit": True}, ["slowly", "about 60 after 200 more"]),
-    "the likeliest": (Counts(), Audited(zone=Audited(hidden_high=4, rows=5000)), {}, ["may stop if 45,000", "96.1 %"]),
+    "nothing is there": (Counts(rate=0.0), Audited(found=0, hidden_high=0), {}, ["You may stop"]),
+    "too few rechecks": (
+        Counts(rate=0.4),
+        Audited(found=300, hidden_high=9, rechecks=7, sensitivity_low=None),
+        {},
+        ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."],
+    ),
+    "a positive was overlooked": (Counts(rate=0.4), Audited(found=300, hidden_high=9, missed=1), {}, None),
+    "closing": (
+        Counts(rate=0.01),
+        Audited(),
+        {"closing_audit": True},
+        ["slowly", "at most 240 by now. After 200 more: about 60."],
+    ),
+    "closing among the likeliest": (
+        Counts(rate=0.01),
+        Audited(zone=Audited(hidden_high=80, rows=5000)),
+        {"closing_audit": True, "in_zone": True},
+        ["among the likeliest at most 80 by now. After 200 more: about 20."],
+    ),
+    "the likeliest": (
+        Counts(),
+        Audited(zone=Audited(hidden_high=4, rows=5000)),
+        {},
+        ["You may stop if 45,000", "at least 97 % of the other positives"],
+    ),
+    "the likeliest without rechecks": (
+        Counts(),
+        Audited(sensitivity_low=None, rechecks=0, zone=Audited(hidden_high=4, rows=5000, sensitivity_low=None)),
+        {},
+        ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"],
+    ),
     "closing without an audit": (Counts(), None, {"closing_audit": True}, None),
     "the end": (Counts(unknown=0), Audited(recall_low=1.0), {}, ["are decided."]),
     "the end with skips": (Counts(unknown=0, skipped=7), Audited(recall_low=1.0), {}, ["decided or skipped (7)."]),

@@ -1,0 +1,56 @@
+"""Labels of a review session, with what its audit says: what `train_pu`, `report` and `score` rest on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ..cache.embedding_cache import CacheLike
+from ..estimates.audited_prior import AuditedHidden
+from ..labels.labels import Labels
+from .audit import LEAST_POSITIVES, Audit, audit
+from .session import read_session
+
+
+def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
+    """Labels of the session in a folder, with its audit where a random image has a label.
+
+    Parameters
+    ----------
+    cache : EmbeddingCache, path, or sequence of paths
+        The cache that was reviewed.
+    folder : path, optional
+        Of the session. Default: ``CACHE.review`` beside the cache.
+
+    Returns
+    -------
+    Labels
+        They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
+        prior, recall, precision and F1 rest on it.
+
+    Raises
+    ------
+    SessionError
+        There is no session, it is of another cache, or it is damaged.
+    LabelError
+        There is no positive in it, or no unlabelled row.
+    """
+    with read_session(cache, folder) as session:
+        labels = Labels(*session.labels(), hidden=_hidden(audit(session)))
+    labels.check()
+    return labels
+
+
+def _hidden(audited: Audit) -> AuditedHidden | None:
+    if audited.draws <= audited.skipped + audited.pending:
+        return None
+    likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
+    is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
+    return AuditedHidden(
+        low=audited.hidden_low,
+        high=audited.hidden_high,
+        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
+        draws=audited.draws,
+        level=audited.level,
+        overlooked=audited.sensitivity_low is not None,
+        statements=tuple(audited.statements()),
+    )
