@@ -99,7 +99,8 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     if interval_of(estimates, "recall") is not None:
         audited = numbers["audit_draws"]
         names = [name for name in _FIGURES if not audited or name != "auc"]  # which the audit says nothing about
-        basis = f" from {audited:,} images that the review drew at random" if audited else ""
+        basis = f" of the pile from {audited:,} images that the review drew at random" if audited else ""
+        basis += " and the labels" * (estimates.get("sources") == "random images and labels")
         lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
     return [*lines, *(f"note: {warning}" for warning in numbers["warnings"])]
 

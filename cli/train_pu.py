@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.audited_prior import COMBINED
 from pucache.estimates.intervals import interval_of, say_nothing, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
@@ -197,10 +198,11 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
     estimates, audit, names = result["estimates"], result["prior_estimate"], list(_FIGURES)
     called = f"called positive {estimates['share_predicted_positive']:.3%}"
     if _audited(result):
+        both = " and the labels" if estimates.get("sources") == COMBINED else ""
         names.remove("auc")  # which the audit says nothing about
         yield (
-            f"estimated among the unlabelled, from {audit['draws']:,} images that the review drew at random, with "
-            f"{audit['level']:.0%} intervals, for this pile; on new images precision may be lower:"
+            f"estimated among the unlabelled of the pile, from {audit['draws']:,} images that the review drew at random"
+            f"{both}, with {audit['level']:.0%} intervals; on new images precision may be lower:"
         )
     elif interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"

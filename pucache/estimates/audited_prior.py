@@ -7,21 +7,38 @@ and F1 have limits that assume nothing about where hidden positives lie::
 
     recall = (C_a + H_a) / (C + H),   precision = (C_a + H_a) / called,   0 <= H_a <= min(H, undecided above)
 
-Their single figures place the hidden positives by the tilt, with posteriors that sum to their likeliest number. Where
-too few random images were positive for that number, there are limits alone.
+to which the binomial error of held-out decisions is added. Their single figures place the hidden positives by the tilt,
+with posteriors that sum to their likeliest number. Where too few random images were positive for that number, there are
+limits alone.
+
+The labels' own estimate is a second source. With D_labels the deviance that is quadratic in log odds to either side of
+it, and D_audit the exact one of the random images, `AuditedPrior.combined` takes the priors whose sum of both is within
+that of an interval of the least sum. So two random images replace nothing. Where even the least sum is too great, the
+sources contradict each other, as with examples of one kind alone: then the random images stand.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import betaincinv, expit, logit
 
 from .calibration import LEAST, MOST, Tilt, shift_to_mean
+from .intervals import LEVEL, interval_of
 from .priors import PriorEstimate
 
 METHOD = "audit"  # name of an estimate of the prior that rests on an audit
+ALONE, COMBINED, CONTRADICTED = "random images", "random images and labels", "random images, not labels"  # sources
+CONTRADICTION = (
+    "The labels' own estimate contradicts the images drawn at random: the labelled positives are no fair sample, and "
+    "the figures rest on the random images alone."
+)
+FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
+_TAIL = (1 - LEVEL) / 2
+_WITHIN, _CONTRADICTS = 2.71, 3.84  # deviance: at the ends of an interval of `LEVEL`, and of sources that disagree
 
 
 @dataclass(frozen=True)
@@ -34,7 +51,10 @@ class AuditedHidden:
     draws: int  # images drawn at random
     level: float  # probability that the limits are right
     overlooked: bool = False  # whether `high` allows for positives among the rejected images
-    statements: tuple[str, ...] = ()  # what the audit says, in words; first the strongest without an assumption
+    statements: tuple[str, ...] = ()  # what the audit says, in words; first what is found and hidden
+    profile: tuple[np.ndarray, np.ndarray] | None = None  # numbers of hidden positives, and their deviances
+    without_label: int = 0  # random images that count as positive in `high`, and as negative in `profile`
+    sensitivity: float = 1.0  # lower limit of the share of accepted images that are accepted again; 1 without a miss
 
 
 @dataclass(frozen=True)
@@ -47,8 +67,8 @@ class AuditedPrior:
 
     @property
     def low(self) -> float:
-        """Least prior."""
-        return self._prior(self.hidden.low)
+        """Least prior; confirmed images that were rejected when shown again may be no positives."""
+        return self._prior(self.hidden.low - (1 - self.hidden.sensitivity) * self.confirmed)
 
     @property
     def high(self) -> float:
@@ -67,6 +87,29 @@ class AuditedPrior:
         return PriorEstimate(
             method=METHOD, prior=within, low=self.low, high=self.high, level=hidden.level, draws=hidden.draws
         )
+
+    def combined(self, labels: PriorEstimate | None, *, has_points: bool) -> tuple[AuditedPrior, str]:
+        """The prior by the audit and by the labels' estimate, and which sources it rests on.
+
+        `has_points` says whether the labels are enough for a likeliest number where the audit has none.
+        """
+        if labels is None or labels.prior is None or not labels.has_interval or self.hidden.profile is None:
+            return self, ALONE
+        hidden, deviance = self.hidden.profile
+        priors = np.clip((self.confirmed + hidden) / self.unlabelled, LEAST, MOST)
+        total = deviance + _deviance_of(labels, priors)
+        within = np.flatnonzero(total <= total.min() + _WITHIN)
+        if total.min() > _CONTRADICTS:
+            return self, CONTRADICTED
+        best, low, high = hidden[[np.argmin(total), within[0], within[-1]]].tolist()
+        high = (self.confirmed + high) / self.hidden.sensitivity - self.confirmed + self.hidden.without_label
+        low, high = max(self.hidden.low, int(low)), min(self.hidden.high, int(np.ceil(high)))
+        if low > high:
+            return self, CONTRADICTED
+        likeliest = best if self.hidden.likeliest is None and has_points else self.hidden.likeliest
+        likeliest = None if likeliest is None else min(max(likeliest, low), high)
+        hidden_by_both = replace(self.hidden, low=low, high=high, likeliest=likeliest, level=LEVEL)
+        return replace(self, hidden=hidden_by_both), COMBINED
 
     def _prior(self, hidden: float) -> float:
         return float(np.clip((self.confirmed + hidden) / self.unlabelled, LEAST, MOST))
@@ -99,10 +142,49 @@ def audited_figures(
     low = _figures(known_above, total + audited.hidden.high, *rows)
     high = _figures(known_above + most_above, total + max(most_above, audited.hidden.low), *rows)
     low["false_positive_rate"], high["false_positive_rate"] = high["false_positive_rate"], low["false_positive_rate"]
+    _add_binomial_error(low, high, total, int(called.sum()))
     limits = {f"{name}_low": min(low[name], point[name]) for name in point}
     limits |= {f"{name}_high": max(high[name], point[name]) for name in point}
     stated: dict[str, float | None] = {name: None if audited.likeliest is None else point[name] for name in point}
     return stated | limits
+
+
+def narrower(audited: Mapping[str, float | None], stated: Mapping[str, Any]) -> dict[str, float | None]:
+    """Figures of the audit; those of the labels where their interval is the narrower one and they agree."""
+    chosen = dict(audited)
+    for name in FIGURES:
+        by_audit, by_labels = interval_of(audited, name), interval_of(stated, name)
+        if by_audit is None or by_labels is None or by_labels[1] - by_labels[0] >= by_audit[1] - by_audit[0]:
+            continue
+        low, high = max(by_audit[0], by_labels[0]), min(by_audit[1], by_labels[1])
+        if low <= high:
+            point = stated[name] if audited[name] is None else audited[name]
+            within = None if point is None else min(max(point, low), high)
+            chosen |= {name: within, f"{name}_low": low, f"{name}_high": high}
+    return chosen
+
+
+def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
+    """Deviance of priors (k,) by the interval of an estimate: quadratic in log odds to either side of it."""
+    assert estimate.prior is not None
+    centre, low, high = logit(np.clip([estimate.prior, estimate.low, estimate.high], LEAST, MOST))
+    distance = logit(priors) - centre
+    scale = np.where(distance < 0, centre - low, high - centre)
+    is_open = np.where(distance < 0, estimate.low <= LEAST, estimate.high >= MOST)  # nothing is known on that side
+    return np.where(is_open, 0.0, _WITHIN * np.square(distance / np.maximum(scale, 1e-9)))
+
+
+def _add_binomial_error(low: dict[str, float], high: dict[str, float], positives: int, called: int) -> None:
+    """Move the ends of recall, precision and F1 by that of so many held-out decisions (Jeffreys)."""
+    for name, rows in (("recall", positives), ("precision", called)):
+        if rows:
+            low[name] = min(low[name], float(betaincinv(low[name] * rows + 0.5, (1 - low[name]) * rows + 0.5, _TAIL)))
+            hits = min(high[name], 1.0) * rows
+            high[name] = max(high[name], float(betaincinv(hits + 0.5, rows - hits + 0.5, 1 - _TAIL)))
+    for ends, pick in ((low, min), (high, max)):
+        recall, precision = ends["recall"], ends["precision"]
+        f1 = 2 * recall * precision / (recall + precision) if recall + precision else 0.0
+        ends["f1"] = pick(ends["f1"], f1)
 
 
 def _figures(above: float, positives: float, rows: int, called: int) -> dict[str, float]:

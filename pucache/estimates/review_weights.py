@@ -117,6 +117,22 @@ class TrainingLabels:
         hidden = self.audited.hidden
         return min(at_prior, (hidden.low + hidden.high) / 2) if hidden.likeliest is None else hidden.likeliest
 
+    def with_confirmed(
+        self, margins: np.ndarray, prior: float, audited: AuditedPrior | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None] | None:
+        """Held-out margins, s and weights of labelled and confirmed positives, and of the rows with s = 0.
+
+        Once most positives are found these are the positives, and calibration may rest on them. None before.
+        """
+        if audited is None or not self.confirmed_weight:
+            return None
+        likeliest, known = prior * self._weight_without_labelled - self.confirmed_weight, self.known_positive_weight
+        if max(likeliest, (audited.hidden.low + audited.hidden.high) / 2) > known:
+            return None
+        rows = np.concatenate([np.flatnonzero(self.training_s == 1), np.flatnonzero(self.s == 0)])
+        s = np.repeat(np.array([1, 0], np.int8), [int(self.training_s.sum()), int((self.s == 0).sum())])
+        return margins[rows], s, None if self.weights is None else self.weights[rows]
+
     def check(self, prior: float) -> None:
         """Raise `ValueError` for a prior that the review rules out."""
         low, high = self.bounds

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .session import Session
 
 MORE = 200  # further random images that `Audit.forecast` speaks of
+_TOTALS = 500  # at most, at which the likelihood is computed
 FEW = 10  # hidden positives that are called a few
 PROBABLE_ERROR = 0.2  # of the limit that is called probable
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
@@ -121,6 +122,23 @@ class Audit:
             for urn, (least, greatest) in enumerate(urns)
         ]
         return (sum(totals) - self.found) / self.unknown
+
+    def profile(self) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of hidden positives, ascending, and the deviance of each: twice the log likelihood that is lost.
+
+        The likelihood is that of the random images, whatever the ranking showed between them. Those without a label
+        count as negative; several urns have hidden positives in proportion to what is left of them.
+        """
+        log = self._log
+        room = log.rows - log.rejected - log.doubtful - log.found
+        hidden = np.unique(np.round(np.geomspace(1, room.sum() + 1, _TOTALS) - 1))
+        likelihood = np.zeros(len(hidden))
+        for urn, (found, left) in enumerate(zip(log.found.tolist(), room.tolist(), strict=True)):
+            if (log.all_negative.urn == urn).any():
+                totals = found + hidden * left / max(1, room.sum())
+                best = likeliest_total(log.all_negative, least=found, greatest=found + left, urn=urn)
+                likelihood += log.all_negative.log_ratios(best, totals, urn)[:, -1]
+        return hidden, 2.0 * (likelihood.max() - likelihood)
 
     def outlook(self, more: int, share: float | None = None) -> int:
         """Upper limit that is to be expected after further random images.

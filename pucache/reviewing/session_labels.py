@@ -52,5 +52,8 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         draws=audited.draws,
         level=audited.level,
         overlooked=audited.sensitivity_low is not None,
+        profile=audited.profile(),
+        without_label=audited.skipped + audited.pending,
+        sensitivity=(audited.sensitivity_low or 1.0) if audited.missed else 1.0,
         statements=tuple(audited.statements()),
     )

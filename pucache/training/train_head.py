@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..estimates.audited_prior import AuditedPrior, audited_figures
+from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
 from ..estimates.calibration import Tilt, fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, greatest_distance
 from ..estimates.intervals import prior_range, stated_estimates
@@ -86,11 +86,15 @@ def train_head(
     helpful = distillation if distillation is not None and distillation.evidence.distils else None
     head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
-    prior, prior_estimate = _estimate_prior(labels, margins, count, given, audited)
-    tilt = fit_tilt(margins, labels.s, labels.weights, prior)
+    prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited)
+    of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
+    if of_figures is not None:
+        count = LabelCount.of(labels.training_s, groups=rows.groups, weights=labels.weights)
+    of_figures = of_figures or (margins, labels.s, labels.weights)
+    tilt = fit_tilt(*of_figures, prior)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * (labels.s == 0).sum() >= 1 else None
-    stated_by = tilt if sum_to is None else stated_tilt(margins, labels.s, labels.weights, prior=sum_to)
+    stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to)
     n_labelled = int(labels.s.sum())
     n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
     share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
@@ -111,7 +115,8 @@ def train_head(
     )
     if audited is not None:
         called = on_scale[labels.s == 0] > threshold
-        stated |= audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
+        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
+        stated |= (narrower(by_audit, stated) if sources == COMBINED else by_audit) | {"sources": sources}
     _warn_of_chance(stated)
     estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
     stated_prior = None if classifier.prior is None else prior
@@ -141,7 +146,7 @@ def train_head(
             if distillation is None
             else _neighbour_settings(distillation, stated_by, given, rule, share, sum_to),
             method_="linear" if helpful is None else "distilled",
-            pile_margins_=PileMargins.of(margins, labels.s, labels.weights, given),
+            pile_margins_=PileMargins.of(*of_figures, given),
             pile_sample_=_pile_sample(rows, margins, final, settings.seed),
         )
     )
@@ -300,19 +305,23 @@ def _neighbour_settings(
 
 def _estimate_prior(
     labels: TrainingLabels, margins: np.ndarray, count: LabelCount, given: float | None, audited: AuditedPrior | None
-) -> tuple[float, PriorEstimate | None]:
-    """The prior as given, by the audit of a review, from held-out margins, or assumed where the labels are too few."""
-    prior, estimated = given, None
-    if prior is None and count.has_estimates:
+) -> tuple[float, PriorEstimate | None, AuditedPrior | None, str]:
+    """The prior as given, by audit and labels, from held-out margins, or assumed where the labels are too few.
+
+    Also the audit, as the labels narrow it, and what the figures then rest on.
+    """
+    prior, estimated, sources = given, None, ""
+    if (prior is None or audited is not None) and count.has_estimates:
         estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds)
         prior = estimated.prior
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
     assert prior is not None  # an estimate lacks its number only once it is stated
     if audited is not None:
-        estimated = audited.estimate(prior)
+        audited, sources = audited.combined(estimated, has_points=count.has_points)
+        estimated = audited.estimate(audited.likeliest or prior)
         prior = estimated.prior or prior
-    return float(prior), estimated
+    return float(prior), estimated, audited, sources
 
 
 def _deployed_share(prior: float, n_labelled: int, n_unlabelled: int) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..estimates.audited_prior import CONTRADICTED, CONTRADICTION
 from ..estimates.audited_prior import METHOD as AUDIT
 from ..estimates.calibration import fit_tilt
 from ..estimates.label_requirements import assumption
@@ -113,7 +114,7 @@ def is_audited(model: PULinearClassifier) -> bool:
 def label_note(model: PULinearClassifier) -> str:
     """What a fitted model does not state because its labels are too few; "" where nothing is left out."""
     if is_audited(model):
-        return ""
+        return CONTRADICTION if model.estimates_.get("sources") == CONTRADICTED else ""
     count = label_count(model)
     assumed = not count.has_estimates and model.prior is None
     return f"{count.sentence} {assumption(model.tilt_.prior)}" if assumed else count.sentence

@@ -1,7 +1,6 @@
 """`--session` of train-pu and report: labels of a review, and estimates that rest on its random images."""
 
 import json
-import re
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from pucache.reviewing.session import open_session, read_session
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"
 BIASED = "after a review these are too high"
-RESTS = "images that the review drew at random, with 95% intervals, for this pile; on new images precision may be lower"
+RESTS = "images that the review drew at random and the labels, with 90% intervals; on new images precision may be lower"
 
 
 def run(command, code=0):
@@ -63,8 +62,9 @@ def test_with_random_images_the_figures_rest_on_them(review):
     audited = pucache.audit(SESSION)
     confirmed = result["confirmed_positives"]
     assert audited.positives >= 3 and result["prior_estimate"]["method"] == "audit"
-    assert result["prior_estimate"]["low"] == pytest.approx((confirmed + audited.hidden_low) / (s == 0).sum())
-    assert result["prior_estimate"]["high"] == pytest.approx((confirmed + audited.hidden_high) / (s == 0).sum())
+    assert result["prior_estimate"]["low"] >= (confirmed + audited.hidden_low) / (s == 0).sum() - 1e-9
+    assert result["prior_estimate"]["high"] <= (confirmed + audited.hidden_high) / (s == 0).sum() + 1e-9
+    assert result["estimates"]["sources"] == "random images and labels"
     assert result["prior_estimate"]["low"] <= y[s == 0].mean() <= result["prior_estimate"]["high"]
     for name in ("recall", "precision", "f1"):
         low, point, high = (result["estimates"][f"{name}{end}"] for end in ("_low", "", "_high"))
@@ -75,28 +75,34 @@ def test_with_random_images_the_figures_rest_on_them(review):
 def test_the_report_rests_on_them_too(review):
     review(drawn=150)
     output = run(f"report cache.h5 --session {SESSION} --sample 20")
-    assert "estimated from 150 images that the review drew at random: precision" in output and "lean" not in output
+    said = "estimated of the pile from 150 images that the review drew at random and the labels: precision"
+    assert said in output and "lean" not in output
     assert "A review has confirmed" not in output and "AUC" not in output
     numbers = json.loads(run(f"report cache.h5 --session {SESSION} --sample 20 --json"))
     audited = pucache.audit(SESSION)
     assert numbers["audit_draws"] == 150
-    assert numbers["hidden_positives"]["low"] == pytest.approx(audited.hidden_low, abs=1e-6)
-    assert numbers["hidden_positives"]["high"] == pytest.approx(audited.hidden_high, abs=1e-6)
-    assert audited.hidden_low <= numbers["hidden_positives"]["expected"] <= audited.hidden_high
+    hidden = numbers["hidden_positives"]
+    assert (
+        audited.hidden_low - 1e-6 <= hidden["low"] <= hidden["expected"] <= hidden["high"] <= audited.hidden_high + 1e-6
+    )
     assert "by 150 images that the review drew at random" in Path("report.html").read_text()
 
 
-@pytest.mark.slow
-def test_few_random_positives_give_intervals_alone_however_many_labels_there_are(review):
-    review(labelled=40, drawn=4)
+def test_a_few_random_images_make_no_statement_worse(review):
+    review(drawn=4)
     assert pucache.audit(SESSION).positives < 3
     result = json.loads(run(f"train-pu cache.h5 --session {SESSION} --json"))
-    assert result["prior"] is None and result["estimates"]["recall"] is None and result["note"] == ""
-    assert 0 <= result["estimates"]["recall_low"] < result["estimates"]["recall_high"] <= 1
-    lines = run(f"train-pu cache.h5 --session {SESSION}")
-    assert f"from 4 {RESTS}" in lines and re.search(r"prior (at most 0\.\d+|0\.\d+ to 0\.\d+) \(estimated", lines)
-    output = run(f"report cache.h5 --session {SESSION} --sample 20")
-    assert "Hidden are" in Path("report.html").read_text() and "4 images that the review drew" in output
+    with_images, figures = result["prior_estimate"], result["estimates"]
+    with read_session("cache.h5") as session:
+        write_reviewed(session, "reviewed.csv")
+    by_labels = json.loads(run("train-pu cache.h5 --positives reviewed.csv --negatives reviewed.csv --force --json"))
+    labels = by_labels["prior_estimate"]
+    assert with_images["high"] - with_images["low"] <= 1.02 * (labels["high"] - labels["low"])
+    assert result["prior"] is not None and result["note"] == ""
+    for name in ("recall", "precision"):
+        width = figures[f"{name}_high"] - figures[f"{name}_low"]
+        assert width < 0.5, "by the images alone it would be anything; the labels' recall leans high after a review"
+        assert figures[f"{name}_low"] <= figures[name] <= figures[f"{name}_high"]
 
 
 def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):

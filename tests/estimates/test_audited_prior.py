@@ -5,12 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.devices import choose_device
-from pucache.estimates.audited_prior import METHOD, AuditedHidden, AuditedPrior, audited_figures
+from pucache.estimates.audited_prior import (
+    ALONE,
+    COMBINED,
+    CONTRADICTED,
+    METHOD,
+    AuditedHidden,
+    AuditedPrior,
+    audited_figures,
+    narrower,
+)
 from pucache.estimates.calibration import LEAST, Tilt
+from pucache.estimates.intervals import LEVEL
 from pucache.estimates.metrics import with_labels
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
+from pucache.estimates.share_of_new_images import estimate_share
 from pucache.heads.design_matrix import DesignMatrix
+from pucache.training.model_file import label_count
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_head import TrainingRows, train_head
 from pucache.training.train_on_cache import is_audited, label_note
@@ -66,6 +78,58 @@ def test_the_prior_counts_known_and_hidden_positives():
     assert estimate == PriorEstimate(method=METHOD, prior=0.05, low=0.03, high=0.08, level=0.95, draws=100)
 
 
+def profile(positives, draws, rows):
+    """Deviance of so many positives among random draws from a pile, as if with replacement."""
+    numbers = np.arange(positives, rows - draws + positives + 1.0)
+    share = np.clip(numbers / rows, 1e-9, 1 - 1e-9)
+    lost = -(positives * np.log(share) + (draws - positives) * np.log(1 - share))
+    return numbers, 2 * (lost - lost.min())
+
+
+LABELS = PriorEstimate("tilt", 0.03, 0.02, 0.045)
+
+
+def combined(positives, draws, *, low=0, high=2900, labels=LABELS, **rest):
+    both = AuditedPrior(hidden(low, high, profile=profile(positives, draws, 3000), **rest), 0, 3000)
+    return both.combined(labels, has_points=True)
+
+
+def test_two_random_images_replace_nothing():
+    both, sources = combined(0, 2)
+    assert sources == COMBINED and both.likeliest == pytest.approx(0.03, rel=0.03)
+    assert (both.low, both.high) == (pytest.approx(0.02, rel=0.05), pytest.approx(0.045, rel=0.05))
+
+
+@pytest.mark.parametrize(("positives", "draws"), [(0, 30), (3, 100), (12, 400), (60, 2000)])
+def test_more_random_images_that_agree_never_widen_the_interval(positives, draws):
+    both, sources = combined(positives, draws)
+    assert sources == COMBINED and both.high / both.low <= 0.045 / 0.02 + 0.01
+    assert both.low <= both.likeliest <= both.high and both.hidden.level == LEVEL
+
+
+def test_where_sources_contradict_each_other_the_random_images_stand():
+    both, sources = combined(40, 200, low=400, high=900)
+    assert sources == CONTRADICTED and (both.low, both.high) == (400 / 3000, 900 / 3000)
+    alone, sources = combined(0, 2, labels=None)
+    assert sources == ALONE and alone.high == 2900 / 3000
+
+
+def test_images_without_a_label_and_rejected_ones_move_the_ends():
+    both, _ = combined(3, 100)
+    assert combined(3, 100, without_label=30)[0].high == pytest.approx(both.high + 0.01)
+    doubted = AuditedPrior(hidden(0, 60, sensitivity=0.8), 100, 1000)
+    assert (doubted.low, doubted.high) == (0.08, 0.16)
+
+
+def test_the_narrower_interval_is_stated_where_both_agree():
+    by_audit = {"recall": None, "recall_low": 0.1, "recall_high": 0.9, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.6}
+    by_labels = {"recall": 0.95, "recall_low": 0.7, "recall_high": 1.0, "f1": 0.5, "f1_low": 0.2, "f1_high": 0.7}
+    stated = narrower(by_audit, by_labels)
+    assert (stated["recall"], stated["recall_low"], stated["recall_high"]) == (0.9, 0.7, 0.9)
+    assert (stated["f1_low"], stated["f1_high"]) == (0.4, 0.6)
+    assert narrower(by_audit, by_labels | {"recall_low": 0.95})["recall_high"] == 0.9, "they disagree"
+
+
 def fitted(labels, *, likeliest, prior=None):
     X, s, y = planted(n=900, labelled=labels, prior=0.2, seed=4)
     reviewed = np.zeros(len(s), np.int8)
@@ -100,3 +164,24 @@ def test_without_a_likeliest_number_the_model_stays_within_the_interval_and_stat
 def test_a_prior_that_is_given_stays():
     model, _ = fitted(60, likeliest=0, prior=0.3)
     assert model.prior_ == 0.3 and not is_audited(model) and model.estimates_["labels"] == 60
+
+
+def test_once_most_are_found_what_a_review_confirmed_counts_as_labels():
+    X, s, y = planted(n=900, labelled=12, prior=0.06, seed=4)
+    for found, has_posterior in ((1.0, True), (0.2, False)):
+        rows = np.flatnonzero((s == 0) & (y == 1))
+        reviewed = np.where((s == 0) & (y == 0) & (np.arange(900) % 3 == 0), -1, 0).astype(np.int8)
+        confirmed = rows[: round(found * len(rows))]
+        reviewed[confirmed] = 1
+        left = len(rows) - len(confirmed)
+        training = TrainingLabels.of(s, reviewed, hidden=hidden(left // 2, 2 * left + 20))
+        model = PULinearClassifier(method="linear")
+        train_head(
+            model, TrainingRows(DesignMatrix(X, training.training_s, None, choose_device("cpu")), training, None)
+        )
+        count = label_count(model)
+        assert count.has_points == has_posterior and count.labels == (12 + len(confirmed) if has_posterior else 12)
+        new, _, of_new = planted(n=400, labelled=1, prior=0.06, seed=5)
+        share = estimate_share(model.pile_margins_, model.tilt_.prior, model.margins(new), labels=count)
+        if has_posterior:
+            assert share.low <= of_new.mean() <= share.high and share.prior is not None
