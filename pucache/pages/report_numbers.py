@@ -201,7 +201,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "scar": report.scar.to_dict(),
         "doubted": int((held_out.positive <= held_out.threshold).sum()),
         "prior": trained.prior_,
-        "prior_told": trained.prior is not None,
+        "prior_is_given": trained.prior is not None,
         "prior_estimates": {
             estimate.method: asdict(estimate) | ({} if count.has_points else {"prior": None})
             for estimate in report.prior_estimates
