@@ -10,7 +10,7 @@ import click
 
 from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.audited_prior import COMBINED
-from pucache.estimates.intervals import interval_of, say_nothing, stated_text
+from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.labels.concepts import open_concepts
@@ -168,7 +168,7 @@ def _train_concepts(
 def _concept_row(result: dict[str, Any]) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
     estimates = result["estimates"]
-    enough = interval_of(estimates, "recall") is not None and not say_nothing(estimates)
+    enough = interval_of(estimates, "recall") is not None and not are_uninformative(estimates)
     return {
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
@@ -207,7 +207,7 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
     elif interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
         return
-    elif say_nothing(estimates):
+    elif are_uninformative(estimates):
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
         return
     else:

@@ -88,8 +88,13 @@ class PileSample:
 
     def project(self, X: np.ndarray) -> np.ndarray:
         """Rows X (n, d) along the directions, float32 (n, q)."""
-        along = np.asarray(X, np.float32) @ self.directions.astype(np.float32)
-        return np.nan_to_num((along - self.centre) / np.float32(self.spread), posinf=6e4, neginf=-6e4)
+        return along(X, self.directions, self.centre, self.spread)
+
+
+def along(X: np.ndarray, directions: np.ndarray, centre: np.ndarray, spread: float) -> np.ndarray:
+    """Rows X (n, d) along directions (d, q), less the centre (q,) there, in units of the spread, float32 (n, q)."""
+    projected = np.asarray(X, np.float32) @ directions.astype(np.float32)
+    return np.nan_to_num((projected - centre) / np.float32(spread), posinf=6e4, neginf=-6e4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -198,7 +198,7 @@ def interval_of(estimates: Mapping[str, Any], name: str) -> tuple[float, float] 
     return None if low is None or high is None else (low, high)
 
 
-def say_nothing(estimates: Mapping[str, Any]) -> bool:
+def are_uninformative(estimates: Mapping[str, Any]) -> bool:
     """Whether recall and precision are left out: few labels, and an interval that is absent or wide."""
     intervals = [interval_of(estimates, name) for name in ("recall", "precision")]
     is_wide = any(one is None or one[1] - one[0] > _TELLING_NOTHING for one in intervals)

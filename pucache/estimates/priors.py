@@ -239,12 +239,7 @@ def profile_interval(
     limit = deviance_limit(effective_number(s == 1, weights), level)
     prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit)
     profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
-    low, high = (
-        bound if end is None else moved(end, prior, np.sqrt(limit) * error)
-        for end, bound, error in zip(
-            profile_ends(priors, profile, limit), bounds, (ERROR_BELOW, MODEL_ERROR), strict=True
-        )
-    )
+    low, high = widened_ends(profile_ends(priors, profile, limit), prior, bounds, limit)
     return PriorEstimate("tilt", prior, max(low, bounds[0]), min(high, bounds[1]), level)
 
 
@@ -257,10 +252,23 @@ def deviance_limit(labels: float, level: float = 0.9) -> float:
     return float(stdtrit(max(labels - _FITTED, 1), (1 + level) / 2)) ** 2
 
 
-def moved(end: float, prior: float, error: float) -> float:
-    """End of an interval, moved away from the estimate by an error on log odds in quadrature."""
-    distance = logit(end) - logit(prior)
-    return float(expit(logit(prior) + np.copysign(np.hypot(distance, error), distance)))
+def widened_ends(
+    ends: tuple[float | None, float | None], prior: float, bounds: tuple[float, float], limit: float
+) -> tuple[float, float]:
+    """Ends of an interval at a deviance `limit`, moved away from the estimate by the errors of the model.
+
+    The distance from the estimate and the error, on log odds, add in quadrature. An end that is None is the bound.
+    """
+
+    def widened(end: float, error: float) -> float:
+        distance = logit(end) - logit(prior)
+        return float(expit(logit(prior) + np.copysign(np.hypot(distance, np.sqrt(limit) * error), distance)))
+
+    low, high = ends
+    return (
+        bounds[0] if low is None else widened(low, ERROR_BELOW),
+        bounds[1] if high is None else widened(high, MODEL_ERROR),
+    )
 
 
 def _quantile(margins: np.ndarray, share: float, weights: np.ndarray) -> float:

@@ -23,8 +23,8 @@ from scipy.special import expit, logit
 
 from .calibration import Likelihood, Tilt, binned, deviance_within_pile, effective_number, fit_tilt, profile_ends
 from .label_requirements import LabelCount
-from .priors import ERROR_BELOW, MODEL_ERROR, PriorEstimate, deviance_limit, moved, profile_interval
-from .thresholds import choose_threshold, near_share
+from .priors import PriorEstimate, deviance_limit, profile_interval, widened_ends
+from .thresholds import choose_threshold
 
 LEAST_IMAGES = 30  # fewer new images say too little about a share
 METHOD = "prior shift"
@@ -83,9 +83,8 @@ class PileMargins:
         """Threshold by a rule for a share of positives, as training chooses it."""
         m, weights = self.unlabelled.astype(np.float64).T
         unlabelled = np.repeat(m, np.maximum(1, np.round(weights * min(1, _MOST_ROWS / weights.sum()))).astype(int))
-        threshold = choose_threshold(self.tilt(prior), unlabelled, rule, share)
-        is_assumed = not labels.has_estimates and rule == "f1"
-        return near_share(threshold, unlabelled, share) if is_assumed else threshold
+        near = None if labels.has_estimates else share
+        return choose_threshold(self.tilt(prior), unlabelled, rule, share, near=near)
 
     def check(self) -> None:
         """Raise `ValueError` unless the arrays are as described; they may come from an untrusted file."""
@@ -163,10 +162,7 @@ def estimate_share(
     deviance = distance * deviance / (distance + variance * deviance)  # 1 / (1 / deviance + variance / distance)
     limit = deviance_limit(scale, level)
     ends = profile_ends(shares, deviance, limit) if (deviance <= limit).any() else (share, share)
-    low, high = (
-        bound if end is None else moved(end, share, np.sqrt(limit) * error)
-        for end, bound, error in zip(ends, (0.0, 1.0), (ERROR_BELOW, MODEL_ERROR), strict=True)
-    )
+    low, high = widened_ends(ends, share, (0.0, 1.0), limit)
     half = 0.5 / (rows or len(margins))
     low, high = max(0.0, min(low, share) - half), min(1.0, max(high, share) + half)
     return PriorEstimate(METHOD, share, low, high, level).stated(labels)

@@ -13,7 +13,9 @@ from .calibration import Tilt
 _TINY = 1e-300  # keeps divisions by zero finite
 
 
-def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: float) -> float:
+def choose_threshold(
+    tilt: Tilt, margins: np.ndarray, rule: str | float, share: float, *, near: float | None = None
+) -> float:
     """Choose the margin above which a row is called positive.
 
     Parameters
@@ -27,6 +29,8 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
         number is the margin itself.
     share : float
         Share of positives where the decisions are made, in (0, 1).
+    near : float, optional
+        Share that ``f1`` is to call positive, about, where the labels are too few for more: see `near_share`.
 
     Returns
     -------
@@ -41,15 +45,11 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
     kind, target = parse_rule(rule)
     if kind == "margin":
         return target
-    if kind == "f1" and tilt.prior * len(margins) < 1:  # less than one positive expected: nothing to balance
-        return tilt.margin(0.5, share)
-    m = np.sort(margins)[::-1].astype(np.float64)
-    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
-    recall, precision = (values[last] for values in expected_recall_precision(tilt, m, share))
-    m = m[last]
     if kind == "f1":
-        cut = int(np.argmax(2 * precision * recall / np.maximum(precision + recall, _TINY)))
-    elif kind == "recall":
+        threshold = _of_greatest_f1(tilt, margins, share)
+        return threshold if near is None else near_share(threshold, margins, near)
+    m, recall, precision = _cuts(tilt, margins, share)
+    if kind == "recall":
         cut = int(np.searchsorted(recall, target * (1 - 1e-12)))
     else:
         best_from_here_on = np.maximum.accumulate(precision[::-1])[::-1]
@@ -58,6 +58,21 @@ def choose_threshold(tilt: Tilt, margins: np.ndarray, rule: str | float, share: 
             return float(np.nextafter(np.float32(m[0]), np.float32(np.inf)))
         cut = int(reaching[-1])
     return _between(m, min(cut, len(m) - 1))
+
+
+def _of_greatest_f1(tilt: Tilt, margins: np.ndarray, share: float) -> float:
+    if tilt.prior * len(margins) < 1:  # less than one positive expected: nothing to balance
+        return tilt.margin(0.5, share)
+    m, recall, precision = _cuts(tilt, margins, share)
+    return _between(m, int(np.argmax(2 * precision * recall / np.maximum(precision + recall, _TINY))))
+
+
+def _cuts(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Different margins, falling, and the expected recall and precision when the rows down to each are called."""
+    m = np.sort(margins)[::-1].astype(np.float64)
+    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
+    recall, precision = (values[last] for values in expected_recall_precision(tilt, m, share))
+    return m[last], recall, precision
 
 
 def near_share(threshold: float, margins: np.ndarray, share: float) -> float:

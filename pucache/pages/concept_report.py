@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..estimates.intervals import interval_of, say_nothing, stated_text
+from ..estimates.intervals import are_uninformative, interval_of, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
@@ -133,7 +133,7 @@ def _row(name: str, numbers: dict[str, Any], prior: tuple[float, float] | None, 
         "prior": "" if prior is None else between(*prior),
         **{
             figure: ""
-            if interval_of(estimates, figure) is None or say_nothing(estimates)
+            if interval_of(estimates, figure) is None or are_uninformative(estimates)
             else stated_text(estimates, figure)
             for figure in ("precision", "recall")
         },

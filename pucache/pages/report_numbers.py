@@ -29,7 +29,7 @@ from ..training.estimate_prior import estimates_by_method
 from ..training.labelled_cache import LabelledCache
 from ..training.prior_sweep import why_flat
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_head import check_parameters
+from ..training.train_head import TrainingSettings
 from ..training.train_on_cache import is_audited, label_note, scar_of, train_on_cache
 from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
@@ -201,7 +201,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "scar": report.scar.to_dict(),
         "doubted": int((held_out.positive <= held_out.threshold).sum()),
         "prior": trained.prior_,
-        "prior_told": trained.prior is not None,
+        "prior_is_given": trained.prior is not None,
         "prior_estimates": {
             estimate.method: asdict(estimate) | ({} if count.has_points else {"prior": None})
             for estimate in report.prior_estimates
@@ -228,7 +228,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
 
 def _prior_matters(model: PULinearClassifier) -> str:
     """Whether the ranking depends on the prior."""
-    risk = check_parameters(model).risk
+    risk = TrainingSettings.of(model.get_params()).heads.risk
     if risk.needs_prior:
         return f"The heads of {risk.name} depend on the prior; pucache sweep-priors shows how."
     why = why_flat(risk)

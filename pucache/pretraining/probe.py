@@ -93,7 +93,7 @@ def held_out_auc(X: np.ndarray, s: np.ndarray, device: str = "cpu") -> float:
         return float("nan")
     design = DesignMatrix(X, s, Moments.of(X), choose_device(device))
     fitter = CrossFitter(design, TrainingLabels.of(s), folds[:, None], prior=0.1)
-    return float(roc_auc_score(s, fitter.cross_fit()[0].margins))
+    return float(roc_auc_score(s, fitter.cross_fit().margins))
 
 
 def effective_rank(X: torch.Tensor) -> float:

@@ -53,10 +53,25 @@ class CrossFit:
     """The heads of one penalty, each trained without one fold, and their margins of that fold."""
 
     penalty: float
-    heads: FittedHeads
+    heads: FittedHeads  # those of the folds; from `CrossFitter.cross_fit` also one of all rows, and those of halves
     fold: np.ndarray  # (n,): number of the head that did not see the row
     margins: np.ndarray  # float32, (n,): of the row by that head
     deal: int = 0  # number of the division into folds
+
+    @property
+    def folds(self) -> int:
+        """Number of folds."""
+        return int(self.fold.max()) + 1
+
+    @property
+    def head(self) -> FittedHeads:
+        """The head of all rows."""
+        return self.heads.take([self.folds])
+
+    @property
+    def of_halves(self) -> FittedHeads:
+        """The heads of halves of the labels."""
+        return self.heads.take(np.arange(self.folds + 1, len(self.heads.coef)))
 
 
 @dataclass(frozen=True)
@@ -87,13 +102,11 @@ class CrossFitter:
         design = self.design.take(rows, labels.training_s)
         return CrossFitter(design, labels, self.deals[rows], self.prior, self.settings)
 
-    def cross_fit(
-        self, penalties: tuple[float, ...] = PENALTIES, halves: np.ndarray | None = None
-    ) -> tuple[CrossFit, FittedHeads, FittedHeads | None]:
+    def cross_fit(self, penalties: tuple[float, ...] = PENALTIES, halves: np.ndarray | None = None) -> CrossFit:
         """Choose the best penalty, and train all heads at it in the same passes, to full accuracy.
 
-        `halves` (n, H) are rows of further heads (`pucache.training.neighbour_evidence`). The result is the cross-fit,
-        one head of all rows, and the H heads.
+        They are those of the folds, one of all rows, and one for each column of `halves` (n, H), which are rows
+        (`pucache.training.neighbour_evidence`).
         """
         penalty, start, deal = penalties[0], None, 0
         if len(penalties) > 1:
@@ -116,15 +129,8 @@ class CrossFitter:
             start=start,
             **vars(self.settings),
         )
-        of_folds, of_all, of_halves = np.split(np.arange(len(tolerance)), [self.folds, self.folds + 1])
-        cross_fit = CrossFit(
-            penalty,
-            heads.take(of_folds),
-            fold,
-            self.design.margins(heads.take(of_folds), fold[:, None])[:, 0],
-            deal,
-        )
-        return cross_fit, heads.take(of_all), None if halves is None else heads.take(of_halves)
+        margins = self.design.margins(heads.take(np.arange(self.folds)), fold[:, None])[:, 0]
+        return CrossFit(penalty, heads, fold, margins, deal)
 
     def choose(self, penalties: tuple[float, ...] = PENALTIES) -> CrossFit:
         """Cross-fit of the most likely penalty, on a sample of the unlabelled rows where they are many.

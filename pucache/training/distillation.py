@@ -99,7 +99,7 @@ class DistillationRows:
 class Distillation:
     """Result of distillation."""
 
-    on: DistillationRows
+    sampled: DistillationRows
     head: FittedHeads  # one head, trained on all labels; its margins are log density ratios
     margins: np.ndarray  # float32, (n,): held-out, of all rows, by the heads of the folds' chains
     share: float  # mean target of the rows not labelled positive, with which probabilities for neighbours are computed
@@ -113,7 +113,7 @@ class Distillation:
         """Held-out scores with neighbours (m,) of the classifier itself, whose margins become ratios by its tilt."""
         log_ratios = tilt.log_ratio(self.classifier_margins).astype(np.float32)
         shares = np.full(log_ratios.shape[1], tilt.prior)
-        return _held_out_scores(self.on, self.labels, log_ratios, shares)[WEIGHTS.index(self.evidence.weight)]
+        return _held_out_scores(self.sampled, self.labels, log_ratios, shares)[WEIGHTS.index(self.evidence.weight)]
 
 
 def penalty_of(rows: int) -> float:
@@ -122,43 +122,42 @@ def penalty_of(rows: int) -> float:
 
 
 def distil(
-    on: DistillationRows,
+    sampled: DistillationRows,
     design: DesignMatrix,
-    cross_fit: CrossFit,
-    head: FittedHeads,
+    linear: CrossFit,
     tilt: Tilt,
     agreement: tuple[float, ...],
 ) -> Distillation:
     """Run the chains of all folds, and the one with all labels.
 
-    The `design` is of all rows; `cross_fit`, `head` and the `tilt` of the held-out margins are those of the classifier,
-    and `agreement` is the result of `pucache.training.neighbour_evidence.agreement_gains`.
+    The `design` is of all rows; `linear` and the `tilt` of its held-out margins are those of the classifier, and
+    `agreement` is the result of `pucache.training.neighbour_evidence.agreement_gains`.
     """
-    folds = len(cross_fit.heads.coef)
-    labels = ChainLabels.of(on.labels, on.fold, folds)
-    classifier_margins = on.design.margins(cross_fit.heads.joined(head))
+    folds = linear.folds
+    labels = ChainLabels.of(sampled.labels, sampled.fold, folds)
+    classifier_margins = sampled.design.margins(linear.heads.take(np.arange(folds + 1)))
     log_ratios = tilt.log_ratio(classifier_margins).astype(np.float32)
-    targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), on.graph, rounds=_FIRST_ROUNDS)
-    of_folds = weights_without_folds(on.labels, on.fold[:, None])
-    weights = np.column_stack([of_folds, on.labels.row_weights])
-    trainer = SoftTargetTrainer(on.design, weights=weights, penalty=penalty_of(len(on.fold)))
-    heads, log_ratios = _fit(trainer, on, targets, weights)
+    targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), sampled.graph, rounds=_FIRST_ROUNDS)
+    of_folds = weights_without_folds(sampled.labels, sampled.fold[:, None])
+    weights = np.column_stack([of_folds, sampled.labels.row_weights])
+    trainer = SoftTargetTrainer(sampled.design, weights=weights, penalty=penalty_of(len(sampled.fold)))
+    heads, log_ratios = _fit(trainer, sampled, targets, weights)
     shares = labels.unlabelled_means(targets)
-    targets = propagate(log_ratios, labels, shares, on.graph, rounds=_LATER_ROUNDS)
-    heads, log_ratios = _fit(trainer, on, targets, weights, start=heads)
+    targets = propagate(log_ratios, labels, shares, sampled.graph, rounds=_LATER_ROUNDS)
+    heads, log_ratios = _fit(trainer, sampled, targets, weights, start=heads)
     shares = labels.unlabelled_means(targets)
     heads = _centred(heads, targets, weights)
-    margins = _by_own_chain(log_ratios, on.fold)
-    if on.rows is not None:
-        margins = design.margins(heads.take(np.arange(folds)), cross_fit.fold[:, None])[:, 0]
-    before, scores = on.take(cross_fit.margins), _held_out_scores(on, labels, log_ratios, shares)
-    of_head, *gains = held_out_gains(before, [on.take(margins), *scores], on.labels, on.fold)
+    margins = _by_own_chain(log_ratios, sampled.fold)
+    if sampled.rows is not None:
+        margins = design.margins(heads.take(np.arange(folds)), linear.fold[:, None])[:, 0]
+    before, scores = sampled.take(linear.margins), _held_out_scores(sampled, labels, log_ratios, shares)
+    of_head, *gains = held_out_gains(before, [sampled.take(margins), *scores], sampled.labels, sampled.fold)
     evidence = NeighbourEvidence(
-        agreement=agreement, held_out=tuple(gains), labels=int(on.labels.training_s.sum()), head=of_head
+        agreement=agreement, held_out=tuple(gains), labels=int(sampled.labels.training_s.sum()), head=of_head
     )
     return Distillation(
-        on=on,
-        head=replace(heads.take([folds]), risk=head.risk, clamped=head.clamped),
+        sampled=sampled,
+        head=replace(heads.take([folds]), risk=linear.head.risk, clamped=linear.head.clamped),
         margins=margins,
         share=float(shares[-1]),
         evidence=evidence,
@@ -194,14 +193,14 @@ def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
 
 def _fit(
     trainer: SoftTargetTrainer,
-    on: DistillationRows,
+    sampled: DistillationRows,
     targets: np.ndarray,
     weights: np.ndarray,
     start: FittedHeads | None = None,
 ) -> tuple[FittedHeads, np.ndarray]:
     """Heads of soft targets (m, C) at weights (m, C), and their margins as log density ratios, float32 (m, C)."""
     heads = trainer.fit(targets, start=start)
-    return heads, on.design.margins(_centred(heads, targets, weights))
+    return heads, sampled.design.margins(_centred(heads, targets, weights))
 
 
 def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray) -> FittedHeads:
@@ -211,13 +210,13 @@ def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray) -> Fi
 
 
 def _held_out_scores(
-    on: DistillationRows, labels: ChainLabels, log_ratios: np.ndarray, shares: np.ndarray
+    sampled: DistillationRows, labels: ChainLabels, log_ratios: np.ndarray, shares: np.ndarray
 ) -> list[np.ndarray]:
     """Score of each row with neighbours, by the chain of its fold."""
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
-    lifts = neighbour_log_odds(on.graph.weighted_means(p))
-    own, lift = (_by_own_chain(values, on.fold) for values in (log_ratios, lifts))
+    lifts = neighbour_log_odds(sampled.graph.weighted_means(p))
+    own, lift = (_by_own_chain(values, sampled.fold) for values in (log_ratios, lifts))
     return [own + np.float32(weight) * lift for weight in WEIGHTS]
 
 

@@ -78,6 +78,14 @@ class FittedState:
     pile_sample_: PileSample | None = None
 
 
+@dataclass(kw_only=True, eq=False)
+class TrainedState(FittedState):
+    """Result of training, with the held-out margins (n,), which the file does not hold."""
+
+    held_out_margins_: np.ndarray
+    classifier_margins_: np.ndarray
+
+
 def label_count(state: FittedState) -> LabelCount:
     """Number of labels that the estimates of a fitted model rest on."""
     return _label_count(state.estimates_, state.n_labelled_)

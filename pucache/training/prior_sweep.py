@@ -30,7 +30,7 @@ from ..storage.table_writer import table_writer
 from .cross_fitting import CrossFitter, fit_held_out
 from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
-from .train_head import check_parameters, penalties_of
+from .train_head import TrainingSettings
 
 PRIORS = tuple(float(f"{prior:.3g}") for prior in np.geomspace(0.01, 0.5, 12))
 _TOLERANCE = 2e-3  # enough for heads that are only compared
@@ -168,21 +168,21 @@ def sweep_on(
     if len(priors) == 0 or len(seeds) == 0 or not all(0 < prior < 1 for prior in priors):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
     classifier = classifier or PULinearClassifier()
-    settings, labels = check_parameters(classifier), data.training_labels
+    settings, labels = TrainingSettings.of(classifier.get_params()), data.training_labels
     low, high = labels.bounds
     possible = [prior for prior in priors if low <= prior <= high]
     if not possible:
         labels.check(priors[0])
     design, count = data.design_matrix(classifier.device), LabelCount.of(data.s, groups=data.group)
-    folds = np.stack([assign_folds(labels.training_s, classifier.n_folds, seed, data.group) for seed in seeds], axis=1)
+    folds = np.stack([assign_folds(labels.training_s, settings.n_folds, seed, data.group) for seed in seeds], axis=1)
     with progress or Silent() as stages:
         stages.start(2, "training")
-        penalty, *others = penalties_of(classifier)
+        penalty, *others = settings.penalties
         if others:  # at the first seed, as `train_pu` chooses it
-            first = replace(settings, seed=seeds[0])
+            first = replace(settings.heads, seed=seeds[0])
             penalty = CrossFitter(design, labels, folds[:, :1], possible[0], first).choose().penalty
         stages.advance(1)
-        trained = possible if settings.risk.needs_prior else possible[:1]  # else the same heads serve all priors
+        trained = possible if settings.heads.risk.needs_prior else possible[:1]  # else the same heads serve all priors
         heads, margins = fit_held_out(
             design,
             labels,
@@ -190,7 +190,7 @@ def sweep_on(
             prior=[labels.training_prior(prior) for prior in trained],
             penalty=np.full(len(trained), penalty),
             seeds=seeds,
-            settings=settings,
+            settings=settings.heads,
             tolerance=_TOLERANCE,
         )
         stages.advance(1)
@@ -208,7 +208,7 @@ def sweep_on(
         rows.append(_with_figures(row, margins[:, run * len(seeds) + j], data.s, truth, count))
     ruled_out = len(priors) - len(possible)
     note = f" Left out, as a review has shown them to be wrong: {ruled_out} priors." if ruled_out else ""
-    return Sweep(rows, penalty, _verdict(rows, settings.risk) + note, count.sentence, data.sample)
+    return Sweep(rows, penalty, _verdict(rows, settings.heads.risk) + note, count.sentence, data.sample)
 
 
 def _with_figures(

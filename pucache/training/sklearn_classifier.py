@@ -270,9 +270,9 @@ class PULinearClassifier(FittedState):
 
         from ..devices import choose_device
         from ..heads.design_matrix import DesignMatrix
-        from .train_head import TrainingRows, check_parameters, train_head
+        from .train_head import TrainingRows, TrainingSettings, train_head
 
-        check_parameters(self)
+        settings = TrainingSettings.of(self.get_params())
         check_same_rows(X, y=y, sample_weight=sample_weight, groups=groups, reviewed=reviewed)
         checked, y = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         rows = np.asarray(checked)
@@ -296,12 +296,13 @@ class PULinearClassifier(FittedState):
             groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
             classes=classes,
         )
-        return train_head(self, data, progress)
+        return self.adopt(train_head(data, settings, progress))
 
-    def _set_fitted(self, state: FittedState) -> None:
-        """Set the fitted attributes."""
+    def adopt(self, state: FittedState) -> Self:
+        """Take the fitted attributes from the result of training, or of a file."""
         vars(self).update(vars(state))
         self.n_features_in_ = state.coef_.shape[1]
+        return self
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
         """Margins less `threshold_`: rows above 0 are called positive.
@@ -560,9 +561,7 @@ class PULinearClassifier(FittedState):
             from ..heads.minibatch import SGDSettings
 
             parameters["sgd_settings"] = SGDSettings(**parameters["sgd_settings"])
-        model = cls(**parameters)
-        model._set_fitted(state)
-        return model
+        return cls(**parameters).adopt(state)
 
 
 def cache_margins(cache: EmbeddingCache, coef: np.ndarray, intercept: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:

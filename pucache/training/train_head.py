@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
 from ..estimates.calibration import Tilt, fit_tilt, stated_tilt
-from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, greatest_distance
+from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
 from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
 from ..estimates.share_of_new_images import PileMargins, on_one_scale
-from ..estimates.thresholds import choose_threshold, near_share, parse_rule
+from ..estimates.thresholds import choose_threshold, parse_rule
 from ..heads.design_matrix import DesignMatrix
-from ..heads.linear_heads import FittedHeads
 from ..heads.risks import PURisk
 from ..heads.solve import SOLVERS
 from ..labels.sample import UnlabelledSample
@@ -28,12 +28,9 @@ from ..seeds import check_seed, drawn_seed
 from ..storage.rows import take_rows
 from .cross_fitting import CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, GraphSource, distil
-from .model_file import FittedState, stated_estimate
+from .model_file import TrainedState, stated_estimate
 from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
 from .penalty import PENALTIES
-
-if TYPE_CHECKING:
-    from .sklearn_classifier import PULinearClassifier
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
@@ -60,98 +57,146 @@ class TrainingRows:
     classes: np.ndarray = field(default_factory=lambda: np.array([0, 1], np.int8))
 
 
-def train_head(
-    classifier: PULinearClassifier, rows: TrainingRows, progress: Progress | None = None
-) -> PULinearClassifier:
-    """Choose the penalty, train one head on all rows, distil it where neighbours help, calibrate and estimate.
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Parameters of `pucache.PULinearClassifier`, checked, with the seed drawn and what is chosen by default."""
 
-    The classifier's parameters are the settings; it receives the fitted attributes, and is returned.
-    """
-    settings, labels = check_parameters(classifier), rows.labels
-    settings = replace(settings, seed=drawn_seed(classifier.random_state))
-    audited = labels.audited if classifier.prior is None else None
-    given = classifier.prior if audited is None else audited.likeliest
-    with progress or Silent() as stages:
-        stages.start(_STAGES, "training")
-        deals = deal_folds(labels.training_s, int(classifier.n_folds), settings.seed, rows.groups)
-        fitter = CrossFitter(rows.design, labels, deals, _training_prior(rows, deals, given, settings), settings)
-        stages.advance(1)
-        halves = _halves(rows, deals, settings.seed) if _method(classifier) == "distilled" else None
-        linear, head, of_halves = fitter.cross_fit(penalties_of(classifier), halves)
-        stages.advance(1)
-        distillation = None
-        if halves is not None and of_halves is not None:
-            distillation = _distil(rows, linear, head, halves, of_halves, given)
-        stages.advance(1)
-    helpful = distillation if distillation is not None and distillation.evidence.distils else None
-    head, margins = (head, linear.margins) if helpful is None else (helpful.head, helpful.margins)
+    heads: HeadSettings
+    penalties: tuple[float, ...]  # to choose from; with ``sgd``, ``auto`` is 0, as in Dorigatti et al.
+    method: str
+    prior: float | None
+    threshold: float | str
+    deploy_prior: float | None
+    n_folds: int
+
+    @classmethod
+    def of(cls, parameters: Mapping[str, Any]) -> TrainingSettings:
+        """Settings by parameters of the classifier; raises `ValueError` for one outside its domain."""
+        for name in ("prior", "deploy_prior"):
+            share = parameters[name]
+            if share is not None and not (isinstance(share, _NUMBER) and 0 < share < 1):
+                raise ValueError(
+                    f"{name} must lie strictly between 0 and 1, got {share!r}; it is a share of positives"
+                    + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
+                )
+        penalty, solver, n_folds = parameters["penalty"], parameters["solver"], parameters["n_folds"]
+        if not (isinstance(n_folds, _INTEGER) and n_folds >= 2):
+            raise ValueError(f"n_folds must be a whole number, at least 2, got {n_folds!r}")
+        check_seed(parameters["random_state"])
+        if penalty != "auto" and not (isinstance(penalty, _NUMBER) and 0 <= penalty < np.inf):
+            raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
+        if solver not in SOLVERS:
+            raise ValueError(f"unknown solver {solver!r}; use {' or '.join(SOLVERS)}")
+        if parameters["sgd_settings"] is not None and solver != "sgd":
+            raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
+        by_default = "distilled" if solver == "batch" and parameters["loss"] == "imbupu" else "linear"
+        method = parameters["method"] or by_default
+        if method not in METHODS:
+            raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
+        if method == "distilled" and solver != "batch":
+            raise ValueError("method='distilled' needs solver='batch'; leave one of the two out")
+        parse_rule(parameters["threshold"])
+        risk = PURisk(parameters["loss"], parameters["surrogate"], target_prior=parameters["target_prior"])
+        automatic = PENALTIES if solver == "batch" else (0.0,)
+        return cls(
+            heads=HeadSettings(risk, solver, parameters["sgd_settings"], drawn_seed(parameters["random_state"])),
+            penalties=automatic if penalty == "auto" else (float(penalty),),
+            method=method,
+            prior=parameters["prior"],
+            threshold=parameters["threshold"],
+            deploy_prior=parameters["deploy_prior"],
+            n_folds=int(n_folds),
+        )
+
+
+def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progress | None = None) -> TrainedState:
+    """Choose the penalty, train one head on all rows, distil it where neighbours help, calibrate and estimate."""
+    labels, rule = rows.labels, settings.threshold
+    audited = labels.audited if settings.prior is None else None
+    given = settings.prior if audited is None else audited.likeliest
+    linear, distillation = _trained(rows, settings, given, progress)
+    chosen = distillation if distillation is not None and distillation.evidence.distils else linear
+    margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
+    final = rows.design.margins(chosen.head)[:, 0]
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
     prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited)
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
     if of_figures is not None:
         count = LabelCount.of(labels.training_s, groups=rows.groups, weights=labels.weights)
     of_figures = of_figures or (margins, labels.s, labels.weights)
-    tilt = fit_tilt(*of_figures, prior)
-    # with less than one hidden positive expected, posteriors have nothing to sum to
-    sum_to = prior if prior * (labels.s == 0).sum() >= 1 else None
-    stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to)
     n_labelled = int(labels.s.sum())
-    n_unlabelled = len(labels.s) - n_labelled if rows.sample is None else rows.sample.unlabelled
-    share = classifier.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
-    rule, unlabelled = classifier.threshold, margins[labels.s == 0]
-    threshold = choose_threshold(tilt, unlabelled, rule, share)
-    if not count.has_estimates and parse_rule(rule)[0] == "f1":
-        threshold = near_share(threshold, unlabelled, prior)
-    final = rows.design.margins(head)[:, 0]
-    on_scale = on_one_scale(margins, final, labels.s)
-    stated = stated_estimates(
-        on_scale,  # so that as many rows are above the threshold as the head calls positive
+    n_unlabelled = len(unlabelled) if rows.sample is None else rows.sample.unlabelled
+    share = settings.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
+    tilt = fit_tilt(*of_figures, prior)
+    threshold = choose_threshold(tilt, unlabelled, rule, share, near=None if count.has_estimates else prior)
+    # with less than one hidden positive expected, posteriors have nothing to sum to
+    sum_to = prior if prior * len(unlabelled) >= 1 else None
+    stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to)
+    on_scale = on_one_scale(margins, final, labels.s)  # as many rows are above the threshold as the head calls positive
+    figures = stated_estimates(
+        on_scale,
         labels.s,
         labels=count,
         prior=prior,
         prior_range=prior_range(prior, prior_estimate),
         threshold=threshold,
-        seed=settings.seed,
+        seed=settings.heads.seed,
     )
+    called = on_scale[labels.s == 0] > threshold
+    by_audit: dict[str, Any] = {}
     if audited is not None:
-        called = on_scale[labels.s == 0] > threshold
         by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
-        stated |= (narrower(by_audit, stated) if sources == COMBINED else by_audit) | {"sources": sources}
-    _warn_of_chance(stated)
-    estimates = {"risk": float(head.risk[0]), "clamped": float(head.clamped[0]), **stated}
-    stated_prior = None if classifier.prior is None else prior
-    if prior_estimate is not None:
-        prior_estimate = stated_estimate(prior_estimate, estimates, n_labelled)
-        stated_prior = None if prior_estimate is None else prior_estimate.prior
-    classifier._set_fitted(
-        FittedState(
-            coef_=head.coef[:1],
-            intercept_=np.array(head.intercept[:1], np.float64),
-            threshold_=threshold,
-            prior_=stated_prior,
-            share_=share,
-            penalty_=linear.penalty,
-            seed_=settings.seed,
-            tilt_=stated_by,
-            prior_estimate_=prior_estimate,
-            estimates_=estimates,
-            n_labelled_=n_labelled,
-            n_unlabelled_=n_unlabelled,
-            n_confirmed_=int((labels.training_s > labels.s).sum()),
-            n_negatives_=0 if labels.known_negative is None else int(labels.known_negative.sum()),
-            unlabelled_sample_=rows.sample,
-            classes_=rows.classes,
-            encoder_=rows.encoder,
-            neighbours_=None
-            if distillation is None
-            else _neighbour_settings(distillation, stated_by, given, rule, share, sum_to),
-            method_="linear" if helpful is None else "distilled",
-            pile_margins_=PileMargins.of(*of_figures, given),
-            pile_sample_=_pile_sample(rows, margins, final, settings.seed),
-        )
+        by_audit = (narrower(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
+    risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
+    estimates = {"risk": risk, "clamped": clamped, **figures, **by_audit}
+    _warn_of_chance(estimates)
+    reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)
+    estimated = None if reportable is None else reportable.prior
+    return TrainedState(
+        coef_=chosen.head.coef[:1],
+        intercept_=np.array(chosen.head.intercept[:1], np.float64),
+        threshold_=threshold,
+        prior_=estimated if settings.prior is None else prior,
+        share_=share,
+        penalty_=linear.penalty,
+        seed_=settings.heads.seed,
+        tilt_=stated_by,
+        prior_estimate_=reportable,
+        estimates_=estimates,
+        n_labelled_=n_labelled,
+        n_unlabelled_=n_unlabelled,
+        n_confirmed_=int((labels.training_s > labels.s).sum()),
+        n_negatives_=int(labels.known_negative.sum()),
+        unlabelled_sample_=rows.sample,
+        classes_=rows.classes,
+        encoder_=rows.encoder,
+        neighbours_=None
+        if distillation is None
+        else _neighbour_settings(distillation, stated_by, given, rule, share, sum_to),
+        method_="linear" if chosen is linear else "distilled",
+        pile_margins_=PileMargins.of(*of_figures, given),
+        pile_sample_=_pile_sample(rows, margins, final, settings.heads.seed),
+        held_out_margins_=margins,
+        classifier_margins_=linear.margins,
     )
-    classifier.held_out_margins_, classifier.classifier_margins_ = margins, linear.margins
-    return classifier
+
+
+def _trained(
+    rows: TrainingRows, settings: TrainingSettings, given: float | None, progress: Progress | None
+) -> tuple[CrossFit, Distillation | None]:
+    """The linear heads at the best penalty, and what is distilled from them where neighbours are looked at."""
+    labels, seed = rows.labels, settings.heads.seed
+    with progress or Silent() as stages:
+        stages.start(_STAGES, "training")
+        deals = deal_folds(labels.training_s, settings.n_folds, seed, rows.groups)
+        fitter = CrossFitter(rows.design, labels, deals, _training_prior(rows, deals, given, settings), settings.heads)
+        stages.advance(1)
+        halves = _halves(rows, deals, seed) if settings.method == "distilled" else None
+        linear = fitter.cross_fit(settings.penalties, halves)
+        stages.advance(1)
+        distillation = None if halves is None else _distil(rows, linear, halves, given)
+        stages.advance(1)
+    return linear, distillation
 
 
 def _warn_of_chance(stated: dict[str, Any]) -> None:
@@ -179,67 +224,26 @@ def _pile_sample(rows: TrainingRows, margins: np.ndarray, final: np.ndarray, see
     moments, leading = rows.design.moments, rows.design.leading
     directions = leading.directions.cpu().numpy()[:, ::-1][:, :q].astype(np.float16)
     middle = moments.centre + moments.spread * leading.centre.cpu().numpy()
-    sample = PileSample(
+    centre = middle @ directions.astype(np.float32)
+    X = np.concatenate([take_rows(rows.design.X, numbers) for numbers in drawn])
+    return PileSample(
         directions=np.ascontiguousarray(directions),
-        centre=middle @ directions.astype(np.float32),
+        centre=centre,
         spread=moments.spread,
-        rows=np.empty((0, directions.shape[1]), np.float16),
+        rows=along(X, directions, centre, moments.spread).astype(np.float16),
         margins=margins[np.concatenate(drawn)],
         n_labelled=len(drawn[0]),
         held_out_distance=greatest_distance(margins[labels.s == 0], final[labels.s == 0]),
     )
-    X = np.concatenate([take_rows(rows.design.X, numbers) for numbers in drawn])
-    return replace(sample, rows=sample.project(X).astype(np.float16))
 
 
-def check_parameters(classifier: PULinearClassifier) -> HeadSettings:
-    """Settings of the heads; raises `ValueError` for a parameter outside its domain."""
-    for name in ("prior", "deploy_prior"):
-        share = getattr(classifier, name)
-        if share is not None and not (isinstance(share, _NUMBER) and 0 < share < 1):
-            raise ValueError(
-                f"{name} must lie strictly between 0 and 1, got {share!r}; it is a share of positives"
-                + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
-            )
-    if not (isinstance(classifier.n_folds, _INTEGER) and classifier.n_folds >= 2):
-        raise ValueError(f"n_folds must be a whole number, at least 2, got {classifier.n_folds!r}")
-    check_seed(classifier.random_state)
-    penalty, solver = classifier.penalty, classifier.solver
-    if penalty != "auto" and not (isinstance(penalty, _NUMBER) and 0 <= penalty < np.inf):
-        raise ValueError(f"penalty must be 'auto' or a finite number >= 0, got {penalty!r}")
-    if solver not in SOLVERS:
-        raise ValueError(f"unknown solver {solver!r}; use {' or '.join(SOLVERS)}")
-    if classifier.sgd_settings is not None and solver != "sgd":
-        raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
-    method = _method(classifier)
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
-    if method == "distilled" and solver != "batch":
-        raise ValueError("method='distilled' needs solver='batch'; leave one of the two out")
-    parse_rule(classifier.threshold)
-    risk = PURisk(classifier.loss, classifier.surrogate, target_prior=classifier.target_prior)
-    return HeadSettings(risk, solver, classifier.sgd_settings)
-
-
-def penalties_of(classifier: PULinearClassifier) -> tuple[float, ...]:
-    """Penalties to choose from; with ``sgd``, ``auto`` is 0, as in Dorigatti et al."""
-    if classifier.penalty != "auto":
-        return (float(classifier.penalty),)
-    return PENALTIES if classifier.solver == "batch" else (0.0,)
-
-
-def _method(classifier: PULinearClassifier) -> str:
-    default = "distilled" if classifier.solver == "batch" and classifier.loss == "imbupu" else "linear"
-    return classifier.method or default
-
-
-def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, settings: HeadSettings) -> float:
+def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, settings: TrainingSettings) -> float:
     """Prior that the risk is minimised with; where none is given, by heads of the default risk, which needs none."""
     labels, prior = rows.labels, given
     if prior is not None:
         labels.check(prior)
-    elif settings.risk.needs_prior:
-        default = CrossFitter(rows.design, labels, deals, settings=HeadSettings(seed=settings.seed)).cross_fit()[0]
+    elif settings.heads.risk.needs_prior:
+        default = CrossFitter(rows.design, labels, deals, settings=HeadSettings(seed=settings.heads.seed)).cross_fit()
         prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 
@@ -255,14 +259,7 @@ def _halves(rows: TrainingRows, deals: np.ndarray, seed: int) -> np.ndarray | No
     return halves_of(labels, groups, seed)
 
 
-def _distil(
-    rows: TrainingRows,
-    linear: CrossFit,
-    head: FittedHeads,
-    halves: np.ndarray,
-    of_halves: FittedHeads,
-    given: float | None,
-) -> Distillation | None:
+def _distil(rows: TrainingRows, linear: CrossFit, halves: np.ndarray, given: float | None) -> Distillation | None:
     """Distil the linear head, with the evidence on what neighbours are worth.
 
     None after a review that left few positives hidden: the margins of the pile then follow from known neighbours, and
@@ -272,10 +269,10 @@ def _distil(
     tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
         return None
-    on = DistillationRows.of(rows.design, labels, linear.fold, rows.graph, rows.labelled_by_any)
-    margins = on.design.margins(of_halves)
-    agreement = agreement_gains(margins, on.take(halves), on.labels, on.graph, prior=tilt.prior)
-    return distil(on, rows.design, linear, head, tilt, agreement)
+    sampled = DistillationRows.of(rows.design, labels, linear.fold, rows.graph, rows.labelled_by_any)
+    margins = sampled.design.margins(linear.of_halves)
+    agreement = agreement_gains(margins, sampled.take(halves), sampled.labels, sampled.graph, prior=tilt.prior)
+    return distil(sampled, rows.design, linear, tilt, agreement)
 
 
 def _neighbour_settings(
@@ -287,19 +284,17 @@ def _neighbour_settings(
     sum_to: float | None,
 ) -> NeighbourSettings:
     """Calibrate the scores with neighbours; None for `sum_to` where no posterior is stated."""
-    on, scores, evidence = distillation.on, distillation.scores, distillation.evidence
+    sampled, scores, evidence = distillation.sampled, distillation.scores, distillation.evidence
+    labels = sampled.labels
     if evidence.weight and not evidence.distils:
         scores = distillation.classifier_scores(of_head)
-    tilt = fit_tilt(scores, on.labels.s, on.labels.weights, given)
-    threshold = choose_threshold(tilt, scores[on.labels.s == 0], rule, share)
-    if sum_to is not None:
-        tilt = stated_tilt(scores, on.labels.s, on.labels.weights, prior=sum_to)
+    tilt = fit_tilt(scores, labels.s, labels.weights, given)
     return NeighbourSettings(
         evidence=evidence,
-        search=on.graph.search,
+        search=sampled.graph.search,
         share=distillation.share,
-        tilt=tilt,
-        threshold=threshold,
+        tilt=tilt if sum_to is None else stated_tilt(scores, labels.s, labels.weights, prior=sum_to),
+        threshold=choose_threshold(tilt, scores[labels.s == 0], rule, share),
     )
 
 

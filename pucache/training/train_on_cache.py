@@ -14,7 +14,7 @@ from ..progress import Progress
 from .labelled_cache import LabelledCache
 from .model_file import label_count
 from .sklearn_classifier import PULinearClassifier
-from .train_head import TrainingRows, train_head
+from .train_head import TrainingRows, TrainingSettings, train_head
 
 
 def train_on_cache(
@@ -43,7 +43,7 @@ def train_on_cache(
         labelled_by_any=data.labelled_by_any,
         encoder=data.cache.encoder,
     )
-    return train_head(classifier, rows, progress)
+    return classifier.adopt(train_head(rows, TrainingSettings.of(classifier.get_params()), progress))
 
 
 def scar_of(data: LabelledCache, model: PULinearClassifier) -> ScarCheck:

@@ -168,7 +168,7 @@ def test_the_report_states_no_figure_below_ten_labels(labelled):
     page = text_of("report.html").replace("a classifier cannot separate the two (AUC 0.5)", "")
     assert not NAMED.search(page) and "at least 10" in page and "Expected hidden – takes 10" in page
     assert not re.search(r"precision,? [^.]{0,30}\d %|\d %[^.]{0,20}likely positive", page)
-    allowed = ("/provenance", "/prior_told", "/figures/margins")
+    allowed = ("/provenance", "/prior_is_given", "/figures/margins")
     assert not [at for at in numbers_of(result) if not at.startswith(allowed)]
     assert result["hidden_positives"] == {"expected": None, "low": None, "high": None}
 

@@ -24,7 +24,7 @@ from pucache.estimates.share_of_new_images import estimate_share
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.training.model_file import label_count
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_head import TrainingRows, train_head
+from pucache.training.train_head import TrainingRows, TrainingSettings, train_head
 from pucache.training.train_on_cache import is_audited, label_note
 
 TILT = Tilt(alpha=-1.0, slope=2.0, prior=0.2)
@@ -140,7 +140,7 @@ def fitted(labels, *, likeliest, prior=None):
     training = TrainingLabels.of(s, reviewed, hidden=audit)
     model = PULinearClassifier(prior=prior, method="linear")
     design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
-    train_head(model, TrainingRows(design, training, graph=None))
+    model.adopt(train_head(TrainingRows(design, training, graph=None), TrainingSettings.of(model.get_params())))
     return model, float(y[s == 0].mean())
 
 

@@ -9,9 +9,9 @@ from scipy.stats import beta
 from pucache.estimates.intervals import (
     POINTS,
     WITH_INTERVAL,
+    are_uninformative,
     interval_of,
     intervals_from_pu,
-    say_nothing,
     stated_estimates,
     stated_text,
 )
@@ -99,4 +99,4 @@ def test_wide_intervals_of_few_labels_say_nothing(labels, recall, precision, not
     estimates = {"labels": labels}
     for name, ends in (("recall", recall), ("precision", precision)):
         estimates |= dict(zip((f"{name}_low", f"{name}_high"), ends or (None, None), strict=True))
-    assert say_nothing(estimates) is nothing
+    assert are_uninformative(estimates) is nothing

@@ -54,10 +54,10 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
 def test_a_strong_penalty_is_chosen_where_labels_are_few_and_dimensions_many():
     rows, s, _ = planted(150, d=60, labelled=12, apart=0.3)
     few = fitter(rows, s, fold=assign_folds(s, 5, 0, None))
-    chosen, of_all, halves = few.cross_fit()
-    assert of_all.coef.shape == (1, 60) and halves is None
+    chosen = few.cross_fit()
+    assert chosen.head.coef.shape == (1, 60) and len(chosen.of_halves.coef) == 0
     assert chosen.penalty in PENALTIES and chosen.penalty >= 1e-4
-    grid = few.cross_fit((1e-6, 1e-5))[0]
+    grid = few.cross_fit((1e-6, 1e-5))
     assert grid.penalty in (1e-6, 1e-5) and (grid.fold == few.deals[:, 0]).all()
 
 
@@ -83,30 +83,29 @@ def test_the_deal_of_the_median_prior_holds_out():
     priors = [fit_tilt(deal.margins, S).prior for deal in several.fit((1e-3,))[0]]
     chosen, median = several.choose((1e-3, 1e-3)), int(np.argsort(priors, kind="stable")[len(priors) // 2])
     assert chosen.deal == median and (chosen.fold == several.deals[:, median]).all()
-    final, _, _ = several.cross_fit((1e-3, 1e-3))
+    final = several.cross_fit((1e-3, 1e-3))
     np.testing.assert_allclose(final.margins, chosen.margins, atol=0.1)
 
 
 def test_with_a_single_fold_the_middle_penalty_is_taken():
     one = fitter(fold=np.zeros(len(S), np.int64))
-    assert one.choose((1e-4, 1e-3, 1e-2)).penalty == one.cross_fit((1e-4, 1e-3, 1e-2))[0].penalty == 1e-3
+    assert one.choose((1e-4, 1e-3, 1e-2)).penalty == one.cross_fit((1e-4, 1e-3, 1e-2)).penalty == 1e-3
 
 
 def test_heads_of_all_rows_and_of_halves_are_those_of_training_alone():
     halves = np.random.default_rng(0).random((len(S), 2)) < 0.5
     together = fitter().cross_fit((1e-3, 1e-2), halves)
-    alone = fitter().cross_fit((together[0].penalty,), halves)  # from nothing, all of them
-    for one, other in zip((together[0].heads, *together[1:]), (alone[0].heads, *alone[1:]), strict=True):
-        np.testing.assert_allclose(one.coef, other.coef, rtol=5e-2, atol=5e-2)
+    alone = fitter().cross_fit((together.penalty,), halves)  # from nothing, all of them
+    np.testing.assert_allclose(together.heads.coef, alone.heads.coef, rtol=5e-2, atol=5e-2)
     kept = fitter(X[halves[:, 0]], S[halves[:, 0]], fold=FOLD[halves[:, 0]], moments=Moments.of(X))
-    expected = kept.cross_fit((together[0].penalty,))[1]
-    np.testing.assert_allclose(together[2].coef[0], expected.coef[0], rtol=5e-2, atol=5e-2)
+    expected = kept.cross_fit((together.penalty,)).head
+    np.testing.assert_allclose(together.of_halves.coef[0], expected.coef[0], rtol=5e-2, atol=5e-2)
 
 
 def test_of_many_unlabelled_rows_a_sample_chooses(monkeypatch):
     whole = fitter()
     monkeypatch.setattr(cross_fitting, "SAMPLE_BYTES", 60 * X.itemsize * X.shape[1])
     sampled = fitter()
-    chosen, _, _ = sampled.cross_fit((1e-4, 1e-2))
+    chosen = sampled.cross_fit((1e-4, 1e-2))
     assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
     np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0][0].margins, atol=0.2)

@@ -33,16 +33,17 @@ class Start:
         labels = labels or TrainingLabels.of(S)
         self.labels = labels
         self.design = DesignMatrix(X, labels.training_s, None, CPU)
-        self.cross_fit = CrossFitter(self.design, labels, FOLD[:, None]).fit((1e-3,))[0][0]
-        self.head = fit_heads(self.design, penalty=1e-3, prior=0.5)
-        self.tilt = fit_tilt(self.cross_fit.margins, labels.s, labels.weights)
+        of_folds = CrossFitter(self.design, labels, FOLD[:, None]).fit((1e-3,))[0][0]
+        head = fit_heads(self.design, penalty=1e-3, prior=0.5)
+        self.linear = replace(of_folds, heads=of_folds.heads.joined(head))
+        self.tilt = fit_tilt(self.linear.margins, labels.s, labels.weights)
 
     def rows(self, **changes):
         whole = DistillationRows(rows=None, design=self.design, labels=self.labels, fold=FOLD, graph=GRAPH)
         return replace(whole, **changes)
 
-    def distil(self, on=None, agreement=AGREEMENT):
-        return distil(on or self.rows(), self.design, self.cross_fit, self.head, self.tilt, agreement)
+    def distil(self, sampled=None, agreement=AGREEMENT):
+        return distil(sampled or self.rows(), self.design, self.linear, self.tilt, agreement)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_scores_with_neighbours_are_margins_and_log_odds_of_the_neighbours(start
     np.testing.assert_allclose(2 * one - margins, double, atol=4e-3)
     lift = one - margins
     assert lift[(S == 0) & (Y == 1)].mean() > lift[Y == 0].mean() + 1 and np.abs(lift).max() < 7
-    assert (start.distil(agreement=(0.0, 0.0, 0.0)).scores == start.cross_fit.margins).all(), "neighbours do not count"
+    assert (start.distil(agreement=(0.0, 0.0, 0.0)).scores == start.linear.margins).all(), "neighbours do not count"
 
 
 # --- honesty -------------------------------------------------------------------------------------
