@@ -1,6 +1,6 @@
 """New images: the share of positives in them, decisions at that share, and whether they are of the same kind.
 
-    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--quick] [--out docs/results/new-images.md]
+    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--draws N] [--quick] [--out FILE]
 
 Models are trained on 60 % of the training images; the new images are drawn from the others and from the test images,
 which differ in nothing but the share of positives. Embeddings are reduced to 256 directions, so that a model takes a
@@ -42,7 +42,7 @@ PAPER = "vehicles"
 SHARES, SIZES = (0.01, 0.05, 0.2, 0.4, 0.7), (200, 1000, 5000)
 MIXED = (0.1, 0.3, 1.0)
 CHANGED = 1000  # test images that are changed, evenly spaced
-OTHER = "the other data set"
+OTHER, NOISE, NOISY = "the other data set", "noise of 0.6 sd", 0.6  # standard deviations of each dimension
 SEEDS, DRAWS, DRAWS_OF_PAPER, QUICK_DRAWS = 2, 20, 50, 3
 MIXES = 4  # draws of the images that are changed, of a model
 SCORED, QUICK_SCORED, ROUNDS = (1_000_000, 512), (100_000, 64), 5  # rows and dimensions; runs of each kind
@@ -110,6 +110,9 @@ class Reduced:
             other = groups.data(FASHION)
             assert isinstance(other, ImageClasses)
             changed[OTHER] = other.X_test[np.linspace(0, len(other.X_test) - 1, len(rows)).astype(int)]
+        spread = np.std(data.X[:: max(1, len(data.X) // 5000)], axis=0, dtype=np.float32)
+        noise = np.random.default_rng(0).normal(0, NOISY, (len(rows), len(spread))).astype(np.float32) * spread
+        changed[NOISE] = data.X_test[rows] + noise
         self.changed = {name: directions.reduce(X) for name, X in changed.items()}
         self.changed_rows = len(data.X) + rows
 
@@ -241,7 +244,7 @@ def page(rows: list[dict], groups: TaskGroups, draws: int, added: str) -> str:
             "",
         ]
     lines = []
-    for name in (*CHANGES, OTHER):
+    for name in (*CHANGES, NOISE, OTHER):
         cells = [[one for one in changed if (one["change"], one["part"]) == (name, part)] for part in MIXED]
         figures = [
             [
@@ -291,21 +294,25 @@ def page(rows: list[dict], groups: TaskGroups, draws: int, added: str) -> str:
 
 
 def cells(groups: tuple[str, ...], quick: bool) -> list[dict]:
-    """Models to train: the paper's task, and classes against the rest with 100 and with 20 labels."""
+    """Models to train: the paper's task, and classes against the rest with 100, 40 and 20 labels."""
     wanted = [{"group": CIFAR, "task": PAPER, "labelled": 300 if quick else 600, "share": 0.07, "seed": 0}]
-    for seed, labelled, group in product(range(1 if quick else SEEDS), (100, 20), (CIFAR, FASHION)):
+    piles = ((100, 0.05), (20, 0.05), (40, 0.25))  # with the last, the share among the new images mostly falls
+    for seed, (labelled, share), group in product(range(1 if quick else SEEDS), piles, (CIFAR, FASHION)):
         if group in groups:
-            task = TASKS[group][(3 * seed + 2 * (labelled == 20)) % 10]
-            wanted.append({"group": group, "task": task, "labelled": labelled, "share": 0.05, "seed": seed})
+            task = TASKS[group][(3 * seed + 2 * (labelled != 100)) % 10]
+            wanted.append({"group": group, "task": task, "labelled": labelled, "share": share, "seed": seed})
     return wanted
 
 
 def main() -> None:
-    options = images_parser(__doc__).parse_args()
-    at, draws = Location.of(options), QUICK_DRAWS if options.quick else DRAWS
+    parser = images_parser(__doc__)
+    parser.add_argument("--draws", type=int, help=f"of a line and model (default: {DRAWS}, quick: {QUICK_DRAWS})")
+    options = parser.parse_args()
+    at, draws = Location.of(options), options.draws or (QUICK_DRAWS if options.quick else DRAWS)
     groups = prepared(at, [name for name in (CIFAR, FASHION) if name in opened(at).names])
     wanted, limits = cells(groups.names, options.quick), {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, f"{groups.prefix}new-images", wanted, partial(measure, at, draws), **limits)
+    name = f"{groups.prefix}new-images{'' if draws == DRAWS else f'-{draws}'}"
+    rows = measured(at.work, name, wanted, partial(measure, at, draws), **limits)
     added = seconds(at.work, *(QUICK_SCORED if options.quick else SCORED))
     write_page(page(rows, groups, draws, added), options.out)
 

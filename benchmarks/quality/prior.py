@@ -1,6 +1,6 @@
 """Intervals of prior, recall, precision and F1: coverage and width over piles with few labels.
 
-    python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--quick] [--out docs/results/prior.md]
+    python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--piles 200] [--quick] [--out docs/results/prior.md]
 
 A pile has one class, attribute, topic or kind as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of
 positives is drawn between 1 and 25 %, even on the scale of logarithms. Rows are drawn from a quarter of all.
@@ -240,10 +240,12 @@ def introduction(rows: list[dict], wanted: int) -> str:
 
 
 def main() -> None:
-    options = images_parser(__doc__).parse_args()
+    parser = images_parser(__doc__)
+    parser.add_argument("--piles", type=int, help=f"of a number of labels (default: {PILES}, quick: {QUICK_PILES})")
+    options = parser.parse_args()
     at = Location.of(options, quick=True)
     prepared(at, opened(at).names)
-    numbers = range(QUICK_PILES if options.quick else PILES)
+    numbers = range(options.piles or (QUICK_PILES if options.quick else PILES))
     wanted = [{"labelled": labelled, "number": number} for number, labelled in product(numbers, LABELLED)]
     limits = {"minutes": options.minutes, "jobs": options.jobs}
     rows = measured(at.work, "prior", wanted, partial(measure, at), **limits)
