@@ -102,6 +102,11 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         basis = f" of the pile from {audited:,} images that the review drew at random" if audited else ""
         basis += " and the labels" * (estimates.get("sources") == "random images and labels")
         lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
+    if numbers["look_again"]:
+        first = ", ".join(map(repr, numbers["look_again"][:3]))
+        lines.append(
+            f"look again at {len(numbers['look_again'])} labels that the model doubts (section 3): {first}, ..."
+        )
     return [*lines, *(f"note: {warning}" for warning in numbers["warnings"])]
 
 

@@ -38,7 +38,8 @@ CONTRADICTION = (
 )
 FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
 _TAIL = (1 - LEVEL) / 2
-_WITHIN, _CONTRADICTS = 2.71, 3.84  # deviance: at the ends of an interval of `LEVEL`, and of sources that disagree
+_LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
+_WITHIN, _CONTRADICTS = 2.71, 6.63  # deviance: at the ends of an interval of `LEVEL`; of contradicting sources (0.99)
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,7 @@ def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
     distance = logit(priors) - centre
     scale = np.where(distance < 0, centre - low, high - centre)
     is_open = np.where(distance < 0, estimate.low <= LEAST, estimate.high >= MOST)  # nothing is known on that side
-    return np.where(is_open, 0.0, _WITHIN * np.square(distance / np.maximum(scale, 1e-9)))
+    return np.where(is_open, 0.0, _WITHIN * np.square(distance / np.maximum(scale, _LEAST_SCALE)))
 
 
 def _add_binomial_error(low: dict[str, float], high: dict[str, float], positives: int, called: int) -> None:

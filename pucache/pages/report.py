@@ -38,6 +38,7 @@ from .report_numbers import TrainedReport, provenance, train, training_numbers
 from .thumbnails import RowImage, thumbnails
 
 _NAMED_FAILURES = 10
+_DECISIONS = {1: "accepted", -1: "rejected", 0: ""}  # in a review
 _SHOWN = 24  # images of a gallery
 _GROUPS, _GROUP_CARDS = 6, 6
 _SIDE, _MAP_SIDE = 112, 56  # pixels
@@ -260,7 +261,7 @@ class _Galleries:
             self._report.posterior(rows).tolist(),
             _likelihoods(self._report, rows),
             _true_classes(self._report, rows),
-            [""] * len(rows),
+            [_DECISIONS[decision] for decision in self._report.data.labels.reviewed[rows].tolist()],
             strict=True,
         )
         return [dict(zip(names, values, strict=True)) for values in columns]
@@ -286,14 +287,13 @@ class _Galleries:
 def _gallery_rows(report: TrainedReport, seed: int) -> dict[str, np.ndarray]:
     labelled, ranked = report.labelled, report.ranked
     drawn = np.random.default_rng(seed).permutation(labelled)[:_SHOWN]
-    lowest = np.argsort(report.posterior(labelled), kind="stable")[: _SHOWN // 2]
     unsure = np.argsort(np.abs(report.posterior(ranked) - 0.5), kind="stable")[:_SHOWN]
     # if labelled and likely positives differ: the rows of each that are least similar to the other
     by_likeness = report.scar.rows_by_likeness if report.scar.verdict == "differ" else np.empty(0, np.int64)
     is_labelled = report.data.s[by_likeness] == 1
     return {
         "labelled": np.sort(drawn),
-        "doubted": labelled[lowest],
+        "doubted": report.look_again,
         "unlike_found": by_likeness[is_labelled][: _SHOWN // 2],
         "unlike_labelled": by_likeness[~is_labelled][::-1][: _SHOWN // 2],
         "twins": report.twins[0][: _SHOWN // 2],

@@ -35,6 +35,7 @@ from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
+_LOOK_AGAIN = 20  # decisions that are doubted most
 _FAILURE_REASONS = 10  # most frequent reasons listed
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
@@ -78,6 +79,16 @@ class TrainedReport:
     def unlabelled(self) -> np.ndarray:
         """Rows that are not labelled, int64, ascending, reviewed rows included; the estimates are about these."""
         return np.flatnonzero(self.data.s == 0)
+
+    @cached_property
+    def look_again(self) -> np.ndarray:
+        """Labelled and reviewed rows that a training without them contradicts, at most 20, worst first; int64."""
+        labels, margins, threshold = self.data.labels, self.trained.held_out_margins_, self.trained.threshold_
+        contradicted = (labels.positive & (margins <= threshold)) | (labels.negative & (margins > threshold))
+        rows = np.flatnonzero(contradicted)
+        posterior = self.posterior(rows)
+        doubt = np.where(labels.positive[rows], 1 - posterior, posterior)
+        return rows[np.argsort(-doubt, kind="stable")[:_LOOK_AGAIN]]
 
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:
@@ -126,14 +137,14 @@ class TrainedReport:
         return bool(distance > _COEF_TOLERANCE * np.linalg.norm(trained.coef_))
 
     def posterior(self, rows: np.ndarray) -> np.ndarray:
-        """Probability of being positive, (m,): held out for labelled rows, by `ranker` for the others."""
+        """Probability of being positive, (m,): held out for labelled and reviewed rows, by `ranker` for the others."""
         by_ranker = self.ranker.tilt_.posterior(self.margins[rows])
         held_out = self.trained.tilt_.posterior(self.trained.held_out_margins_[rows])
-        return np.where(self.data.s[rows] == 1, held_out, by_ranker)
+        return np.where(self.data.labels.unlabelled[rows], by_ranker, held_out)
 
     def margins_of(self, rows: np.ndarray) -> np.ndarray:
-        """Margins, (m,): held out for labelled rows, by `ranker` for the others."""
-        return np.where(self.data.s[rows] == 1, self.trained.held_out_margins_[rows], self.margins[rows])
+        """Margins, (m,): held out for labelled and reviewed rows, by `ranker` for the others."""
+        return np.where(self.data.labels.unlabelled[rows], self.margins[rows], self.trained.held_out_margins_[rows])
 
 
 def train(
@@ -200,6 +211,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "twins_found": len(report.twins[0]),
         "scar": report.scar.to_dict(),
         "doubted": int((held_out.positive <= held_out.threshold).sum()),
+        "look_again": list(map(str, data.keys(report.look_again))),
         "prior": trained.prior_,
         "prior_is_given": trained.prior is not None,
         "prior_estimates": {

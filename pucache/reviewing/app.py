@@ -175,7 +175,8 @@ class Application:
         address = request.client.host if request.client else ""
         if self._ended or self._streams[address] >= STREAMS:
             return Response(status_code=204)  # the browser asks no more; states come with every answer too
-        return _Events(self._stream(service), headers, address, self._streams)
+        count = partial(service.queue.count_stream, request.query_params.get("tab", ""))
+        return _Events(self._stream(service), headers, address, self._streams, count)
 
     async def _stream(self, service: ReviewService) -> AsyncIterator[str]:
         """Tell the state now, and whenever it has changed, until the server ends or the session closes."""
@@ -217,16 +218,25 @@ class Application:
 class _Events(StreamingResponse):
     """A stream of events, counted as open by its address from now until it has been answered."""
 
-    def __init__(self, events: AsyncIterator[str], headers: dict[str, str], address: str, open_streams: Counter[str]):
+    def __init__(
+        self,
+        events: AsyncIterator[str],
+        headers: dict[str, str],
+        address: str,
+        open_streams: Counter[str],
+        count: Callable[[int], None],
+    ):
         super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._address, self._open = address, open_streams
+        self._address, self._open, self._count = address, open_streams, count
         self._open[address] += 1  # before anything is awaited, so that of many at once no more get in
+        count(1)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._open[self._address] -= 1
+            self._count(-1)
 
 
 def _next(body: Body, service: ReviewService) -> Body:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -26,7 +26,8 @@ from .log import Stream
 if TYPE_CHECKING:
     from .session import Session
 
-SILENCE = 600.0  # seconds after which the images of a silent tab are free again
+SILENCE = 600.0  # seconds after which the images of a silent tab are free again,
+CLOSED = 60.0  # and of one whose streams of events have closed
 SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
 CLOSING_RECHECK_SHARE = 0.15  # in a closing audit, until `RECHECKS_NEEDED` are answered
@@ -109,6 +110,11 @@ class NextImages:
         """Free the rows of a tab that closes."""
         with self._lock:
             self._reservations.release(tab)
+
+    def count_stream(self, tab: str, opened: int) -> None:
+        """Note that a stream of events of a tab has opened (1) or closed (-1); see `CLOSED`."""
+        with self._lock:
+            self._reservations.count_stream(tab, opened)
 
     def show_again(self, row: int) -> None:
         """Give a row before those of the ranking, after its decision was taken back."""
@@ -264,6 +270,8 @@ class Reservations:
 
     def __init__(self) -> None:
         self._heard: dict[str, float] = {}  # when a tab was last alive
+        self._streams: Counter[str] = Counter()  # of events that a tab has open
+        self._closed: dict[str, float] = {}  # when the last of them closed
         self._holder: dict[int, str] = {}
 
     @property
@@ -273,9 +281,21 @@ class Reservations:
 
     def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, and free what silent tabs hold."""
-        self._heard[tab] = monotonic()
-        for silent in [name for name, heard in self._heard.items() if self._heard[tab] - heard > SILENCE]:
-            self.release(silent)
+        now = self._heard[tab] = monotonic()
+        self._closed.pop(tab, None)
+        silent = {name for name, heard in self._heard.items() if now - heard > SILENCE}
+        for gone in silent | {name for name, closed in self._closed.items() if now - closed > CLOSED}:
+            self.release(gone)
+
+    def count_stream(self, tab: str, opened: int) -> None:
+        """Note that a stream of events of a tab has opened (1) or closed (-1)."""
+        self._streams[tab] += opened
+        if self._streams[tab] > 0:
+            self._closed.pop(tab, None)
+        else:
+            del self._streams[tab]
+            if tab in self._heard:
+                self._closed[tab] = monotonic()
 
     def keep_only(self, tab: str, groups: Iterable[int]) -> None:
         """Free what a tab holds besides these groups; take those of them that nobody holds."""
@@ -294,6 +314,7 @@ class Reservations:
     def release(self, tab: str) -> None:
         """Free all that a tab holds, when it closes."""
         self._heard.pop(tab, None)
+        self._closed.pop(tab, None)
         self._holder = {group: holder for group, holder in self._holder.items() if holder != tab}
 
 

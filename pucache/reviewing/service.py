@@ -211,7 +211,7 @@ class ReviewService:
     def state(self) -> dict[str, Any]:
         """Progress of the review, ready for JSON."""
         counts, audit_result = self.session.counts(), self._audit
-        hidden, undecided = None, 0
+        hidden = None
         if audit_result is not None and audit_result.draws:
             hidden = {
                 "low": audit_result.hidden_low,
@@ -219,7 +219,6 @@ class ReviewService:
                 "level": audit_result.level,
                 "draws": audit_result.draws,
             }
-            undecided = audit_result.skipped + audit_result.pending
         return {
             "session": self.identifier,
             "examples": self._examples,
@@ -232,7 +231,7 @@ class ReviewService:
             "rate": counts.rate,
             "rate_of": counts.rate_of,
             "hidden": hidden,
-            "random_undecided": undecided,
+            "random_undecided": len(self.session.random_undecided()),
             "statements": self._statements,
             "advice": self._advice,
             "closing_audit": self.queue.closing_audit,

@@ -41,18 +41,19 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
 
 
 def _hidden(audited: Audit) -> AuditedHidden | None:
+    """The audit for estimates. Once a known positive was rejected again, random positives may be wrong, too."""
     if audited.draws <= audited.skipped + audited.pending:
         return None
     likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
     is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
     return AuditedHidden(
-        low=audited.hidden_low,
+        low=0 if audited.missed else audited.hidden_low,
         high=audited.hidden_high,
         likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
         draws=audited.draws,
         level=audited.level,
         overlooked=audited.sensitivity_low is not None,
-        profile=audited.profile(),
+        profile=None if audited.missed else audited.profile(),
         without_label=audited.skipped + audited.pending,
         sensitivity=(audited.sensitivity_low or 1.0) if audited.missed else 1.0,
         statements=tuple(audited.statements()),

@@ -122,3 +122,21 @@ def test_labels_come_from_one_place(review):
             assert "--session has the labels" in run(f"{verb} cache.h5 --session {SESSION} {other}", code=2)
         assert "no review session at nowhere" in run(f"{verb} cache.h5 --session nowhere", code=1)
         assert "holds none of its images" in run(f"{verb} other.h5 --session {SESSION}", code=1)
+
+
+def test_the_report_lists_decisions_that_the_training_contradicts_worst_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, s, y = planted(n=600, d=8, labelled=40, prior=0.12, seed=5, apart=2.0)
+    cache = write_cache(Path("cache.h5"), X)
+    score = X @ (X[y == 1].mean(0) - X.mean(0))
+    by_rank = [int(row) for row in np.argsort(-score) if s[row] == 0]
+    wrong = {by_rank[3], by_rank[-2]}  # a positive that is rejected, a negative that is accepted
+    with open_session(cache, s) as session:
+        for row in [*by_rank[:60], by_rank[-2]]:
+            decide(session, row, Choice.POSITIVE if bool(y[row]) != (row in wrong) else Choice.NEGATIVE)
+    output = run(f"report cache.h5 --session {SESSION} --sample 20 --json")
+    look_again = json.loads(output)["look_again"]
+    assert {cache.keys[row] for row in wrong} <= set(look_again) and len(look_again) <= 20
+    page = Path("report.html").read_text()
+    part = page[page.index("Look again at these") : page.index("Labelled against found")]
+    assert part.count("<bdi>accepted</bdi>") >= 1 and part.count("<bdi>rejected</bdi>") >= 1

@@ -470,14 +470,17 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
     with reviewing(browser, tmp_path, 300, audit_share=0.0) as (page, opened, _):
         session = opened.session
         expect(page.locator("#hidden-high")).to_have_text("after the first random image")
-        expect(page.locator("#sentence")).to_contain_text("After 200 random images: at most about")
+        expect(page.locator("#sentence")).to_contain_text("is not known before the first random image")
+        expect(page.locator("#statements")).to_contain_text(
+            "After 200 random images, if none of them is positive: at most"
+        )
         assert not page.is_visible("#finish")
         page.click("#closing-audit")
         expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "true")
         assert violations(page) == []
         skipped = [row for row, key in press_on_random(page, session, "rsrs") if key == "s"]
         expect(page.locator("#finish")).to_have_text("Finish: decide 2 random images")
-        expect(page.locator("#sentence")).to_contain_text("(4 random images; 2 of them skipped or left out")
+        expect(page.locator("#statements")).to_contain_text("(4 random images; 2 of them skipped or left out")
         page.click("#closing-audit")
         expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "false")
         assert not opened.queue.closing_audit

@@ -12,7 +12,7 @@ from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit import RECHECKS_NEEDED, audit
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.queue import MIN_POSITIVES, NextImages, best_rows
+from pucache.reviewing.queue import CLOSED, MIN_POSITIVES, NextImages, best_rows
 from pucache.reviewing.session import open_session
 
 NEGATIVE, POSITIVE, SKIP, UNDONE = Choice.NEGATIVE, Choice.POSITIVE, Choice.SKIP, Choice.UNDONE
@@ -233,6 +233,22 @@ def test_a_tab_that_changes_its_images_for_better_ones_gets_no_further_draws(ses
         decide(session, first, NEGATIVE)
         first, *_ = images.next("a", 12)
     assert stream is Stream.RECHECK or 5 < len(drawn(session)) < 45  # of 72 slots
+
+
+def test_the_rows_of_a_tab_whose_streams_have_closed_are_free_after_a_minute(session_of, monkeypatch):
+    clock = [1000.0]
+    monkeypatch.setattr("pucache.reviewing.queue.monotonic", lambda: clock[0])
+    images = ranked(session_of(20))
+    images.count_stream("a", 1), images.count_stream("a", 1)  # as a browser that connects again
+    held = images.next("a", 5)
+    images.count_stream("a", -1)
+    clock[0] += CLOSED + 1
+    assert not set(images.next("b", 5)) & set(held), "one stream is open"
+    images.count_stream("a", -1)
+    clock[0] += CLOSED - 1
+    assert not set(images.next("c", 5)) & set(held), "it may be on its way back"
+    clock[0] += 2
+    assert set(images.next("d", 5)) == set(held)
 
 
 # --- no positive is known -------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ async function attempt() {
 let events = null;
 
 function listen() {
-  events = new EventSource(`/api/events?${query}`);
+  events = new EventSource(`/api/events?${query}&tab=${tab}`);
   events.addEventListener("state", ({ data }) => listeners.state(JSON.parse(data)));
   events.addEventListener("open", () => failures && attempt());
   events.addEventListener("error", () => failures || attempt()); // a lost stream may mean a lost server
