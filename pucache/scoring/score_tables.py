@@ -149,7 +149,7 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
         several = "source" in column_names(path)
         raise LabelError(
             f"{path} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
-            f"count more than once; {'keep the rows of one source' if several else 'keep one row for each'}"
+            f"count more than once; {'name one source of them (--source)' if several else 'keep one row for each'}"
         )
     return keys
 
