@@ -51,6 +51,16 @@ from .progress import terminal_progress
     help="Share of positives that posterior and threshold are for, in place of the model's, or auto: the share that is "
     "estimated among the new images. With auto, images that are in --out already keep posterior and label.",
 )
+@options.option(
+    "--append",
+    is_flag=True,
+    help="Keep the rows of other sources that --out holds. The table then has the columns source, day and model too, "
+    "and each source has a cache of its own beside it.",
+)
+@options.option("--day", metavar="YYYY-MM-DD", help="With --append: date of the rows that are new.")
+@options.option(
+    "--moved", is_flag=True, help="Accept a source with another path than the one that its cache was made from."
+)
 @options.encoding
 @options.strict
 @options.force
@@ -63,6 +73,9 @@ def score(
     cache: str | None,
     neighbours: str | None,
     deploy_prior: float | str | None,
+    append: bool,
+    day: str | None,
+    moved: bool,
     shard: tuple[int, int],
     engine: str,
     address: str | None,
@@ -88,6 +101,7 @@ def score(
     pucache score model.safetensors new-photos/ --out new.parquet
     pucache score model.safetensors new-photos/ --deploy-prior auto
     pucache score model.safetensors new-photos/ --neighbours cache.h5
+    pucache score model.safetensors week-2/ --out weekly.csv --append --day 2026-01-12
     pucache score models/ cache.h5 --out scores.parquet
     pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
@@ -107,6 +121,8 @@ def score(
             "--shards N, then score FOLDER"
         )
     if engine == "ray":
+        if append or day is not None or moved:
+            raise ValueError("a table grows on this machine; leave out the engine ray, or --append, --day and --moved")
         if neighbours is not None:
             raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
         if isinstance(classifier, ConceptModels):
@@ -125,6 +141,9 @@ def score(
             neighbours=neighbours,
             parts=parts,
             deploy_prior=deploy_prior,
+            append=append,
+            day=day,
+            moved=moved,
             shard=shard,
             force=force,
             workers=workers,

@@ -15,23 +15,27 @@ from scipy.special import expit
 from ..cache.cache_sources import files_read
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
+from ..cache.reader import CacheFile
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import LabelError, ModelError
 from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.prefetch import prefetch
-from ..storage.urls import is_url
+from ..storage.urls import is_url, without_secrets
 from ..training.concept_models import ConceptModels
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
+from .growing_table import GrowingTable, cache_of_source, model_digest
 from .new_images import NewImages, check_new_images
 from .score_tables import (
+    TYPES,
     EarlierScores,
     ScoredRows,
     check_table,
     part_outputs,
     read_scores,
+    wide_types,
     write_scores,
     write_wide_scores,
 )
@@ -40,10 +44,12 @@ if TYPE_CHECKING:
     from ..encoders.deferred import DeferredEncoder
     from ..encoders.encoder import Encoder
     from ..images.source import Source
+    from .neighbour_scores import Pile
 
 log = logging.getLogger("pucache")
 _CHECKED = 1000  # images of an earlier table whose margins tell whether it is of the same model
 _BLOCKS_AHEAD = 8  # about a row group of Parquet: computed while the one before is written
+_ROUNDING = 1e-4  # of a posterior that follows from a margin of six digits
 _LEAST_SHARE = 1e-4  # that decisions are made at
 
 
@@ -96,6 +102,9 @@ def score(
     neighbours: CacheLike | None = None,
     parts: str | None = None,
     deploy_prior: float | str | None = None,
+    append: bool = False,
+    day: str | None = None,
+    moved: bool = False,
     weights: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -136,6 +145,14 @@ def score(
         Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
         from the new images (`pucache.check_new_images`); images that a table at `out` holds with the same margin are
         not new then, and keep posterior and label.
+    append : bool
+        Keep the rows of other sources that the table at `out` holds, and those of this source whose images are not
+        scored now. It then has the columns source, day and model too, and by default `cache` is a file for each source,
+        ``OUT.SOURCE.h5``.
+    day : str, optional
+        Only with `append`: ISO date of rows that are new, which is never taken from the clock.
+    moved : bool
+        Only for images: see `pucache.embed`. With `append`, rows of the source take its new name.
     weights, device, precision, runtime, batch_size
         Only for images: of the encoder, see `pucache.load_encoder`.
     shard, workers
@@ -160,7 +177,10 @@ def score(
         The output cannot be written.
     ValueError
         The output has another suffix; options of embedding where a cache is scored; a pile without rows;
-        `parts` or `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1).
+        `parts` or `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1); `append` with `parts`, or for
+        caches of several sources; a `day` before one in the table.
+    LabelError
+        The table that is to grow cannot be read, or holds scores of another model.
     """
     if parts is None:
         check_table(out, inputs=files_read(model, images, neighbours), force=force)
@@ -177,6 +197,11 @@ def score(
             from .neighbour_scores import Pile  # imports torch
 
             pile = Pile.of(model, neighbours)
+    if append and parts is not None:
+        raise ValueError("a table grows as a whole; leave out append, or parts")
+    if day is not None and not append:
+        raise ValueError("a day is for a table that grows; add append, or leave it out")
+    growing = _growing(model, out, day, pile) if append else None  # is checked before images are embedded
     source = _source_of(images)
     encoder = EncoderOptions(
         weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
@@ -184,38 +209,91 @@ def score(
     if source is not None:
         if parts is not None:
             raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
-        cache = cache or os.path.splitext(out)[0] + ".h5"
-        opened = embed_for(model, source, cache, encoder, shard=shard, workers=workers, progress=progress)
+        name = source if isinstance(source, str) else source.name
+        cache = cache or (cache_of_source(out, name) if append else os.path.splitext(out)[0] + ".h5")
+        before = CacheFile(Path(cache)).source if moved and not is_url(cache) and Path(cache).is_file() else None
+        opened = embed_for(model, source, cache, encoder, shard=shard, workers=workers, moved=moved, progress=progress)
+        if growing is not None and before:
+            growing.rename(before, _one_source(opened))
     else:
-        _refuse({"cache": cache, "workers": workers}, shard, encoder)
+        _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
         opened = open_cache(images)  # type: ignore[arg-type]
     caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
     if isinstance(model, ConceptModels):
         report, tables = planned(model, opened, out, parts, force=force)
-        return _score_concepts(model, report, caches, tables)
+        return _score_concepts(model, report, caches, tables, growing)
     if pile is not None and parts is not None:
         raise ValueError("neighbours are searched into one table; leave out parts")
     report, tables = planned(model, opened, out, parts, force=force)
     earlier = [
-        earlier_scores(model, *one) if deploy_prior == "auto" else None for one in zip(caches, tables, strict=True)
+        earlier_scores(model, *one, growing) if deploy_prior == "auto" else None
+        for one in zip(caches, tables, strict=True)
     ]
     model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
     for part, table, known in zip(caches, tables, earlier, strict=True):
         rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
-        positives = write_scores(table, rows if known is None else known.kept(rows))
+        rows = rows if known is None else known.kept(rows)
+        if growing is None:
+            positives = write_scores(table, rows)
+        else:
+            positives = growing.write(_one_source(part), rows)["label"]
         report = replace(report, positives=report.positives + positives)
     return report if pile is None else replace(report, neighbours=pile.cache)
 
 
 def _score_concepts(
-    models: ConceptModels, report: ScoreReport, caches: Sequence[EmbeddingCache], tables: Sequence[str | Path]
+    models: ConceptModels,
+    report: ScoreReport,
+    caches: Sequence[EmbeddingCache],
+    tables: Sequence[str | Path],
+    growing: GrowingTable | None,
 ) -> ScoreReport:
     """Write a wide table for each cache."""
     counts = dict.fromkeys(models, 0)
     for part, table in zip(caches, tables, strict=True):
-        written = write_wide_scores(table, list(models), prefetch(_wide_rows(models, part), ahead=_BLOCKS_AHEAD))
+        rows = prefetch(_wide_rows(models, part), ahead=_BLOCKS_AHEAD)
+        if growing is None:
+            written = write_wide_scores(table, list(models), rows)
+        else:
+            sums = growing.write(_one_source(part), rows)
+            written = {name: sums[f"{name}_label"] for name in models}
         counts = {name: counts[name] + written[name] for name in models}
     return replace(report, positives=sum(counts.values()), concepts=counts)
+
+
+def _growing(
+    model: PULinearClassifier | ConceptModels, out: str | Path, day: str | None, pile: Pile | None
+) -> GrowingTable:
+    """The table that grows, after a check that it holds scores of this model."""
+    types = wide_types(model) if isinstance(model, ConceptModels) else TYPES
+    of_pile = "" if pile is None else f"{pile.cache.checksums}"
+    growing = GrowingTable(out, types, model_digest(model, of_pile), day)
+
+    def fits(columns: dict[str, Any]) -> bool:
+        models = model if isinstance(model, ConceptModels) else {"": model}
+        return pile is None and all(_gives(one, columns, f"{name}_" * bool(name)) for name, one in models.items())
+
+    growing.check_unnamed(fits)
+    return growing
+
+
+def _gives(model: PULinearClassifier, columns: dict[str, Any], prefix: str) -> bool:
+    """Whether posteriors and labels in a table are those that a model gives to the margins, up to their rounding."""
+    margin, posterior, label = (columns[prefix + name] for name in ("margin", "posterior", "label"))
+    expected = with_posterior(model, columns["key"], margin)
+    near = np.abs(margin - model.threshold_) <= _ROUNDING * (1 + abs(model.threshold_))
+    if expected["posterior"] is None:
+        return bool(np.isnan(posterior).all() and (near | (label == expected["label"])).all())
+    same = np.isclose(posterior, expected["posterior"], rtol=_ROUNDING, atol=_ROUNDING)
+    return bool((same & (near | (label == expected["label"]))).all())
+
+
+def _one_source(cache: EmbeddingCache) -> str:
+    """Name of the source of a cache's images, or of the cache where that is not known."""
+    sources = {CacheFile(file.path).source for file in cache.files}
+    if len(sources) > 1:
+        raise ValueError(f"{cache.name} holds images of {len(sources)} sources; append them one at a time")
+    return sources.pop() or without_secrets(cache.name)
 
 
 def open_model(
@@ -267,12 +345,15 @@ def with_new_images(
     return model, replace(report, new_images=new, kept=kept, share=None if new is None else model.share_)
 
 
-def earlier_scores(model: PULinearClassifier, cache: EmbeddingCache, table: str | Path) -> EarlierScores | None:
+def earlier_scores(
+    model: PULinearClassifier, cache: EmbeddingCache, table: str | Path, growing: GrowingTable | None = None
+) -> EarlierScores | None:
     """Scores that an earlier run of this model left at `table`; None where there are none, or of another model."""
     if is_url(table) or not Path(table).is_file():
         return None
     try:
-        earlier = EarlierScores(read_scores(table), cache.keys.encoded(slice(None)))
+        scores = read_scores(table) if growing is None else growing.of_source(_one_source(cache))
+        earlier = EarlierScores(scores, cache.keys.encoded(slice(None)))
     except LabelError:  # whatever it is, it is written anew
         return None
     rows = np.flatnonzero(earlier.known)
@@ -347,6 +428,7 @@ def embed_for(
     *,
     shard: tuple[int, int] = (1, 1),
     workers: int | None = None,
+    moved: bool = False,
     progress: Progress | None = None,
 ) -> EmbeddingCache:
     """Embed images with the encoder that a model was trained on."""
@@ -357,7 +439,8 @@ def embed_for(
     if isinstance(source, str | Path):
         source = open_source(source)  # a missing source is reported before the encoder is loaded
     opened = encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
-    report = run_embedding(source, cache, opened, options=EmbedOptions(shard=shard), workers=workers, progress=progress)
+    options = EmbedOptions(shard=shard, moved=moved)
+    report = run_embedding(source, cache, opened, options=options, workers=workers, progress=progress)
     if report.range_note:
         log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)

@@ -149,14 +149,14 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
         several = "source" in column_names(path)
         raise LabelError(
             f"{path} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
-            f"count more than once; {'keep the rows of one source' if several else 'keep one row for each'}"
+            f"count more than once; {'name one source of them (--source)' if several else 'keep one row for each'}"
         )
     return keys
 
 
 def column_names(path: str | Path) -> list[str]:
     """Names of the columns of a table; raises `LabelError` where it cannot be read."""
-    import pyarrow as arrow  # not for commands that read no table
+    from pyarrow import ArrowException, parquet  # not for commands that read no table
 
     path = Path(path)
     if not path.is_file():
@@ -164,12 +164,10 @@ def column_names(path: str | Path) -> list[str]:
         raise LabelError(f"{problem}; expected the CSV or Parquet that score writes")
     try:
         if path.suffix.lower() == ".parquet":
-            from pyarrow import parquet
-
             return list(parquet.read_schema(path).names)
         with path.open(encoding="utf-8-sig", newline="") as stream:
             return next(csv.reader(stream), [])
-    except (ValueError, csv.Error, OSError, arrow.ArrowException) as error:
+    except (ValueError, csv.Error, OSError, ArrowException) as error:
         raise LabelError(f"{path} is not a table of scores ({one_line(error)})") from error
 
 

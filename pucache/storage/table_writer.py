@@ -10,7 +10,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-# name to values: an array, or texts without NUL as a list or as UTF-8 of dtype S, or None for empty cells
+# name to values: an array, NaN for an empty cell, or texts without NUL as a list or as UTF-8 of dtype S, or None for
+# empty cells
 Columns = Mapping[str, Any]
 _ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
 _LEAST = 1e-17  # from here up to `_MOST`, a number times a power of ten, exact up to 10^22, has six digits before the
@@ -83,6 +84,8 @@ def _arrow_table(columns: Columns, schema: Any) -> Any:
             buffers.append(arrow.py_buffer(np.concatenate([[0], used.sum(1).cumsum()]).astype(np.int32)))
             buffers.append(arrow.py_buffer(characters[used]))
         else:
+            if values.dtype.kind == "f" and (empty := np.isnan(values)).any():
+                buffers = [arrow.py_buffer(np.packbits(~empty, bitorder="little"))]
             buffers.append(arrow.py_buffer(np.ascontiguousarray(values, field.type.to_pandas_dtype())))
         arrays.append(arrow.Array.from_buffers(field.type, len(values), buffers))
     return arrow.Table.from_arrays(arrays, schema=schema)

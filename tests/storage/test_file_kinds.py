@@ -59,7 +59,7 @@ def test_parquet_files_of_ours_are_scores_or_an_export(tmp_path, rows):
     label = np.ones(rows, np.int8)
     block = {"key": [f"{row}" for row in range(rows)], "margin": label.astype(np.float32), "label": label}
     write_scores(tmp_path / "s.parquet", [block | {"posterior": None}])
-    wide = {"key": block["key"], "a_posterior": block["margin"], "a_label": label}
+    wide = {"key": block["key"], "a_margin": block["margin"], "a_posterior": block["margin"], "a_label": label}
     write_wide_scores(tmp_path / "w.parquet", ["a"], [wide])
     kinds = [kind_of(tmp_path / f"{name}.parquet") for name in "csw"]
     assert kinds == [EXPORT, SCORES, SCORES]
