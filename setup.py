@@ -71,6 +71,8 @@ setup(
         "parquet": [],  # pyarrow is always installed; the name stays for older requirements
         "ray": ["ray>=2.50"],
         "s3": ["s3fs>=2024.6"],
+        # tokenizers (Apache-2.0, 12 MB) alone: the text encoder is a folder that the user names, docs/tasks/find.md
+        "words": ["tokenizers>=0.20"],
         "tensorboard": ["tensorboard>=2.17"],
         "test": [
             "pytest>=8",
@@ -89,6 +91,7 @@ setup(
             "moto[server]>=5",
             "kubernetes-validate>=1.31",
             "tensorboard>=2.17",
+            "tokenizers>=0.20",
             "playwright>=1.49",
             "axe-playwright-python>=0.1.4",
             "nbclient>=0.10",
