@@ -328,7 +328,9 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
             if parameters.get("concepts") is not None:
                 check_concepts_alone(**named, words=parameters.get("words"), like=parameters.get("like"))
             elif not (parameters.get("words") or parameters.get("like")):
-                _check_one_place(**named, or_session=", or '--session' for the labels of a review" if session else "")
+                others = ", or '--session' for the labels of a review" if session else ""
+                others += ", or '--words' or '--like' to begin without an example" if "words" in parameters else ""
+                _check_one_place(**named, or_session=others)
             return command(*args, **parameters)
 
         return all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)

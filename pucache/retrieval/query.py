@@ -13,23 +13,28 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.local_copies import parent_folder
+from ..embedding.embed import run_embedding
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import BUNDLED, ROUNDING
 from ..errors import EncoderError, LabelError, one_line
 from ..images.decoding import Decoding
 from ..images.listing import is_image
+from ..images.source import open_source
 from ..labels.labels import Labels
 from ..progress import Progress, Silent
 from ..storage.urls import without_secrets
 from ..threads import limited_threads, worker_threads
 from .ranking import Scores
 from .similarity import Similarity
+
+if TYPE_CHECKING:
+    from ..encoders.encoder import Encoder
 
 _TASK_ROWS = 1 << 12  # that one thread scores at once
 
@@ -157,10 +162,18 @@ class QueryScorer:
             raise EncoderError(
                 f"{cache.name} is of {spec}, which pucache cannot make of pictures; give a .npy file of their vectors"
             )
-        from ..embedding.embed import run_embedding
+        with tempfile.TemporaryDirectory() as folder:
+            pictures = open_source(_as_source(source, folder))  # a missing one is reported before the encoder is loaded
+            report = run_embedding(pictures, Path(folder, "query.h5"), self._encoder(cache))
+            if report.failures:
+                key, reason = next(iter(report.failures.items()))
+                raise LabelError(f"{len(report.failures):,} pictures cannot be read, such as {key}: {reason}")
+            return np.asarray(EmbeddingCache(report.cache).take(np.arange(report.rows)), np.float32)
 
-        decoding = Decoding.of(spec.decoder)
-        options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=decoding)
+    def _encoder(self, cache: EmbeddingCache) -> Encoder:
+        """The encoder that a cache was made with; raises `EncoderError` where the one at hand is another."""
+        spec = cache.encoder
+        options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=Decoding.of(spec.decoder))
         encoder = options.load(like=spec)
         differing = spec.differences(encoder.spec, ignoring=ROUNDING)
         if differing:
@@ -168,17 +181,17 @@ class QueryScorer:
                 f"{cache.name} is of {spec}; the encoder at hand is {encoder.spec} (they differ in "
                 f"{', '.join(differing)}); name the weights that it was made with"
             )
-        with tempfile.TemporaryDirectory() as folder:
-            pictures: str = source
-            if os.path.isfile(source) and is_image(source):
-                pictures = os.path.join(folder, "pictures")
-                os.mkdir(pictures)
-                shutil.copy(source, pictures)
-            report = run_embedding(pictures, Path(folder, "query.h5"), encoder)
-            if report.failures:
-                key, reason = next(iter(report.failures.items()))
-                raise LabelError(f"{len(report.failures):,} pictures cannot be read, such as {key}: {reason}")
-            return np.asarray(EmbeddingCache(report.cache).take(np.arange(report.rows)), np.float32)
+        return encoder
+
+
+def _as_source(source: str, folder: str) -> str:
+    """The source itself, or for one picture a folder below `folder` that holds it."""
+    if not (os.path.isfile(source) and is_image(source)):
+        return source
+    pictures = os.path.join(folder, "pictures")
+    os.mkdir(pictures)
+    shutil.copy(source, pictures)
+    return pictures
 
 
 def _read_vectors(path: str, cache: EmbeddingCache) -> np.ndarray:
