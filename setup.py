@@ -18,6 +18,8 @@ extras = {
     "ray": ["ray>=2.50"],
     "s3": ["s3fs>=2024.6"],
     "tensorboard": ["tensorboard>=2.17"],
+    # tokenizers (Apache-2.0, 12 MB) alone: the text encoder is a folder that the user names, docs/tasks/find.md
+    "words": ["tokenizers>=0.20"],
 }
 bench = [*extras["openvino"], "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]
 docs = ["sphinx>=8.2", "myst-parser>=4", "furo>=2024.8.6", "sphinx-copybutton>=0.5.2", "numpydoc>=1.8"]

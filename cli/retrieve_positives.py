@@ -6,9 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
+import numpy as np
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.labels.labels import Labels
+from pucache.labels.labels import Labels, labels_if_any
+from pucache.retrieval.query import Query
 from pucache.retrieval.ranking import Ranking, save_concepts
 from pucache.retrieval.retrieve import retrieve_concepts
 from pucache.retrieval.retrieve import retrieve_positives as retrieve
@@ -31,6 +33,7 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
 @click.command("retrieve-positives")
 @options.caches
 @options.labels(many=True)
+@options.query
 @options.option("-k", "--k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
 @options.option(
     "--by",
@@ -95,6 +98,11 @@ def retrieve_positives(
     positives: Any,
     negatives: Any,
     concepts: Any,
+    words: tuple[str, ...],
+    not_words: tuple[str, ...],
+    like: tuple[str, ...],
+    text_encoder: str | None,
+    weights: str | None,
     model: str | None,
     out: str,
     review: str | None,
@@ -114,6 +122,7 @@ def retrieve_positives(
 
     \b
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
+    pucache retrieve-positives cache.h5 --words 'a dress' --review review.html
     pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
     pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
     pucache retrieve-positives shards/ --positives found.txt --engine ray
@@ -126,6 +135,9 @@ def retrieve_positives(
         _check_ray(device, index)
     else:
         options.refuse_cluster_options(address=address, workers=workers)
+    asked: dict[str, Any] = {"words": words, "not_words": not_words, "like": like}
+    asked |= {"text_encoder": text_encoder, "weights": weights}
+    query = Query.of(**asked)
     opened = EmbeddingCache(*cache)
     if concepts is not None:
         if review or engine == "ray":
@@ -133,13 +145,15 @@ def retrieve_positives(
             raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
         _retrieve_concepts(opened, concepts, model, out, selection | {"index": index, "device": device}, force)
         return
-    labels = Labels.read(opened, positives, negatives)
+    if query and engine == "ray":
+        raise ValueError("words and pictures rank on this machine; leave out --engine ray, or name positives")
+    labels = labels_if_any(opened, positives, negatives) or Labels.of(np.zeros(len(opened), np.int8))
     if engine == "ray":
         from pucache.scaling.rank_shards import rank_shards
 
         ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
-        ranking = retrieve(opened, labels, model, index=index, device=device, **selection)
+        ranking = retrieve(opened, labels, model, index=index, device=device, **asked, **selection)
     ranking.save(out, force=force)
     result = _result(ranking) | {"out": out, "unlabelled": int(labels.unlabelled.sum())}
     lines = _lines(ranking, result)

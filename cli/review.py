@@ -14,11 +14,12 @@ from . import options, output
 @options.option(
     "--positives",
     metavar="FILE|GLOB",
-    help="Labelled positives, as for train-pu. Without any, the review begins with a selection that is spread over "
-    "the images; a session that exists has kept its own.",
+    help="Labelled positives, as for train-pu. Without any, and without --words or --like, the review begins with a "
+    "selection that is spread over the images; a session that exists has kept its own.",
 )
 @options.negatives
 @options.label_columns
+@options.query
 @options.concepts
 @options.option(
     "--session",
@@ -67,6 +68,7 @@ def review(
 
     \b
     pucache review cache.h5 --positives found.txt
+    pucache review cache.h5 --words 'a dress'
     pucache review cache.h5 --concepts labels.csv
     pucache review cache.h5 --export
     """
@@ -80,7 +82,8 @@ def review(
     from pucache.reviewing.serve import review as serve
 
     if concepts is not None:
-        options.check_concepts_alone(positives=positives, negatives=served["negatives"])
+        given = {name: served[name] for name in ("negatives", "words", "like")}
+        options.check_concepts_alone(positives=positives, **given)
     serve(
         list(cache),
         positives,

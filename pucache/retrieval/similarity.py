@@ -71,11 +71,15 @@ class Similarity:
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block."""
+        return self.of_vectors(cache, cache.take(np.flatnonzero(labels.positive)), progress)
+
+    def of_vectors(self, cache: EmbeddingCache, vectors: np.ndarray, progress: Progress | None = None) -> Scores:
+        """Score every row, block by block, by its similarity to vectors (p, d), rows of the cache or others."""
         progress = progress or Silent()
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
         whitening = Whitening.estimate(cache)
-        return self.compare(cache, whitening, self.queries(cache, labels, whitening), progress, gpu)
+        return self.compare(cache, whitening, self._queries(vectors, whitening), progress, gpu)
 
     def compare(
         self,
@@ -97,7 +101,10 @@ class Similarity:
 
     def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
         """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
-        positives = whitening.centred_units(cache.take(np.flatnonzero(labels.positive)))
+        return self._queries(cache.take(np.flatnonzero(labels.positive)), whitening)
+
+    def _queries(self, vectors: np.ndarray, whitening: Whitening) -> np.ndarray:
+        positives = whitening.centred_units(vectors)
         if self.kind == "topk":
             return positives
         mean = positives.mean(0, dtype=np.float64).astype(np.float32)

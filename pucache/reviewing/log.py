@@ -36,7 +36,7 @@ from .log_file import (
 )
 
 FORMAT = "pucache review session"
-VERSION = 3  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone
+VERSION = 4  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone; 3, of 0.3, no queries
 _TABLES = {
     "format": "name TEXT NOT NULL, version INTEGER NOT NULL",
     "epochs": (
@@ -46,6 +46,10 @@ _TABLES = {
     ),
     "images": "epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, label INTEGER, reviewed INTEGER",
     "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
+    # what was asked, and after which entry; it ranks, and labels nothing
+    "queries": "after INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL",
+    # who else decides on the same images, in a log of their own beside this one; none so far
+    "readers": "name TEXT NOT NULL, log TEXT NOT NULL, time REAL NOT NULL",
     "entries": (
         "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
         "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
@@ -54,6 +58,7 @@ _TABLES = {
         "time REAL NOT NULL, urn INTEGER NOT NULL DEFAULT 0, zone INTEGER NOT NULL DEFAULT 0"
     ),
 }
+_SINCE = {"zones": 3, "queries": 4, "readers": 4}  # version from which on a log has the table
 _COLUMNS = {name: [part.split()[0] for part in columns.split(", ")] for name, columns in _TABLES.items()}
 _INSERT = {
     name: f"INSERT INTO {name} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"  # noqa: S608
@@ -238,6 +243,20 @@ class DecisionLog:
                 return []  # a log of an earlier version
             return [row["key"] for row in self._select("SELECT key FROM zones WHERE epoch >= ?", first)]
 
+    def ask(self, query: str) -> None:
+        """Write what is asked, the JSON of a query, durably."""
+        with self._transaction():
+            values = {"after": self.last, "time": time.time(), "query": query}
+            self._connection.execute(_INSERT["queries"], values)
+
+    def asked(self) -> str:
+        """JSON of the query that was asked last; "" where none was."""
+        with self._errors("read"):
+            if not self._select("SELECT 1 FROM sqlite_master WHERE name = 'queries'"):
+                return ""  # a log of an earlier version
+            found = self._select("SELECT query FROM queries ORDER BY rowid DESC LIMIT 1")
+            return str(found[0]["query"]) if found else ""
+
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
         with self._transaction():  # SQLite keeps None as NULL
@@ -340,7 +359,9 @@ class DecisionLog:
                 for column in _TABLES[table].split(", "):
                     if column.split()[0] not in present:
                         self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
-            self._create_table("zones")
+            there = {table["name"] for table in self._select("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            for table in _TABLES.keys() - there:
+                self._create_table(table)
             self._connection.execute("DROP TABLE format")
             self._create_table("format")
 
@@ -370,7 +391,7 @@ class DecisionLog:
                 )
             check = "integrity_check" if wal_of(self.path).exists() else "quick_check"  # with indices, after a kill
             found = execute(f"PRAGMA {check}(1)").fetchone()[0]
-            expected = set(_TABLES) - ({"zones"} if written[1] < 3 else set())
+            expected = {name for name in _TABLES if _SINCE.get(name, 0) <= written[1]}
             if found != "ok" or not tables >= expected:
                 raise SessionError(f"{self.path} is damaged ({' '.join(str(found).split())[:160]}); {REMEDY}")
             return int(written[1])

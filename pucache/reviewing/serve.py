@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,10 +28,12 @@ from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
+from ..retrieval.query import Query
 from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
 from .export import train_command
+from .first_ranking import FirstRanking, begin_with, positives_known, rank_by_query
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
@@ -56,6 +58,11 @@ def review(
     positives: str | Path | RowValues | Labels | None = None,
     *,
     negatives: str | Path | RowValues | None = None,
+    words: str | Sequence[str] = (),
+    not_words: str | Sequence[str] = (),
+    like: str | Path | Sequence[str | Path] = (),
+    text_encoder: str | Path | None = None,
+    weights: str | Path | None = None,
     concepts: ConceptSource | None = None,
     session: str | Path | None = None,
     images: str | Path | None = None,
@@ -76,6 +83,8 @@ def review(
     positives, negatives
         Labels from before the review, as for `pucache.train_pu`. None: those that the session began with; a new
         session without positives begins with a selection that is spread over the pile.
+    words, not_words, like, text_encoder, weights
+        Of what is looked for, as for `pucache.retrieve_positives`: rank the images until ten positives are found.
     concepts : path, str or mapping, optional
         In place of positives and negatives, the labels of many concepts, see `pucache.labels.concepts.open_concepts`:
         each has a session of its own in a folder of its name, and the first page lists them.
@@ -104,14 +113,19 @@ def review(
     ------
     LabelError, CacheError, SessionError
         As `pucache.reviewing.session.open_session`.
-    SourceError
-        `images` cannot be opened.
+    EncoderError, MissingExtraError, SourceError
+        Nothing can be ranked by the words or pictures; `images` cannot be opened.
+    ValueError
+        Words or pictures are named beside `concepts`, or where ten positives are known.
     OutputError
         No port is free.
     KeyboardInterrupt
         It was stopped; nothing is lost.
     """
-    cache = open_cache(cache)
+    cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
+    if query and concepts is not None:
+        raise ValueError("words and pictures begin a single review; leave them out with concepts")
+    ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
         stack.callback(pictures.close)
@@ -139,14 +153,16 @@ def review(
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
         trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
+        first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
             stack.callback(service.close)
-            service.begin(trainer, number)
-        warnings = list(_warnings(opened, pictures)) + [f"{name} is left out: {why}" for name, why in failures.items()]
-        title = f"Review of {cache.files[0].path.name}"
+            service.begin(trainer, number, first)
+        left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
+        warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
+        title = f"Review of {cache.files[0].path.name}" + (f": {first.query}" if first else "")
         application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
         url = printed_url(host, address.port, address.token)
-        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened)
+        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened, first)
         for line in [*opening, *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
@@ -383,9 +399,11 @@ def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
         yield f"the images cannot be shown ({problem}): end with Ctrl-C, and name their place with --images SOURCE"
 
 
-def _opening_lines(session: Session) -> Iterator[str]:
+def _opening_lines(session: Session, first: FirstRanking | None) -> Iterator[str]:
     counts, labels = session.counts(), session.file_labels
     before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
     yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
+    if first is not None:
+        yield first.sentence(positives_known(session))
     yield f"session {session.folder} {done if counts.decided or counts.skipped else 'begins'}"

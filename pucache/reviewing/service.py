@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import LabelError, one_line
 from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
 from .export import import_reviewed
+from .first_ranking import ENOUGH, FirstRanking, positives_known
 from .log import LABELS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
@@ -55,6 +56,7 @@ class ReviewService:
         self.ranking_version = 0
         self._trainer: Trainer | None = None
         self._number = 0
+        self._first: FirstRanking | None = None  # while it ranks
         self._audit: Audit | None = None
         self._advice = ""
         self._statements: list[str] = []
@@ -66,12 +68,17 @@ class ReviewService:
         self._changed, self._ending = threading.Event(), False
         self._follower = threading.Thread(target=self._follow, name="review-follower", daemon=True)
 
-    def begin(self, trainer: Trainer | None, number: int = 0) -> None:
-        """Audit what the log holds, train on it as session `number`, and follow what is decided from now on."""
-        self._trainer, self._number = trainer, number
+    def begin(self, trainer: Trainer | None, number: int = 0, first: FirstRanking | None = None) -> None:
+        """Audit what the log holds, train on it as session `number`, and follow what is decided from now on.
+
+        The ranking `first` stays until there are enough positives to train on.
+        """
+        self._trainer, self._number, self._first = trainer, number, first
         self._train()
-        kept = kept_ranking(self.session.folder, self.identifier, len(self.session.cache))
-        if kept is not None:
+        if first is not None:
+            self.take_ranking(first.result, 0)
+            keep_ranking(self.session.folder, self.identifier, first.result, 0)
+        elif (kept := kept_ranking(self.session.folder, self.identifier, len(self.session.cache))) is not None:
             self.take_ranking(*kept)
         self._changed.set()
         self._follower.start()
@@ -245,7 +252,8 @@ class ReviewService:
     def _advise(self) -> str:
         best = best_rate(self.session.entries())
         closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
-        return advice(self.session.counts(), self._audit, best=best, **closing)
+        said = advice(self.session.counts(), self._audit, best=best, **closing)
+        return said if said or self._first is None else self._first.sentence(positives_known(self.session))
 
     # --- what follows --------------------------------------------------------------------------------
 
@@ -292,7 +300,9 @@ class ReviewService:
 
     def _train(self) -> None:
         """Hand the newest labels to the trainer, if they have changed since."""
-        serial = self.session.label_serial
+        if self._first is not None and positives_known(self.session) < ENOUGH:
+            return
+        self._first, serial = None, self.session.label_serial
         if self._trainer is None or serial == self._submitted:
             return
         s, reviewed = self.session.labels()

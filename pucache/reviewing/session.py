@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
-from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
 from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
 from .log_file import REMEDY, acknowledged
@@ -23,7 +23,6 @@ from .session_start import (
     ReplayBase,
     begin_or_resume,
     image_of,
-    labels_before,
     lock_folder,
     read,
     rows_of,
@@ -60,6 +59,7 @@ class Session(SessionState):
     def _replay(self) -> None:
         """Bring labels and counts to what the log says."""
         base, rows = self._base, self.cache.keys.rows
+        self.is_by_query = bool(base.log.asked())
         zone = rows(base.log.zone(base.first) if base.current else [])
         self.zone[zone[zone >= 0]] = True
         for decision in base.carried:
@@ -124,6 +124,12 @@ class Session(SessionState):
             return AuditedEntries(list(self._entries), self.urns, int(self.zone.sum()), self._base.since(self._entries))
 
     @property
+    def asked(self) -> str:
+        """What the review began with in place of positives, the JSON of a query; "" where nothing was asked."""
+        with self.lock:
+            return self._log.asked()
+
+    @property
     def last_change(self) -> float | None:
         """Time of the last entry of the present epoch, in seconds; None before the first."""
         with self.lock:
@@ -180,6 +186,15 @@ class Session(SessionState):
             elif earlier != group:
                 raise ValueError(f"request {proposal.request} was for another image; send it with a new identifier")
         return list(fresh.values())
+
+    def ask(self, query: str) -> None:
+        """Write what is asked, durably, unless it was asked last; raises `SessionError` where that fails."""
+        with self.lock:
+            if query != self._log.asked():
+                self._check_writable()
+                self._log.ask(query)
+                self._reset()
+                self._replay()
 
     def fix_zone(self, rows: np.ndarray) -> None:
         """Fix the zone of the likeliest images for the rest of the review, durably; nothing where there is one.
@@ -327,7 +342,7 @@ def open_session(
         The session is of another cache, began with other labels or twins, is damaged, or cannot be written.
     """
     cache = open_cache(cache)
-    given = labels_before(cache, positives, negatives)
+    given = labels_if_any(cache, positives, negatives)
     path = session_folder(cache, folder)
     with ExitStack() as stack:
         lock_folder(path, stack)

@@ -13,8 +13,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import SessionError, SessionLockedError, one_line
 from ..labels.label_files import name_first
-from ..labels.labels import Labels, negative_rows, open_labels
-from ..labels.row_values import RowValues
+from ..labels.labels import Labels
 from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import locked_folder
 from ..storage.rows import evenly_spaced
@@ -91,19 +90,6 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
         raise SessionError(
             f"cannot write the session {folder}: {one_line(error)}; name another folder with --session"
         ) from error
-
-
-def labels_before(
-    cache: EmbeddingCache, positives: str | Path | RowValues | Labels | None, negatives: str | Path | RowValues | None
-) -> Labels | None:
-    """Labels that a session is to begin with; None where none are named."""
-    if positives is not None:
-        return open_labels(cache, positives, negatives)
-    if negatives is None:
-        return None
-    reviewed = np.zeros(len(cache), np.int8)
-    reviewed[negative_rows(cache, negatives)] = -1
-    return Labels(np.zeros(len(cache), np.int8), reviewed)
 
 
 def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins) -> ReplayBase:

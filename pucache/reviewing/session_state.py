@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import SessionError
+from ..estimates.label_requirements import LEAST_LABELS
 from ..labels.labels import Labels
 from ..storage.rows import evenly_spaced
 from .log import DRAWN, Choice, Entry, Stream
@@ -107,6 +108,8 @@ class SessionState:
         Rows whose last decision is a skip.
     zone : ndarray of bool, (n,)
         Rows of the zone; none before it is fixed.
+    is_by_query : bool
+        Whether the review began with words or pictures.
     label_serial : int
         Serial number of the last decision; labels are the same as long as it is.
     """
@@ -114,7 +117,7 @@ class SessionState:
     def __init__(self, labels: Labels, groups: Groups, urn_of: np.ndarray):
         self.lock = SessionLock()
         self.file_labels, self.groups = labels, groups.group
-        self._groups, self._urn_of = groups, urn_of
+        self._groups, self._urn_of, self.is_by_query = groups, urn_of, False
         self._reset()
 
     def _reset(self) -> None:
@@ -142,7 +145,8 @@ class SessionState:
     def labels(self) -> tuple[np.ndarray, np.ndarray]:
         """Labels as of now, int8 (n,) each.
 
-        s is 1 for what was labelled positive before the session; where nothing was, for the positives decided in it.
+        s is 1 for what was labelled positive before the session; where nothing was, for the positives decided in it,
+        but for fewer than estimates are made from where a query found them.
         reviewed is 1 confirmed positive, -1 known negative, 0 neither. Twins of labelled and of decided images inherit.
         """
         with self.lock:
@@ -276,6 +280,15 @@ class SessionState:
         """Urn of a group; the first one for a group outside the pile, which changes no count."""
         return max(0, int(self._urn_of[self._groups.rows(group)].max()))
 
+    def _counts_as_labelled(self) -> bool:
+        """Whether a find is labelled rather than confirmed: where nothing was labelled before the session.
+
+        Finds of a query are no fair sample, so only as many are as no estimate is made from.
+        """
+        if self.file_labels.s.any():
+            return False
+        return not self.is_by_query or int(np.count_nonzero(self._s)) < LEAST_LABELS - 1
+
     # --- entries ------------------------------------------------------------------------------------
 
     def _can_apply(self, entry: Entry) -> bool:
@@ -325,7 +338,7 @@ class SessionState:
         self.skipped[rows] = after is not None and after.choice is Choice.SKIP
         free = rows[~self._labelled_before[rows]]
         self._reviewed[free], self._s[free] = label, 0
-        if after is not None and label == 1 and not self.file_labels.s.any() and len(free):
+        if after is not None and label == 1 and len(free) and self._counts_as_labelled():
             self._s[after.row], self._reviewed[after.row] = 1, 0
         self._progress = None
 

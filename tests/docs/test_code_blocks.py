@@ -54,6 +54,7 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 1,
     "not run: needs a GPU; parsed only": 1,
+    "not run: needs a text encoder; parsed only": 1,
     "not run: needs another tool; parsed only": 2,
     "not run: needs several GPUs; parsed only": 2,
     "not run: needs a Slurm cluster; parsed only": 3,

@@ -184,9 +184,8 @@ def test_once_most_are_found_what_a_review_confirmed_counts_as_labels():
         left = len(rows) - len(confirmed)
         training = TrainingLabels.of(s, reviewed, hidden=hidden(left // 2, 2 * left + 20))
         model = PULinearClassifier(method="linear")
-        train_head(
-            model, TrainingRows(DesignMatrix(X, training.training_s, None, choose_device("cpu")), training, None)
-        )
+        design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
+        model.adopt(train_head(TrainingRows(design, training, None), TrainingSettings.of(model.get_params())))
         count = label_count(model)
         assert count.has_points == has_posterior and count.labels == (12 + len(confirmed) if has_posterior else 12)
         new, _, of_new = planted(n=400, labelled=1, prior=0.06, seed=5)

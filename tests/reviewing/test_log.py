@@ -53,9 +53,10 @@ def test_what_is_written_is_read_again_in_its_epoch(log):
     again.close()
 
 
-@pytest.mark.parametrize("table", ["format", "epochs", "images", "entries"])
+@pytest.mark.parametrize("table", ["format", "epochs", "images", "entries", "queries"])
 @pytest.mark.parametrize("change", ["UPDATE {} SET rowid = rowid", "DELETE FROM {}"])
 def test_nothing_that_was_written_can_be_changed(log, table, change):
+    log.ask("{}")
     log.append([record(DRAW), record(DECISION)])
     with sqlite3.connect(log.path) as other, pytest.raises(sqlite3.IntegrityError, match="append-only"):
         other.execute(change.format(table))
@@ -136,9 +137,27 @@ def test_a_log_of_another_version_says_so(log, tmp_path):
     log.close()
     with sqlite3.connect(log.path) as other:
         other.execute("DROP TRIGGER format_no_update")
-        other.execute("UPDATE format SET version = 4")
+        other.execute("UPDATE format SET version = 5")
     other.close()
-    assert "has version 4 of the log" in error_of(log.path)
+    assert "has version 5 of the log" in error_of(log.path)
+
+
+def test_a_log_of_version_3_is_read_and_takes_a_query(log):
+    log.append([record(DRAW), record(DECISION)])
+    log.close()
+    with sqlite3.connect(log.path) as other:
+        other.executescript("DROP TABLE queries; DROP TABLE readers; DROP TRIGGER format_no_update;")
+        other.execute("UPDATE format SET version = 3")
+    other.close()
+    with closing(DecisionLog.open(log.path, read_only=True)) as reader:
+        assert reader.asked() == "" and len(reader.entries()) == 2
+    with closing(DecisionLog.open(log.path)) as writer:
+        writer.ask('{"words": ["a dress"]}')
+        writer.ask('{"words": ["a gown"]}')
+        assert writer.asked() == '{"words": ["a gown"]}' and len(writer.entries()) == 2
+    with closing(sqlite3.connect(log.path)) as other:
+        assert other.execute("SELECT version FROM format").fetchall() == [(4,)]
+        assert [after for (after,) in other.execute("SELECT after FROM queries")] == [2, 2]
 
 
 def test_a_damaged_log_gives_one_line_or_what_was_written(log, tmp_path):

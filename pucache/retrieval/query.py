@@ -1,0 +1,226 @@
+"""Queries: words, pictures from elsewhere, or vectors, by which a cache is ranked before anything is labelled.
+
+A query ranks and is no label: what it finds is no fair sample of the positives, as with every ranking.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..cache.local_copies import parent_folder
+from ..embedding.embed import run_embedding
+from ..encoders.deferred import EncoderOptions
+from ..encoders.spec import BUNDLED, ROUNDING
+from ..errors import EncoderError, LabelError, one_line
+from ..images.decoding import Decoding
+from ..images.listing import is_image
+from ..images.source import open_source
+from ..labels.labels import Labels
+from ..progress import Progress, Silent
+from ..storage.urls import without_secrets
+from ..threads import limited_threads, worker_threads
+from .ranking import Scores
+from .similarity import Similarity
+
+if TYPE_CHECKING:
+    from ..encoders.encoder import Encoder
+
+_TASK_ROWS = 1 << 12  # that one thread scores at once
+
+
+@dataclass(frozen=True)
+class Query:
+    """What is looked for: words, or what is like some pictures or vectors.
+
+    Attributes
+    ----------
+    words, not_words : tuple of str
+        Texts of what is looked for, any of them, and of what is not.
+    like : tuple of str
+        Sources of pictures, pictures, or ``.npy`` files of vectors of the cache's dimension.
+    text_encoder : path, optional
+        Folder of a sentence-transformers model, for words and the bundled encoder.
+    weights : path, optional
+        Of the cache's encoder, as `pucache.embed` took them, for pictures.
+    """
+
+    words: tuple[str, ...] = ()
+    not_words: tuple[str, ...] = ()
+    like: tuple[str, ...] = ()
+    text_encoder: str | Path | None = field(default=None, compare=False)
+    weights: str | Path | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        for text in (*self.words, *self.not_words):
+            if not text.strip():
+                raise ValueError("words are empty; say what is looked for, such as 'a dress'")
+        if self.words and self.like:
+            raise ValueError("words and pictures are two ways to begin; name one of them")
+        for name, needed, of in (("not_words", self.words, "words"), ("text_encoder", self.words, "words")):
+            if getattr(self, name) and not needed:
+                raise ValueError(f"{name} goes with {of}; name some")
+        if self.weights and not self.like:
+            raise ValueError("weights are of the encoder of pictures to be like; name some, or leave them out")
+
+    def __bool__(self) -> bool:
+        return bool(self.words or self.like)
+
+    def __str__(self) -> str:
+        if self.like:
+            return f"likeness to {', '.join(map(without_secrets, self.like))}"
+        words, not_words = (" or ".join(f"“{text}”" for text in texts) for texts in (self.words, self.not_words))
+        return f"the words {words}" + (f", not {not_words}" if not_words else "")
+
+    @classmethod
+    def of(
+        cls,
+        words: str | Iterable[str] = (),
+        not_words: str | Iterable[str] = (),
+        like: str | Path | Iterable[str | Path] = (),
+        *,
+        text_encoder: str | Path | None = None,
+        weights: str | Path | None = None,
+    ) -> Query:
+        """The query of arguments that are one or several of each; raises `ValueError` where they do not fit."""
+        texts, others = ((given,) if isinstance(given, str) else tuple(given) for given in (words, not_words))
+        sources = [like] if isinstance(like, str | os.PathLike) else like
+        return cls(texts, others, tuple(str(source) for source in sources), text_encoder, weights)
+
+    def to_json(self) -> str:
+        """What was asked, as a log records it; without the secrets of URLs."""
+        asked = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        return json.dumps({name: [without_secrets(text) for text in texts] for name, texts in asked.items() if texts})
+
+    @classmethod
+    def from_json(cls, text: str) -> Query:
+        """Read what `to_json` wrote; raises `ValueError` or `TypeError` where it is none."""
+        asked: dict[str, Any] = {name: tuple(map(str, texts)) for name, texts in json.loads(text).items()}
+        return cls(**asked)
+
+
+@dataclass(frozen=True)
+class QueryScorer:
+    """Scores rows by a query; labels do not matter."""
+
+    query: Query
+    device: str = "auto"
+
+    @property
+    def name(self) -> str:
+        """Description for messages and pages."""
+        return str(self.query)
+
+    def __call__(
+        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+    ) -> Scores:
+        """Score every row.
+
+        Raises
+        ------
+        EncoderError
+            The cache's encoder has no words, or cannot be loaded for pictures; no text encoder is there.
+        MissingExtraError
+            What the words need is not installed.
+        SourceError, LabelError
+            Pictures or vectors cannot be read, or do not fit.
+        """
+        if self.query.like:
+            vectors = np.concatenate([self._vectors(cache, source) for source in self.query.like])
+            return Similarity(device=self.device).of_vectors(cache, vectors, progress)
+        score_rows, note = self._by_words(cache)
+        return Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note)
+
+    def _by_words(self, cache: EmbeddingCache) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
+        """Scores of embeddings by the words, and a line on what they stand for."""
+        spec, query = cache.encoder, self.query
+        if spec.name == BUNDLED and not spec.normalization:
+            from ..encoders.class_words import score_by_classes  # imports torch and timm
+
+            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder())
+        raise EncoderError(
+            f"{cache.name} is of {spec}, which has no words: the bundled encoder has; name pictures with --like "
+            "instead, or embed the images with it"
+        )
+
+    def _vectors(self, cache: EmbeddingCache, source: str) -> np.ndarray:
+        """Embeddings of the pictures of a source, or vectors of a file, float32 (m, d)."""
+        if source.lower().endswith(".npy"):
+            return _read_vectors(source, cache)
+        spec = cache.encoder
+        if spec.name.startswith("imported:"):
+            raise EncoderError(
+                f"{cache.name} is of {spec}, which pucache cannot make of pictures; give a .npy file of their vectors"
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            pictures = open_source(_as_source(source, folder))  # a missing one is reported before the encoder is loaded
+            report = run_embedding(pictures, Path(folder, "query.h5"), self._encoder(cache))
+            if report.failures:
+                key, reason = next(iter(report.failures.items()))
+                raise LabelError(f"{len(report.failures):,} pictures cannot be read, such as {key}: {reason}")
+            return np.asarray(EmbeddingCache(report.cache).take(np.arange(report.rows)), np.float32)
+
+    def _encoder(self, cache: EmbeddingCache) -> Encoder:
+        """The encoder that a cache was made with; raises `EncoderError` where the one at hand is another."""
+        spec = cache.encoder
+        options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=Decoding.of(spec.decoder))
+        encoder = options.load(like=spec)
+        differing = spec.differences(encoder.spec, ignoring=ROUNDING)
+        if differing:
+            raise EncoderError(
+                f"{cache.name} is of {spec}; the encoder at hand is {encoder.spec} (they differ in "
+                f"{', '.join(differing)}); name the weights that it was made with"
+            )
+        return encoder
+
+
+def _as_source(source: str, folder: str) -> str:
+    """The source itself, or for one picture a folder below `folder` that holds it."""
+    if not (os.path.isfile(source) and is_image(source)):
+        return source
+    pictures = os.path.join(folder, "pictures")
+    os.mkdir(pictures)
+    shutil.copy(source, pictures)
+    return pictures
+
+
+def _read_vectors(path: str, cache: EmbeddingCache) -> np.ndarray:
+    """Vectors of a ``.npy`` file, float32 (m, d); raises `LabelError` where they do not fit the cache."""
+    expected = f"expected numbers of shape (m, {cache.encoder.dim}), as {cache.name} has them"
+    try:
+        vectors = np.atleast_2d(np.load(path, allow_pickle=False))
+    except (OSError, ValueError, EOFError) as error:
+        raise LabelError(f"cannot read the vectors of {path}: {one_line(error)}; {expected}") from error
+    fits = vectors.ndim == 2 and len(vectors) > 0 and vectors.shape[1] == cache.encoder.dim
+    if not fits or vectors.dtype.kind not in "fiu":
+        raise LabelError(f"{path} holds {vectors.dtype} of shape {vectors.shape}; {expected}")
+    with np.errstate(over="ignore"):
+        numbers = vectors.astype(np.float32)
+    if not np.isfinite(numbers).all():
+        raise LabelError(f"{path} holds NaN, infinity, or numbers too large for float32; {expected}")
+    return numbers
+
+
+def _by_blocks(cache: EmbeddingCache, score_rows: Callable[[np.ndarray], np.ndarray], progress: Progress) -> np.ndarray:
+    """Scores of all rows, float32 (n,), computed from groups of rows that the shape alone fixes, one thread each."""
+    scores = np.empty(len(cache), np.float32)
+    progress.start(len(cache), "comparing")
+    with limited_threads(0) as threads, worker_threads(threads) as run_all:
+        for rows, X in cache.blocks():
+            starts: Sequence[int] = range(0, len(X), _TASK_ROWS)
+            tasks = [partial(score_rows, X[start : start + _TASK_ROWS]) for start in starts]
+            scores[rows] = np.concatenate(list(run_all(tasks)))
+            if np.isnan(scores[rows]).any():
+                raise cache.not_finite_error(rows.start + np.flatnonzero(np.isnan(scores[rows])))
+            progress.advance(rows.stop - rows.start)
+    return scores

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+from helpers.texts import save_text_encoder
+
+from pucache.encoders.backbones import class_layer, class_texts
+from pucache.encoders.class_words import score_by_classes
+from pucache.encoders.sentence_encoder import SentenceEncoder
+
+pytest.importorskip("tokenizers")
+pytestmark = pytest.mark.usefixtures("one_thread")
+X = np.random.default_rng(0).random((50, 1280), np.float32)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return save_text_encoder(tmp_path_factory.mktemp("texts"))
+
+
+def plain_shares(encode, text):
+    cosines = (encode(class_texts()) @ encode([text])[0]).astype(np.float64)
+    shares = np.exp(cosines / 0.05)
+    shares[np.argsort(cosines)[:-60]] = 0
+    return shares / shares.sum()
+
+
+def test_the_layer_and_the_texts_are_of_the_same_classes():
+    layer, bias = class_layer()
+    assert layer.shape == (1000, 1280) and bias.shape == (1000,) and len(class_texts()) == 1000
+    assert class_texts()[340].startswith("zebra: ")
+
+
+def test_scores_are_the_probabilities_of_the_nearest_classes(texts, tmp_path):
+    encode, (layer, bias) = SentenceEncoder(texts), class_layer()
+    p = torch.softmax(torch.from_numpy(X) @ layer.T + bias, 1).numpy()
+    wanted = [plain_shares(encode, text) for text in ("a frog", "red car", "a tree")]
+    scores, _ = score_by_classes(["a frog", "red car"], ["a tree"], texts, tmp_path)
+    np.testing.assert_allclose(scores(X), p @ (np.mean(wanted[:2], 0) - wanted[2]), atol=1e-6)
+    alone, note = score_by_classes(["a frog"], [], texts, tmp_path)
+    np.testing.assert_allclose(alone(X), p @ wanted[0], atol=1e-6)
+    assert note.startswith("'a frog' is nearest to the classes ")
+
+
+def test_vectors_of_the_classes_are_kept_and_damaged_ones_made_again(texts, tmp_path):
+    first = score_by_classes(["a frog"], [], texts, tmp_path)[0](X)
+    (kept,) = tmp_path.iterdir()
+    for damage in (kept.read_bytes(), b"", kept.read_bytes()[:-5]):
+        kept.write_bytes(damage)
+        np.testing.assert_array_equal(score_by_classes(["a frog"], [], texts, tmp_path)[0](X), first)
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(texts, tmp_path):
+    (tmp_path / "file").touch()
+    assert np.isfinite(score_by_classes(["a frog"], [], texts, tmp_path / "file" / "within")[0](X)).all()
+
+
+def test_words_unlike_any_class_are_said_to_be_unknown_with_the_nearest(texts, tmp_path, monkeypatch):
+    monkeypatch.setattr("pucache.encoders.class_words.KNOWN", 1.1)
+    _, note = score_by_classes(["a frog"], [], texts, tmp_path)
+    assert note.startswith("nothing like 'a frog' is known: the nearest of the encoder's 1,000 classes are ")
+    assert note.count(",") >= 3

@@ -1,0 +1,178 @@
+import numpy as np
+import pytest
+from helpers import plain
+from helpers.planted import planted, write_cache
+from helpers.texts import save_text_encoder
+from helpers.tiny import save_image
+
+import pucache
+from pucache.encoders.encoder import load_encoder
+from pucache.errors import CacheError, EncoderError, LabelError, SourceError
+from pucache.retrieval.query import Query
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, S, _ = planted(200, labelled=5)
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X)
+
+
+def keys_of(cache, scores, left_out=()):
+    order = [row for row in plain.ranked(scores, np.ones(len(scores), bool), None) if row not in set(left_out)]
+    return [cache.keys[row] for row in order]
+
+
+# --- vectors and pictures -------------------------------------------------------------------------
+
+
+def test_vectors_rank_as_labelled_rows_of_the_same_vectors_do(cache, tmp_path):
+    np.save(tmp_path / "query.npy", X[S == 1])
+    by_vectors = pucache.retrieve_positives(cache, like=tmp_path / "query.npy", k=None, device="cpu")
+    by_labels = pucache.retrieve_positives(cache, S, k=None, device="cpu")
+    assert len(by_vectors.keys) == len(cache)
+    assert [key for key in by_vectors.keys if key in set(by_labels.keys)] == by_labels.keys
+    assert by_vectors.scorer == f"likeness to {tmp_path / 'query.npy'}"
+
+
+def test_several_sources_are_one_query_and_a_vector_may_stand_alone(cache, tmp_path):
+    rows = X[S == 1]
+    np.save(tmp_path / "all.npy", rows)
+    paths = [tmp_path / f"{number}.npy" for number in range(len(rows))]
+    for path, row in zip(paths, rows, strict=True):
+        np.save(path, row)
+    together = pucache.retrieve_positives(cache, like=tmp_path / "all.npy", device="cpu")
+    assert pucache.retrieve_positives(cache, like=paths, device="cpu").keys == together.keys
+
+
+def test_what_is_labelled_is_left_out_of_the_ranking_by_a_query(cache, tmp_path):
+    np.save(tmp_path / "query.npy", X[:3])
+    negatives = [cache.keys[9]]
+    ranked = pucache.retrieve_positives(cache, S, negatives=None, like=tmp_path / "query.npy", k=None, device="cpu")
+    assert sorted(ranked.rows) == np.flatnonzero(S == 0).tolist()
+    ranked = pucache.retrieve_positives(cache, negatives=negatives, like=tmp_path / "query.npy", k=None, device="cpu")
+    assert len(ranked.rows) == len(X) - 1 and 9 not in ranked.rows
+
+
+BAD_VECTORS = {
+    "another dimension": (np.ones((3, 7), np.float32), r"float32 of shape \(3, 7\); expected .* \(m, 6\)"),
+    "none": (np.ones((0, 6), np.float32), r"shape \(0, 6\)"),
+    "texts": (np.array([["a"] * 6]), "<U1"),
+    "NaN": (np.full((2, 6), np.nan), "NaN"),
+    "too large": (np.full((2, 6), 1e300), "too large"),
+    "a tensor": (np.ones((2, 2, 6)), r"shape \(2, 2, 6\)"),
+    "objects": (np.array([[None] * 6]), "cannot read"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_VECTORS)
+def test_vectors_that_do_not_fit_are_refused_in_one_line(cache, tmp_path, name):
+    values, said = BAD_VECTORS[name]
+    np.save(tmp_path / "query.npy", values)
+    with pytest.raises(LabelError, match=said) as raised:
+        pucache.retrieve_positives(cache, like=tmp_path / "query.npy")
+    assert "\n" not in str(raised.value)
+
+
+def test_pictures_are_embedded_with_the_encoder_of_the_cache(image_folder, tmp_path):
+    folder, here = image_folder(12), {"device": "cpu", "precision": "fp32", "runtime": "torch"}
+    cache = pucache.embed(folder, tmp_path / "cache.h5", dtype="float32", **here)
+    save_image(tmp_path / "phone" / "mine.png", 7)  # the picture of 007.png
+    np.save(tmp_path / "vectors.npy", cache.take(np.array([7])))
+    by_vectors = pucache.retrieve_positives(cache, like=tmp_path / "vectors.npy", device="cpu")
+    for like in (tmp_path / "phone", tmp_path / "phone" / "mine.png"):
+        ranked = pucache.retrieve_positives(cache, like=str(like), device="cpu")
+        assert ranked.keys[0] == "007.png" and ranked.keys == by_vectors.keys
+    (tmp_path / "phone" / "broken.png").write_bytes(b"no picture")
+    with pytest.raises(LabelError, match=r"1 pictures cannot be read, such as broken\.png"):
+        pucache.retrieve_positives(cache, like=tmp_path / "phone")
+    with pytest.raises(SourceError):
+        pucache.retrieve_positives(cache, like=tmp_path / "nowhere")
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bundled(tmp_path):
+    """A cache of the bundled encoder's description, with rows of any kind."""
+    spec = load_encoder(device="cpu", precision="fp32", runtime="torch").spec
+    rows = np.random.default_rng(0).random((300, 1280), np.float32)
+    return write_cache(tmp_path / "bundled.h5", rows, encoder=spec)
+
+
+def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, tmp_path, monkeypatch):
+    pytest.importorskip("tokenizers")
+    from pucache.encoders.class_words import score_by_classes
+
+    texts = save_text_encoder(tmp_path / "texts")
+    asked = {"words": ["a dress", "red car"], "not_words": "frog", "text_encoder": texts}
+    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path)[0](bundled.take(np.arange(300)))
+    ranked = pucache.retrieve_positives(bundled, k=None, **asked)
+    np.testing.assert_allclose(ranked.scores, scores[ranked.rows], atol=1e-6)
+    assert (np.diff(ranked.scores) <= 0).all() and ranked.posterior is None
+    assert ranked.scorer == "the words “a dress” or “red car”, not “frog”" and "frog" in ranked.note
+    monkeypatch.setattr("pucache.retrieval.query._TASK_ROWS", 7)
+    assert pucache.retrieve_positives(bundled, k=None, **asked).keys == ranked.keys
+
+
+def test_rows_that_are_not_finite_are_named(bundled, tmp_path):
+    pytest.importorskip("tokenizers")
+    rows = bundled.take(np.arange(300))
+    rows[5] = np.nan
+    broken = write_cache(tmp_path / "nan.h5", rows, encoder=bundled.encoder)
+    with pytest.raises(CacheError, match=r"00005\.png"):
+        pucache.retrieve_positives(broken, words="a frog", text_encoder=save_text_encoder(tmp_path / "texts"))
+
+
+def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):
+    with pytest.raises(EncoderError, match=r"imported:planted .* has no words: the bundled encoder has"):
+        pucache.retrieve_positives(cache, words="a dress")
+    with pytest.raises(EncoderError, match=r"give a \.npy file of their vectors"):
+        pucache.retrieve_positives(cache, like="photos/")
+
+
+# --- what is asked --------------------------------------------------------------------------------
+
+WRONG = {
+    "nothing": ({}, "nothing says what is looked for"),
+    "an empty text": ({"words": " "}, "words are empty"),
+    "one of them empty": ({"words": ["a", ""]}, "words are empty"),
+    "words and pictures": ({"words": "a", "like": "b"}, "two ways to begin"),
+    "only what it is not": ({"not_words": "a"}, "not_words goes with words"),
+    "a text encoder for pictures": ({"like": "a", "text_encoder": "b"}, "text_encoder goes with words"),
+    "weights for words": ({"words": "a", "weights": "b"}, "weights are of the encoder of pictures"),
+    "a model": ({"words": "a", "model": "m.safetensors"}, "rank by themselves"),
+    "a way to rank": ({"words": "a", "by": "similarity"}, "rank by themselves"),
+    "an index": ({"words": "a", "index": "HNSW16"}, "rank by themselves"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_questions_are_refused_in_one_line(cache, name):
+    asked, said = WRONG[name]
+    with pytest.raises(ValueError, match=said):
+        pucache.retrieve_positives(cache, **asked)
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        Query(("a dress", "an “evening” gown\n"), ("a shirt",)),
+        Query(like=("photos/", "/q.npy")),
+        Query(("😀\u2028",)),
+    ],
+)
+def test_a_query_is_read_as_it_was_recorded(query):
+    assert Query.from_json(query.to_json()) == query
+
+
+def test_the_record_of_a_query_holds_no_secrets():
+    query = Query.of(like="https://me:secret@host/photos.tar?token=secret")
+    assert "secret" not in query.to_json() and "secret" not in str(query)
