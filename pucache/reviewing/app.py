@@ -44,7 +44,7 @@ STREAMS = 4  # of events per address: a browser has six connections to a server,
 LOOK_SECONDS = 0.1  # after which a stream looks whether the state has changed
 _STYLES = ("base.css", "cards.css", "live.css")
 # in the order in which they run
-_SCRIPTS = ("cards.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
+_SCRIPTS = ("cards.js", "deciding.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
 # nothing is inline, so that the content security policy holds
 ASSETS = (*_STYLES, "concepts.css", *_SCRIPTS, "icon.svg")
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}

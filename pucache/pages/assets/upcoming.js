@@ -86,7 +86,6 @@ function take(images, spare, ranking) {
 
 /* ---- Loading ----------------------------------------------------------------------------------- */
 
-const isReady = (item) => item.status === "shown" || item.status === "absent";
 const address = (item, size) => `/api/image/${item.row}?size=${size}&v=${encodeURIComponent(session)}&${query}`;
 
 function loadAhead() {

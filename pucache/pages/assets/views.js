@@ -31,7 +31,7 @@ function draw() {
   if (ended) zoomDialog.close();
   else if (isPage) drawMarks();
   else drawOne();
-  for (const button of document.querySelectorAll("[data-undo]")) button.setAttribute("aria-disabled", !undoable.length);
+  drawUndo();
   if (zoomDialog.open) drawZoom();
   const unfocused = document.activeElement === document.body; // a card that was hidden has lost the focus
   if (isPage && waited && !ended && unfocused) cellOf(current)?.focus();
@@ -80,14 +80,6 @@ function drawCard(item) {
   cell.querySelector(".absent").textContent = item.status === "absent" ? `Cannot be shown: ${item.problem}` : item.note;
 }
 
-function drawMarks() {
-  for (const cell of cells()) {
-    const item = items[Number(cell.dataset.number)];
-    markCard(cell, decisionOf(item), spoken(item));
-  }
-  markTurn(current);
-}
-
 /* Redraws one item whose image has come. */
 function drawItem(item) {
   if (!pageItems().includes(item)) return;
@@ -134,17 +126,10 @@ function showSkipped() {
 
 /* ---- One image, enlarged ----------------------------------------------------------------------- */
 
-function zoom() {
-  if (!items[current] || zoomDialog.open) return;
-  openZoom();
-  drawZoom();
-}
-
 function drawZoom() {
   const { key, note, problem, status } = items[current];
   const shown = status === "shown";
   fillZoom({
-    number: current,
     title: fileName(items[current]),
     decision: decisionOf(items[current]),
     key,
