@@ -1,7 +1,7 @@
 "use strict";
-/* Shared by the review page and the page of a live review: decisions, undo, position. The page's own script defines `items`, `current`,
-   `isPage` and `PAGE`, what it says and draws, and where decisions are kept: `setMade` changes those of one item, `afterChange` follows
-   a group, `afterMove` a move. Follows cards.js. */
+/* Shared by the review page and the page of a live review: decisions, undo, position. The page's own script defines
+   `items`, `current`, `isPage` and `PAGE`, what it says and draws, and where decisions are kept: `setMade` changes
+   those of one item, `afterChange` follows a group, `afterMove` a move. Follows cards.js. */
 
 /* ---- Decisions and undo ------------------------------------------------------------------------ */
 

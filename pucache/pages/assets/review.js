@@ -1,6 +1,6 @@
 "use strict";
-/* The review page, which keeps decisions in the browser's storage. `items` are the candidates that fit the filter; the number of a
-   candidate is its rank minus one. Follows deciding.js. */
+/* The review page, which keeps decisions in the browser's storage. `items` are the candidates that fit the filter;
+   the number of a candidate is its rank minus one. Follows deciding.js. */
 
 /* ---- Data and elements of the page -------------------------------------------------------------- */
 
