@@ -19,7 +19,7 @@ function onState(state) {
 function onRanking(newest) {
   const first = version === undefined;
   version = newest;
-  used = false;
+  exhausted = false;
   wantsBetter = !first && !finishing;
   if (!asking) refill();
 }
@@ -138,7 +138,7 @@ async function switchAudit(button) {
   await act("closing-audit", { on, zone: button.dataset.zone }, () => "");
   announce(counts.closing_audit ? "closing audit: images drawn at random" : "back to the ranking");
   wantsBetter = true;
-  used = false;
+  exhausted = false;
   refill();
 }
 

@@ -92,11 +92,11 @@ let free = 0;
 function drawEnd(ended) {
   byId("end").hidden = !ended;
   if (!ended) return;
-  const [title, text] = used ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
+  const [title, text] = exhausted ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
   clearTimeout(free);
   if (title === NONE_FREE) free = setTimeout(showMore, FREE_SECONDS * 1000);
-  byId("skipped-again").hidden = !used || !counts.skipped || finishing;
-  byId("back").hidden = !used || !finishing;
+  byId("skipped-again").hidden = !exhausted || !counts.skipped || finishing;
+  byId("back").hidden = !exhausted || !finishing;
   byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
   byId("end-title").textContent = title;
   byId("end-text").textContent = text;
@@ -115,7 +115,7 @@ function lastWords() {
 }
 
 function showMore() {
-  used = false;
+  exhausted = false;
   refill();
 }
 
