@@ -24,7 +24,7 @@ from ..storage.atomic import replacing
 
 ASSETS = Path(__file__).parent / "assets"
 _SHARED = {
-    "review": ("cards",),
+    "review": ("cards", "deciding"),
     "concept_report": ("concepts",),
 }  # style and script files of a page that another one uses too; before its own
 _INVISIBLE = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")

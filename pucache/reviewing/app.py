@@ -43,8 +43,9 @@ PICTURE_THREADS = 20  # in which requests wait so; decisions have others
 STREAMS = 4  # of events per address: a browser has six connections to a server, and needs some for images
 LOOK_SECONDS = 0.1  # after which a stream looks whether the state has changed
 _STYLES = ("base.css", "cards.css", "live.css")
+_OVERVIEW_STYLES = ("base.css", "concepts.css")
 # in the order in which they run
-_SCRIPTS = ("cards.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
+_SCRIPTS = ("cards.js", "deciding.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
 # nothing is inline, so that the content security policy holds
 ASSETS = (*_STYLES, "concepts.css", *_SCRIPTS, "icon.svg")
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -128,7 +129,8 @@ class Application:
             rows = await run_in_threadpool(
                 lambda: [overview_row(self._concepts[i], s) for i, s in self._services.items()]
             )
-            html = template("concepts").render(title=self._title, warnings=self._warnings, rows=rows)
+            shown = {"title": self._title, "warnings": self._warnings, "rows": rows}
+            html = template("concepts").render(shown, styles=_OVERVIEW_STYLES, scripts=())
             return HTMLResponse(html, headers={"cache-control": "no-store"})
         title = self._concepts.get(service.identifier, self._title)
         service.prefer()

@@ -49,7 +49,7 @@ def test_data_come_through_the_page_whatever_they_hold(data):
     html = page.render("review", data, **REVIEW)
     block, script = blocks(html)
     assert json.loads(block) == data
-    assert script == "\n".join((page.ASSETS / name).read_text() for name in ("cards.js", "review.js"))
+    assert script == "\n".join((page.ASSETS / name).read_text() for name in ("cards.js", "deciding.js", "review.js"))
 
 
 def test_text_of_the_template_is_escaped(assets):

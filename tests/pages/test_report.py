@@ -232,6 +232,8 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
         page.focus("input[value=tsne]")
         page.keyboard.press("ArrowRight")
         assert page.is_checked("input[value=pca]") and page.locator(".dot").first.get_attribute("cx") != before
+        named = re.search(r"Section\s+(\d+) shows", page.text_content("#main"))[1]
+        assert page.locator("nav li").nth(int(named) - 1).text_content().strip() == "Candidates"
         page.set_viewport_size({"width": 320, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
         columns = "getComputedStyle(document.querySelector('.gallery')).gridTemplateColumns.split(' ').length"

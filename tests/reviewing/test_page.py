@@ -485,7 +485,7 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
         expect(page.locator("#closing-audit")).to_have_attribute("aria-pressed", "false")
         assert not opened.queue.closing_audit
         page.click("#finish")
-        wait_until(page, "!asking && used")
+        wait_until(page, "!asking && exhausted")
         while current_row(page) not in skipped:  # what is on the screen stays there
             press(page, "r")
             page.wait_for_selector(DECIDABLE)

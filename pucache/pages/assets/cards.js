@@ -1,6 +1,6 @@
 "use strict";
 /* Shared by the review page and the page of a live review: text that is safe to show, announcements, cards, the dialog with one
-   large image, keys. The page's own script follows in the same scope. A card has a number, which its page chooses. */
+   large image, keys. The page's own script follows in the same scope. The number of a card is the position of its item in `items`. */
 
 const byId = (name) => document.getElementById(name);
 const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
@@ -95,7 +95,7 @@ function openZoom() {
 }
 
 /* Shows the small image at once, and replaces it by the original once that is loaded. */
-function fillZoom({ number, title, decision, key, facts, uri, problem, original }) {
+function fillZoom({ title, decision, key, facts, uri, problem, original }) {
   byId("zoom-title").textContent = title;
   byId("zoom-badge").textContent = MARKS[decision];
   byId("zoom-badge").className = `badge ${decision}`;
@@ -105,24 +105,23 @@ function fillZoom({ number, title, decision, key, facts, uri, problem, original 
   byId("zoom-picture").alt = visible(key);
   press(zoomDialog.querySelectorAll("[data-zoom$=ed]"), (button) => button.dataset.zoom === decision);
   const large = byId("zoom-picture");
-  if (large.dataset.number === String(number)) return;
-  large.dataset.number = number;
+  if (large.dataset.key === key) return;
+  large.dataset.key = key;
   picture(large, byId("zoom-absent"), uri, problem);
-  if (original) replaceWhenLoaded(large, number, original);
+  if (original) replaceWhenLoaded(large, key, original);
 }
 
-function replaceWhenLoaded(large, number, original) {
+function replaceWhenLoaded(large, key, original) {
   const image = new Image();
   image.onload = () => {
-    if (large.dataset.number === String(number)) picture(large, byId("zoom-absent"), original, "");
+    if (large.dataset.key === key) picture(large, byId("zoom-absent"), original, "");
   };
   image.src = original;
 }
 
 /* ---- Keys and clicks --------------------------------------------------------------------------- */
 
-/* Keys of both pages, which define `current`, `pageStart`, `decide`, `decideRest`, `undo`, `step`, `stepRow`, `moveTo`, `turn` and
-   `zoom`. DECISION_KEYS work in an enlarged image too. */
+/* DECISION_KEYS work in an enlarged image too. */
 const DECISION_KEYS = {
   a: () => decide("accepted"),
   r: () => decide("rejected"),
@@ -173,8 +172,7 @@ function listenForKeys(keysFor) {
   });
 }
 
-/* `positionOf` turns the number of a card into its position; `toggleAt` changes the decision at a position. */
-function listenToGrid(positionOf, toggleAt) {
+function listenToGrid() {
   const listen = (type, act) => {
     grid.addEventListener(type, ({ target }) => {
       const cell = target.closest(".cell");
@@ -184,14 +182,14 @@ function listenToGrid(positionOf, toggleAt) {
   listen("click", (target, number) => {
     const button = target.closest("[data-decision]");
     if (button) {
-      current = positionOf(number);
-      return toggleAt(current, button.dataset.decision);
+      current = number;
+      return toggle(items[current], button.dataset.decision);
     }
-    moveTo(positionOf(number));
+    moveTo(number);
     if (target.closest(".frame")) zoom();
   });
   listen("focusin", (target, number) => {
-    current = positionOf(number);
+    current = number;
     markTurn(number);
   });
 }
@@ -200,7 +198,10 @@ function listenToButtons() {
   onEach("[data-turn]", "click", (button) => turn(Number(button.dataset.turn)));
   onEach("[data-rest]", "click", (button) => decideRest(button.dataset.rest));
   onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
+  onEach("[data-undo]", "click", undo);
   onEach("#keys", "click", () => helpDialog.showModal());
+  byId("import").addEventListener("change", importFile);
+  zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
 }
 
 const textOf = async (file) => new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());

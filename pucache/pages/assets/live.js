@@ -1,82 +1,28 @@
 "use strict";
-/* The page of a live review: decisions, undo, position, keys. Runs last of the page's scripts, in the same scope. */
+/* The page of a live review: where decisions are kept, position, keys. Runs last of the page's scripts, in the same scope. */
 
 const REMEMBERED = 200; // decided images that can be gone back to after a reload
 const CHOICES = { accepted: "positive", rejected: "negative", skipped: "skip" };
 const DECISIONS = { positive: "accepted", negative: "rejected", skip: "skipped", undone: "" };
 
-/* ---- Decisions and undo ------------------------------------------------------------------------ */
+/* ---- Decisions, kept by the server --------------------------------------------------------------- */
 
-const undoable = []; // groups of [item, `made` before]
-
-const decisionOf = (item) => item.made.at(-1) ?? "";
-
-/* `made` holds the decisions of an item, each replacing the one before, as in the log. An empty decision takes all of
-   them back. */
-function change(pairs) {
-  const changed = pairs.filter(([item, decision]) => decisionOf(item) !== decision);
-  if (changed.length) undoable.push(changed.map(([item]) => [item, item.made]));
-  for (const [item, decision] of changed) {
-    if (decision) add(item, decision);
-    else takeBack(item, []);
-  }
-  deliverAndRefill();
+/* As in the log: a decision replaces the one before, and each is taken back by one "undone". */
+function setMade(item, made) {
+  const more = made.length - item.made.length;
+  if (more > 0) put(item.row, CHOICES[made.at(-1)], item.version, item.correction);
+  for (let times = more; times < 0; times += 1) put(item.row, "undone", item.version);
+  holds ||= more < 0;
+  item.made = more > 0 ? [...item.made, made.at(-1)] : made;
 }
 
-function add(item, decision) {
-  item.made = [...item.made, decision];
-  put(item.row, CHOICES[decision], item.version, item.correction);
-}
-
-function takeBack(item, before) {
-  for (let times = item.made.length - before.length; times > 0; times -= 1) put(item.row, "undone", item.version);
-  item.made = before;
-  holds = true;
-}
-
-function deliverAndRefill() {
+function afterChange() {
   remember();
   send();
   refill();
 }
 
-function decide(decision) {
-  const item = items[current];
-  if (!item) return announce("no image is shown");
-  if (!isReady(item)) return announce("the image is still loading");
-  change([[item, decision]]);
-  goOn();
-  announce(`${decision}. ${spokenNext()}`);
-}
-
-/* Pressing the button of the current decision takes it back. */
-function toggle(item, decision) {
-  if (!isReady(item)) return;
-  change([[item, decisionOf(item) === decision ? "" : decision]]);
-  draw();
-  announce(decisionOf(item) || "undecided");
-}
-
-/* Images that could not be shown are left: nobody has seen them. */
-function decideRest(decision) {
-  if (!isPage) return announce("Shift with A or R decides the rest of a page of 12; G shows one");
-  const rest = pageItems().filter((item) => !decisionOf(item) && item.status === "shown");
-  change(rest.map((item) => [item, decision]));
-  goOn();
-  announce(`${rest.length} ${decision}. ${spokenNext()}`);
-}
-
-function undo() {
-  const group = undoable.pop();
-  if (!group) return announce("nothing to undo");
-  for (const [item, before] of group) {
-    if (before.length < item.made.length) takeBack(item, before);
-    else add(item, before.at(-1)); // what was taken back with a button
-  }
-  deliverAndRefill();
-  moveTo(items.indexOf(group[0][0]));
-  announce(group.length > 1 ? `undone: ${group.length} decisions` : `undone: ${visible(group[0][0].key)}`);
-}
+const outcome = (what) => what;
 
 /* Another tab or reviewer was first. */
 function onStale({ row, choice }) {
@@ -135,13 +81,6 @@ function recall() {
 
 /* ---- Position ---------------------------------------------------------------------------------- */
 
-function pageStart() {
-  const position = Math.max(0, Math.min(current, items.length - 1)); // at the end, the last page
-  return position - (position % PAGE);
-}
-
-const pageItems = () => (isPage ? items.slice(pageStart(), pageStart() + PAGE) : items.slice(current, current + 1));
-
 function goOn() {
   const open = (item) => !decisionOf(item);
   const onPage = isPage ? [...items.slice(current + 1, pageStart() + PAGE), ...pageItems()].find(open) : undefined;
@@ -149,34 +88,12 @@ function goOn() {
   moveTo(next ? items.indexOf(next) : items.length);
 }
 
-function moveTo(position) {
-  const page = pageStart();
-  current = position;
-  if (isPage && pageStart() !== page) drawPage();
-  draw();
-  if (isPage && !zoomDialog.open) cellOf(current)?.focus();
+function afterMove() {
   loadAhead();
   refill();
 }
 
-function step(by) {
-  const position = current + by;
-  if (position < 0 || position >= items.length) return;
-  moveTo(position);
-  announce(spoken(items[current]));
-}
-
-function stepRow(by) {
-  const position = current + by * columns();
-  if (position >= pageStart() && position < pageStart() + pageItems().length) moveTo(position);
-}
-
-function turn(by) {
-  const start = pageStart() + by * PAGE;
-  if (!isPage || start < 0 || start >= items.length) return;
-  moveTo(start);
-  announce(`page ${start / PAGE + 1}`);
-}
+const whereText = () => `page ${pageStart() / PAGE + 1}`;
 
 function setView(page) {
   isPage = page;
@@ -208,12 +125,10 @@ function actionsFor(target) {
 
 function start() {
   listenForKeys(keysFor);
-  listenToGrid((number) => number, (position, decision) => toggle(items[position], decision));
+  listenToGrid();
   byId("stage").addEventListener("click", zoom);
-  byId("import").addEventListener("change", importFile);
   onEach("[data-decide]", "click", (button) => decide(button.dataset.decide));
   onEach("[data-step]", "click", (button) => step(Number(button.dataset.step)));
-  onEach("[data-undo]", "click", undo);
   onEach("input[name=view]", "change", (radio) => setView(radio.value === "page"));
   onEach("#skipped-again", "click", showSkipped);
   onEach("#enlarge", "click", zoom);
@@ -222,7 +137,6 @@ function start() {
   onEach("#closing-audit, #closing-zone", "click", switchAudit);
   listenToPast();
   onEach("[data-finish]", "click", switchFinish);
-  zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
   recall();
   link({
     state: onState,

@@ -19,7 +19,7 @@ function onState(state) {
 function onRanking(newest) {
   const first = version === undefined;
   version = newest;
-  used = false;
+  exhausted = false;
   wantsBetter = !first && !finishing;
   if (!asking) refill();
 }
@@ -120,16 +120,8 @@ async function exportFiles() {
   });
 }
 
-async function importFile({ target }) {
-  const [file] = target.files;
-  if (!file) return;
-  notify("");
-  try {
-    await act("import", { csv: await textOf(file) }, (answer) => `${visible(file.name)}: ${importText(answer)}`);
-  } catch {
-    notify(`${visible(file.name)} was refused: it is not UTF-8 text`);
-  }
-  target.value = ""; // so that the same file can be chosen again
+function takeFile(csv, name) {
+  return act("import", { csv }, (answer) => `${name}: ${importText(answer)}`);
 }
 
 function importText({ taken, agreeing, contradicting, contradicting_keys: keys }) {
@@ -146,7 +138,7 @@ async function switchAudit(button) {
   await act("closing-audit", { on, zone: button.dataset.zone }, () => "");
   announce(counts.closing_audit ? "closing audit: images drawn at random" : "back to the ranking");
   wantsBetter = true;
-  used = false;
+  exhausted = false;
   refill();
 }
 

@@ -1,68 +1,37 @@
 "use strict";
-/* The review page. `decisions` holds one word per candidate; everything on the screen is drawn from it. The
-   number of a candidate is its index in `candidates` (its rank minus one). Its position is its index in `order`,
-   the filtered list. */
+/* The review page, which keeps decisions in the browser's storage. `items` are the candidates that fit the filter;
+   the number of a candidate is its rank minus one. Follows deciding.js. */
 
 /* ---- Data and elements of the page -------------------------------------------------------------- */
 
 const { id, base, candidates, labelled, command } = JSON.parse(byId("data").textContent);
 const LABELS = { accepted: 1, rejected: 0 };
+const PAGE = 60; // candidates of a page
+const isPage = true;
 
-/* ---- Decisions and undo ------------------------------------------------------------------------ */
+for (const [number, candidate] of candidates.entries()) Object.assign(candidate, { number, made: [], status: "shown" });
 
-const decisions = candidates.map(() => "");
-const undoable = []; // groups of [number, decision before]
+/* ---- Decisions, kept by the browser --------------------------------------------------------------- */
+
 let unexported = false;
 
-function change(pairs) {
-  const changed = pairs.filter(([number, decision]) => decisions[number] !== decision);
-  if (changed.length) undoable.push(changed.map(([number]) => [number, decisions[number]]));
-  apply(changed);
-  return changed.length;
+function setMade(item, made) {
+  item.made = made;
 }
 
-function apply(pairs) {
-  for (const [number, decision] of pairs) decisions[number] = decision;
-  unexported = unexported || pairs.length > 0;
+function afterChange(pairs) {
+  unexported ||= pairs.length > 0;
   save();
-  drawDecisions(pairs.map(([number]) => number));
+  draw();
+  drawCounts();
 }
 
-function decide(decision) {
-  if (!order.length) return;
-  const number = order[current];
-  change([[number, decision]]);
-  announce(`${decision}, rank ${number + 1}, ${progressText()}`);
-  goToUndecided();
-}
-
-/* Pressing the button of the current decision removes that decision. */
-function toggle(number, decision) {
-  change([[number, decisions[number] === decision ? "" : decision]]);
-  announce(`${decisions[number] || "undecided"}, rank ${number + 1}, ${progressText()}`);
-}
-
-function decideRest(decision) {
-  const rest = pageNumbers().filter((number) => !decisions[number]);
-  change(rest.map((number) => [number, decision]));
-  announce(`${rest.length} of this page ${decision}, ${progressText()}`);
-  goToUndecided();
-}
-
-function undo() {
-  const group = undoable.pop();
-  if (!group) return announce("nothing to undo");
-  apply(group);
-  const [number, decision] = group[0];
-  const what = group.length > 1 ? `${group.length} decisions` : `rank ${number + 1} is ${decision || "undecided"} again`;
-  announce(`undone: ${what}, ${progressText()}`);
-  const position = order.indexOf(number);
-  if (position >= 0) moveTo(position);
-}
+const outcome = (what, item) => `${what}${item ? `, rank ${item.number + 1}` : ""}, ${progressText()}`;
+const spokenNext = () => (items.every(decisionOf) ? "Every candidate of this list is seen" : "");
 
 function counts() {
-  const totals = { all: decisions.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
-  for (const decision of decisions) totals[decision] += 1;
+  const totals = { all: candidates.length, "": 0, accepted: 0, rejected: 0, skipped: 0 };
+  for (const item of candidates) totals[decisionOf(item)] += 1;
   return totals;
 }
 
@@ -79,7 +48,7 @@ let saved = true;
 
 function save() {
   try {
-    localStorage.setItem(STORE, decisions.map((decision) => LETTERS[decision]).join(""));
+    localStorage.setItem(STORE, candidates.map((item) => LETTERS[decisionOf(item)]).join(""));
     saved = true;
   } catch {
     saved = false; // storage is disabled or full
@@ -95,9 +64,9 @@ function restore() {
     saved = false;
     byId("not-saved").hidden = false;
   }
-  if (stored === null || stored.length !== decisions.length) return;
+  if (stored === null || stored.length !== candidates.length) return;
   const words = Object.fromEntries(Object.entries(LETTERS).map(([word, letter]) => [letter, word]));
-  for (const number of decisions.keys()) decisions[number] = words[stored[number]] ?? "";
+  for (const item of candidates) item.made = [words[stored[item.number]]].filter(Boolean);
 }
 
 /* Another tab with the same page has changed a decision. */
@@ -105,7 +74,8 @@ function onStorage(event) {
   if (event.key !== STORE) return;
   restore();
   undoable.length = 0;
-  drawDecisions(pageNumbers());
+  draw();
+  drawCounts();
 }
 
 function onBeforeUnload(event) {
@@ -114,102 +84,63 @@ function onBeforeUnload(event) {
 
 /* ---- List of candidates, and the current one --------------------------------------------------- */
 
-let order = [];
+let items = [];
 let current = 0; // position of the current candidate; its page is the one shown
-const SIZE = 60; // candidates of a page
 
-const pageStart = () => current - (current % SIZE);
-const pageNumbers = () => order.slice(pageStart(), pageStart() + SIZE);
-const lastPage = () => Math.max(0, Math.ceil(order.length / SIZE) - 1);
+const lastPage = () => Math.max(0, Math.ceil(items.length / PAGE) - 1);
+const whereText = () => `page ${pageStart() / PAGE + 1} of ${lastPage() + 1}`;
+const afterMove = () => {}; // nothing is loaded
 
 function chosen() {
   const wanted = document.querySelector("input[name=filter]:checked").value;
   const part = byId("search").value.toLowerCase();
-  return (number) =>
-    (wanted === "all" || decisions[number] === wanted) &&
-    (!part || visible(candidates[number].key).toLowerCase().includes(part) ||
-      candidates[number].key.toLowerCase().includes(part));
+  return (item) =>
+    (wanted === "all" || decisionOf(item) === wanted) &&
+    (!part || visible(item.key).toLowerCase().includes(part) || item.key.toLowerCase().includes(part));
 }
 
 /* Called only on request: a list that shrank with each decision would move while the user is deciding. */
 function arrange() {
-  const before = order[current];
-  order = [...candidates.keys()].filter(chosen());
-  current = Math.max(0, order.indexOf(before));
+  const before = items[current];
+  items = candidates.filter(chosen());
+  current = Math.max(0, items.indexOf(before));
   drawPage();
-  announce(`${order.length} candidates listed`);
+  announce(`${items.length} candidates listed`);
 }
 
-function goToUndecided() {
-  const open = (position) => !decisions[order[position]];
-  const positions = [...order.keys()];
-  const next = positions.slice(current + 1).find(open) ?? positions.find(open);
-  if (next === undefined) announce(`every candidate of this list is seen, ${progressText()}`);
-  moveTo(next ?? current);
-}
-
-function moveTo(position) {
-  const page = pageStart();
-  current = position;
-  if (pageStart() !== page) drawPage();
-  markTurn(order[current]);
-  if (zoomDialog.open) drawZoom();
-  else cells()[current - pageStart()]?.focus();
-}
-
-function step(by) {
-  const position = current + by;
-  if (position < 0 || position >= order.length) return;
-  moveTo(position);
-  if (zoomDialog.open) announce(spoken(order[current]));
-}
-
-function stepRow(by) {
-  const across = columns();
-  const position = current + by * across;
-  if (position >= pageStart() && position < Math.min(order.length, pageStart() + SIZE)) moveTo(position);
-}
-
-function turn(by) {
-  const page = Math.min(lastPage(), Math.max(0, pageStart() / SIZE + by));
-  if (page * SIZE === pageStart()) return;
-  moveTo(page * SIZE);
-  announce(whereText());
-}
-
-function whereText() {
-  return `page ${pageStart() / SIZE + 1} of ${lastPage() + 1}`;
+function goOn() {
+  const open = (item) => !decisionOf(item);
+  const next = items.slice(current + 1).find(open) ?? items.find(open);
+  moveTo(next ? items.indexOf(next) : current);
 }
 
 /* ---- Cards ------------------------------------------------------------------------------------- */
 
-function facts(number) {
-  const { score, p } = candidates[number];
+function facts({ score, p }) {
   return [`score ${score.toFixed(3)}`, ...(p === null ? [] : [`probability ${percent(p)}`])];
 }
 
-function spoken(number) {
-  const { key, problem } = candidates[number];
-  const parts = [`rank ${number + 1}`, decisions[number] || "undecided", ...facts(number), visible(key), problem];
+function spoken(item) {
+  const parts = [`rank ${item.number + 1}`, decisionOf(item) || "undecided", ...facts(item), visible(item.key), item.problem];
   return parts.filter(Boolean).join(", ");
 }
 
 function drawPage() {
-  grid.replaceChildren(...pageNumbers().map((number, index) => card(number, pageStart() + index)));
-  grid.setAttribute("aria-rowcount", order.length);
-  grid.hidden = !order.length;
-  byId("nothing").hidden = order.length > 0;
+  grid.replaceChildren(...pageItems().map((item, index) => card(item, pageStart() + index)));
+  grid.setAttribute("aria-rowcount", items.length);
+  grid.hidden = !items.length;
+  byId("nothing").hidden = items.length > 0;
   for (const element of document.querySelectorAll(".where")) element.textContent = whereText();
   for (const button of document.querySelectorAll("[data-turn]")) {
-    const end = button.dataset.turn === "1" ? lastPage() * SIZE : 0;
+    const end = button.dataset.turn === "1" ? lastPage() * PAGE : 0;
     button.setAttribute("aria-disabled", pageStart() === end); // `disabled` would lose the focus
   }
-  drawDecisions(pageNumbers());
+  draw();
+  drawCounts();
 }
 
-function card(number, position) {
-  const { key, score, p, uri, problem } = candidates[number];
-  const row = newCard(number, key);
+function card({ key, number, score, p, uri, problem }, position) {
+  const row = newCard(position, key);
   const part = (name) => row.querySelector(name);
   row.setAttribute("aria-rowindex", position + 1);
   picture(part("img"), part(".absent"), uri, problem);
@@ -219,14 +150,8 @@ function card(number, position) {
   return row;
 }
 
-/* Redraws the decisions of these candidates where they are on the page, and all counts. */
-function drawDecisions(numbers) {
-  for (const number of numbers) {
-    const cell = cellOf(number);
-    if (cell) markCard(cell, decisions[number], spoken(number));
-  }
-  markTurn(order[current]);
-  drawCounts();
+function draw() {
+  drawMarks();
   if (zoomDialog.open) drawZoom();
 }
 
@@ -237,31 +162,23 @@ function drawCounts() {
   byId("tally").textContent = `${progressText()}${totals.skipped ? `, ${totals.skipped} skipped` : ""}${share}`;
   byId("progress").value = decided + totals.skipped;
   for (const element of document.querySelectorAll("[data-count]")) element.textContent = totals[element.dataset.count];
-  byId("undo").setAttribute("aria-disabled", !undoable.length);
+  drawUndo();
   const fits = chosen();
-  const gone = order.filter((number) => !fits(number)).length;
+  const gone = items.filter((item) => !fits(item)).length;
   byId("outdated").hidden = !gone;
   byId("outdated").firstElementChild.textContent = `${gone} of this list no longer fit${gone === 1 ? "s" : ""} the filter.`;
 }
 
 /* ---- One candidate, large ---------------------------------------------------------------------- */
 
-function zoom() {
-  if (!order.length || zoomDialog.open) return;
-  openZoom();
-  drawZoom();
-}
-
 function drawZoom() {
-  const number = order[current];
-  const { key, width, height, uri, problem, file } = candidates[number];
-  const pixels = width ? [`${width} × ${height} pixels`] : [];
+  const item = items[current];
+  const { key, number, width, height, uri, problem, file } = item;
   fillZoom({
-    number,
     title: `Rank ${number + 1}`,
-    decision: decisions[number],
+    decision: decisionOf(item),
     key,
-    facts: [...facts(number), ...pixels],
+    facts: [...facts(item), ...(width ? [`${width} × ${height} pixels`] : [])],
     uri,
     problem,
     original: file && base + file,
@@ -275,8 +192,8 @@ function quoted(text) {
 }
 
 function csv() {
-  const decided = [...candidates.keys()].filter((number) => decisions[number] in LABELS);
-  const reviewed = decided.map((number) => ({ ...candidates[number], label: LABELS[decisions[number]], reviewed: 1 }));
+  const decided = candidates.filter((item) => decisionOf(item) in LABELS);
+  const reviewed = decided.map((item) => ({ ...item, label: LABELS[decisionOf(item)], reviewed: 1 }));
   const lines = [...labelled, ...reviewed].map(({ key, label, reviewed, digest }) => {
     return `${quoted(key)},${label},${reviewed},${digest}\n`;
   });
@@ -333,25 +250,17 @@ function checkDigests(rows) {
 
 function takeReview(rows) {
   checkDigests(rows);
-  const numbers = new Map(candidates.map(({ key }, number) => [key, number]));
+  const byKey = new Map(candidates.map((item) => [item.key, item]));
   const before = new Set(labelled.map(({ key }) => key));
-  const onPage = rows.filter(([key]) => numbers.has(key));
-  const labelledEarlier = rows.filter(([key]) => before.has(key) && !numbers.has(key)).length;
-  change(onPage.map(([key, decision]) => [numbers.get(key), decision]));
+  const onPage = rows.filter(([key]) => byKey.has(key));
+  const labelledEarlier = rows.filter(([key]) => before.has(key) && !byKey.has(key)).length;
+  change(onPage.map(([key, decision]) => [byKey.get(key), decision]));
   const rest = rows.length - onPage.length - labelledEarlier;
   return `took ${onPage.length} decision${onPage.length === 1 ? "" : "s"}; labelled before: ${labelledEarlier}, not on this page: ${rest}.`;
 }
 
-async function importFile(event) {
-  const [file] = event.target.files;
-  if (!file) return;
-  try {
-    notify(`${file.name}: ${takeReview(readReview(await textOf(file)))}`);
-  } catch (error) {
-    const reason = error instanceof TypeError ? "it is not UTF-8 text; choose a file that this page exported" : error.message;
-    notify(`${file.name} was refused: ${reason}`);
-  }
-  event.target.value = ""; // so that the same file can be chosen again
+function takeFile(text, name) {
+  notify(`${name}: ${takeReview(readReview(text))}`);
 }
 
 /* ---- Keys -------------------------------------------------------------------------------------- */
@@ -363,7 +272,7 @@ function keysFor(target) {
   if (target.id === "search") return { Enter: () => moveTo(current) };
   if (target.matches("input:not([type=radio]), select")) return {};
   if (zoomDialog.open) return ZOOM_KEYS;
-  if (!order.length) return PAGE_KEYS;
+  if (!items.length) return PAGE_KEYS;
   if (target.matches(".cell, body")) return { ...IN_THE_GRID, Enter: zoom };
   return grid.contains(target) ? IN_THE_GRID : PAGE_KEYS;
 }
@@ -371,15 +280,12 @@ function keysFor(target) {
 function start() {
   byId("command").textContent = command;
   listenForKeys(keysFor);
-  listenToGrid((number) => order.indexOf(number), (position, decision) => toggle(order[position], decision));
+  listenToGrid();
   listenToButtons();
   onEach("input[name=filter]", "change", arrange);
   onEach("#search", "input", arrange);
   onEach("#update", "click", arrange);
-  onEach("#undo", "click", undo);
   onEach("#export", "click", exportFile);
-  byId("import").addEventListener("change", importFile);
-  zoomDialog.addEventListener("close", () => moveTo(current));
   addEventListener("storage", onStorage);
   addEventListener("beforeunload", onBeforeUnload);
   restore();

@@ -13,7 +13,7 @@ const items = []; // {row, key, problem, note, made, version, seen, status: "", 
 let current = 0;
 let isPage = false;
 let version; // of the ranking
-let used = false; // whether the server had no further image
+let exhausted = false; // whether the server had no further image
 let finishing = false; // whether only random images without a label are shown,
 let toFinish = false; // and whether they are yet to be asked for, all at once
 let skippedAgain = false; // whether images that were skipped here may come again
@@ -48,7 +48,7 @@ async function ask() {
   const better = wantsBetter;
   const [finish, first] = [finishing, toFinish];
   const spare = better ? unseen().slice(first ? 0 : 2) : [];
-  const missing = first ? MOST : used ? 0 : Math.max(0, wanted());
+  const missing = first ? MOST : exhausted ? 0 : Math.max(0, wanted());
   const count = Math.max(spare.length, missing);
   if (!count && !holds) return;
   wantsBetter = holds = toFinish = false;
@@ -59,12 +59,12 @@ async function ask() {
     const { images, state } = await call("/api/next", { count, keep, finish });
     skippedAgain ||= first;
     take(images, spare, state.ranking_version);
-    used ||= (finish && finishing) || count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
+    exhausted ||= (finish && finishing) || count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
     onState(state);
   } finally {
     asking = false;
   }
-  if (wantsBetter || holds || (wanted() > 0 && !used)) await ask();
+  if (wantsBetter || holds || (wanted() > 0 && !exhausted)) await ask();
 }
 
 function take(images, spare, ranking) {
@@ -86,7 +86,6 @@ function take(images, spare, ranking) {
 
 /* ---- Loading ----------------------------------------------------------------------------------- */
 
-const isReady = (item) => item.status === "shown" || item.status === "absent";
 const address = (item, size) => `/api/image/${item.row}?size=${size}&v=${encodeURIComponent(session)}&${query}`;
 
 function loadAhead() {

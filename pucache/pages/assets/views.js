@@ -31,7 +31,7 @@ function draw() {
   if (ended) zoomDialog.close();
   else if (isPage) drawMarks();
   else drawOne();
-  for (const button of document.querySelectorAll("[data-undo]")) button.setAttribute("aria-disabled", !undoable.length);
+  drawUndo();
   if (zoomDialog.open) drawZoom();
   const unfocused = document.activeElement === document.body; // a card that was hidden has lost the focus
   if (isPage && waited && !ended && unfocused) cellOf(current)?.focus();
@@ -80,14 +80,6 @@ function drawCard(item) {
   cell.querySelector(".absent").textContent = item.status === "absent" ? `Cannot be shown: ${item.problem}` : item.note;
 }
 
-function drawMarks() {
-  for (const cell of cells()) {
-    const item = items[Number(cell.dataset.number)];
-    markCard(cell, decisionOf(item), spoken(item));
-  }
-  markTurn(current);
-}
-
 /* Redraws one item whose image has come. */
 function drawItem(item) {
   if (!pageItems().includes(item)) return;
@@ -100,11 +92,11 @@ let free = 0;
 function drawEnd(ended) {
   byId("end").hidden = !ended;
   if (!ended) return;
-  const [title, text] = used ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
+  const [title, text] = exhausted ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
   clearTimeout(free);
   if (title === NONE_FREE) free = setTimeout(showMore, FREE_SECONDS * 1000);
-  byId("skipped-again").hidden = !used || !counts.skipped || finishing;
-  byId("back").hidden = !used || !finishing;
+  byId("skipped-again").hidden = !exhausted || !counts.skipped || finishing;
+  byId("back").hidden = !exhausted || !finishing;
   byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
   byId("end-title").textContent = title;
   byId("end-text").textContent = text;
@@ -123,7 +115,7 @@ function lastWords() {
 }
 
 function showMore() {
-  used = false;
+  exhausted = false;
   refill();
 }
 
@@ -134,17 +126,10 @@ function showSkipped() {
 
 /* ---- One image, enlarged ----------------------------------------------------------------------- */
 
-function zoom() {
-  if (!items[current] || zoomDialog.open) return;
-  openZoom();
-  drawZoom();
-}
-
 function drawZoom() {
   const { key, note, problem, status } = items[current];
   const shown = status === "shown";
   fillZoom({
-    number: current,
     title: fileName(items[current]),
     decision: decisionOf(items[current]),
     key,
