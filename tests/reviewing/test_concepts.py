@@ -87,7 +87,7 @@ def test_one_command_serves_all_concepts_that_can_be_opened(tmp_path):
             client.decide({"row": row, "serial": 0}, "positive")
         client.close()
         assert process.end() == 130
-        assert all(f"{name}: found 1; " in process.printed for name in NAMES)
+        assert all(f"{name}: 1 found. " in process.printed for name in NAMES)
     for row, name in enumerate(NAMES, 20):
         with read_session(cache, tmp_path / "pile.h5.review" / name) as session:
             assert [entry.row for entry in session.entries()] == [row]
