@@ -248,7 +248,14 @@ def many(folder):
 BESIDES = {"docs/tasks/many.md": many, "docs/walkthrough.md": walkthrough, "docs/scaling.md": scaling}
 
 
-HANG_ON_DATA = ("method ", "note:", "precision@", "labelled against found positives:")
+HANG_ON_DATA = (
+    "method ",
+    "note:",
+    "about ",
+    "precision@",
+    "labelled against found positives:",
+    "If positives are overlooked",
+)
 
 
 def form(line):
@@ -259,9 +266,13 @@ def form(line):
     """
     plain = line.replace("fp32 openvino", "bf16 openvino")  # as the processor has it
     plain = re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?%?|sha256:\w+", "#", " ".join(plain.split()))
+    plain = plain.replace(",,", ",#,")  # a posterior, or none
     plain = re.sub(r"at (?:most|least) #|# \(# to #\)|# to #", "#", plain)
     plain = plain.replace("(estimated; # interval #)", "(estimated; # interval)")
     plain = plain.removesuffix(", if none is positive.").removesuffix(".")  # it hangs on the data whether one is
+    plain = re.sub(
+        r", overlooked ones included| Probably [a-z #]+$", "", plain.replace("if none of them", "if # of them")
+    )
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
     plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
