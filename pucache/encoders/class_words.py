@@ -26,7 +26,7 @@ from .sentence_encoder import SentenceEncoder
 
 _log = logging.getLogger("pucache")
 _NEAREST, _TEMPERATURE = 60, 0.05
-KNOWN = 0.4  # cosine of a text to a class below which nothing like it is known: docs/results/words.md
+KNOWN = 0.4  # cosine of a text to a class below which nothing like it is known; set by eye on sixty phrases
 _SHOWN = 3  # classes in a line
 ScoreRows = Callable[[np.ndarray], np.ndarray]
 """Maps embeddings (b, d) to scores, float32 (b,): higher is more like the words."""

@@ -67,9 +67,9 @@ class Query:
                 raise ValueError("words are empty; say what is looked for, such as 'a dress'")
         if self.words and self.like:
             raise ValueError("words and pictures are two ways to begin; name one of them")
-        for name, needed, of in (("not_words", self.words, "words"), ("text_encoder", self.words, "words")):
-            if getattr(self, name) and not needed:
-                raise ValueError(f"{name} goes with {of}; name some")
+        for name in ("not_words", "text_encoder"):
+            if getattr(self, name) and not self.words:
+                raise ValueError(f"{name} goes with words; name some")
         if self.weights and not self.like:
             raise ValueError("weights are of the encoder of pictures to be like; name some, or leave them out")
 

@@ -13,7 +13,7 @@ from ..retrieval.query import Query, QueryScorer
 from .session import Session
 from .trainer import RankingResult, kept_ranking
 
-ENOUGH = 10  # positives, from which on a classifier ranks: docs/results/words.md
+ENOUGH = 10  # positives, from which on a classifier ranks
 
 
 class FirstRanking(NamedTuple):

@@ -114,27 +114,44 @@ class GrowingTable:
         """
         scored = list(blocks)
         new = {name: _joined(name, kind, scored) for name, kind in self.types.items() if name not in _ADDED}
-        old, count = self.rows, len(new["key"])
-        place = dict(zip(old["key"][old["source"] == source], np.flatnonzero(old["source"] == source), strict=True))
-        rows = np.array([place.get(key, -1) for key in new["key"]], int)
-        margins = [name for name in new if name.endswith("margin")]
-        same = rows >= 0
-        pairs = [(six_digits(old[name][rows[same]]), six_digits(new[name][same])) for name in margins]
-        same[same] = np.all([before == after for before, after in pairs], axis=0)
-        days = np.full(count, self.day, object)
-        days[same] = old["day"][rows[same]]
-        new |= {"source": np.full(count, source, object), "day": days, "model": np.full(count, self.model, object)}
-        kept = np.setdiff1d(np.arange(len(old["key"])), rows)
-        together = {name: np.concatenate([old[name][kept], new[name]]) for name in self.types}
-        order = {name: number for number, name in enumerate(dict.fromkeys([*old["source"], source]))}
-        places = np.array([order[name] for name in together["source"]], int)
-        keys = np.array([key.encode() for key in together["key"]], "S")
+        count, rows = len(new["key"]), self._rows_of(source, new["key"])
+        new |= {
+            "source": np.full(count, source, object),
+            "day": self._days(new, rows),
+            "model": np.full(count, self.model, object),
+        }
+        kept = np.setdiff1d(np.arange(len(self.rows["key"])), rows)
+        together = {name: np.concatenate([self.rows[name][kept], new[name]]) for name in self.types}
+        order = self._order(together, source)
         if self._signature() != self._state:
             raise OutputError(f"{self.path} was changed while images were scored; run the command again")
-        ordered = {name: values[np.lexsort((keys, places))] for name, values in together.items()}
+        ordered = {name: values[order] for name, values in together.items()}
         texts = {name: ordered[name].tolist() for name, kind in self.types.items() if kind == "string"}
-        write_table(self.path, self.types, [ordered | texts] if len(keys) else [])
+        write_table(self.path, self.types, [ordered | texts] if len(order) else [])
         return {name: int(new[name].sum()) for name, kind in self.types.items() if kind == "int8"}
+
+    def _rows_of(self, source: str, keys: np.ndarray) -> np.ndarray:
+        """Row of each key of a source, int (m,); -1 where the table has none."""
+        of_source = np.flatnonzero(self.rows["source"] == source)
+        places = dict(zip(self.rows["key"][of_source], of_source, strict=True))
+        return np.array([places.get(key, -1) for key in keys], int)
+
+    def _days(self, new: Columns, rows: np.ndarray) -> np.ndarray:
+        """Days of the rows that were scored: those of before where all margins are as before."""
+        same = rows >= 0
+        margins = [name for name in new if name.endswith("margin")]
+        pairs = [(six_digits(self.rows[name][rows[same]]), six_digits(new[name][same])) for name in margins]
+        same[same] = np.all([before == after for before, after in pairs], axis=0)
+        days = np.full(len(rows), self.day, object)
+        days[same] = self.rows["day"][rows[same]]
+        return days
+
+    def _order(self, together: Columns, source: str) -> np.ndarray:
+        """Order of all rows: by source, each at the place of its first row, then by key."""
+        number = {name: number for number, name in enumerate(dict.fromkeys([*self.rows["source"], source]))}
+        places = np.array([number[name] for name in together["source"]], int)
+        keys = np.array([key.encode() for key in together["key"]], "S")
+        return np.lexsort((keys, places))
 
 
 def model_digest(model: PULinearClassifier | ConceptModels, neighbours: str = "") -> str:
