@@ -106,14 +106,6 @@ class Distillation:
     evidence: NeighbourEvidence  # what neighbours are worth
     # float32, (m,): held-out, with neighbours at the weight of the evidence; the classifier's margins where it is 0
     scores: np.ndarray
-    labels: ChainLabels
-    classifier_margins: np.ndarray  # float32, (m, C): of the classifier that each chain starts from
-
-    def classifier_scores(self, tilt: Tilt) -> np.ndarray:
-        """Held-out scores with neighbours (m,) of the classifier itself, whose margins become ratios by its tilt."""
-        log_ratios = tilt.log_ratio(self.classifier_margins).astype(np.float32)
-        shares = np.full(log_ratios.shape[1], tilt.prior)
-        return _held_out_scores(self.sampled, self.labels, log_ratios, shares)[WEIGHTS.index(self.evidence.weight)]
 
 
 def penalty_of(rows: int) -> float:
@@ -135,8 +127,8 @@ def distil(
     """
     folds = linear.folds
     labels = ChainLabels.of(sampled.labels, sampled.fold, folds)
-    classifier_margins = sampled.design.margins(linear.heads.take(np.arange(folds + 1)))
-    log_ratios = tilt.log_ratio(classifier_margins).astype(np.float32)
+    margins = sampled.design.margins(linear.heads.take(np.arange(folds + 1)))
+    log_ratios = tilt.log_ratio(margins).astype(np.float32)
     targets = propagate(log_ratios, labels, np.full(folds + 1, tilt.prior), sampled.graph, rounds=_FIRST_ROUNDS)
     of_folds = weights_without_folds(sampled.labels, sampled.fold[:, None])
     weights = np.column_stack([of_folds, sampled.labels.row_weights])
@@ -151,10 +143,8 @@ def distil(
     if sampled.rows is not None:
         margins = design.margins(heads.take(np.arange(folds)), linear.fold[:, None])[:, 0]
     before, scores = sampled.take(linear.margins), _held_out_scores(sampled, labels, log_ratios, shares)
-    of_head, *gains = held_out_gains(before, [sampled.take(margins), *scores], sampled.labels, sampled.fold)
-    evidence = NeighbourEvidence(
-        agreement=agreement, held_out=tuple(gains), labels=int(sampled.labels.training_s.sum()), head=of_head
-    )
+    gains = held_out_gains(before, scores, sampled.labels, sampled.fold)
+    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(sampled.labels.training_s.sum()))
     return Distillation(
         sampled=sampled,
         head=replace(heads.take([folds]), risk=linear.head.risk, clamped=linear.head.clamped),
@@ -162,8 +152,6 @@ def distil(
         share=float(shares[-1]),
         evidence=evidence,
         scores=scores[WEIGHTS.index(evidence.weight)] if evidence.weight else before,
-        labels=labels,
-        classifier_margins=classifier_margins,
     )
 
 

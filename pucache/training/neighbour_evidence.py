@@ -24,11 +24,8 @@ and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + 
 Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
 few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
 noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
-sum.
-
-The head is distilled where neighbours are used, unless held-out positives rank clearly lower by the distilled
-head alone than by the classifier: neighbours may help a ranking and still give a worse head. The constants
-were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead (docs/results/few-labels.md).
+sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
+(docs/results/few-labels.md).
 """
 
 from __future__ import annotations
@@ -51,7 +48,6 @@ _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
 _LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
 LEAST_POSITIVES = 4  # halves of two
 _SPLITS, _MOST_SPLITS, _ROWS_OF_SPLITS = 2, 15, 16_384  # random splits into halves: more of them where rows are few
-LEAST_HEAD_GAIN = -0.1  # of a distilled head alone
 _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
 
 
@@ -67,14 +63,11 @@ class NeighbourEvidence:
         Of held-out positives.
     labels : int
         Number of labelled positives.
-    head : float
-        The change for held-out positives by the distilled head alone, without neighbours; 0 in older models.
     """
 
     agreement: tuple[float, ...]
     held_out: tuple[float, ...]
     labels: int
-    head: float = 0.0
 
     @property
     def total(self) -> np.ndarray:
@@ -95,24 +88,13 @@ class NeighbourEvidence:
         """Evidence that is asked for."""
         return _LEAST_EVIDENCE * float(np.sqrt(20 / max(self.labels, 1)))
 
-    @property
-    def distils(self) -> bool:
-        """Whether the head learns from neighbours, too."""
-        return self.weight > 0 and self.head >= LEAST_HEAD_GAIN
-
     def sentence(self) -> str:
         """The choice and its reason."""
         fewer, least = 1 - np.exp(-self.total[_JUDGED]), 1 - np.exp(-self.least)
         change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images above a positive"
         change += f"; more than {least:.0%} fewer are asked for"
         if self.weight:
-            counts = (
-                f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
-            )
-            worse = (
-                f"; a head that learns from them would rank them lower ({np.exp(-self.head) - 1:.0%} more above one)"
-            )
-            return counts if self.distils else counts + worse
+            return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
         if self.agreement[_JUDGED] <= 0:
             return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
         return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
@@ -174,18 +156,13 @@ class NeighbourSettings:
         agreement, held_out = (tuple(float(gain) for gain in evidence[name]) for name in ("agreement", "held_out"))
         tilt = Tilt(**{name: float(content["tilt"][name]) for name in ("alpha", "slope", "prior")})
         settings = cls(
-            evidence=NeighbourEvidence(
-                agreement=agreement,
-                held_out=held_out,
-                labels=int(evidence["labels"]),
-                head=float(evidence.get("head", 0.0)),
-            ),
+            evidence=NeighbourEvidence(agreement=agreement, held_out=held_out, labels=int(evidence["labels"])),
             search=str(content["search"]),
             share=float(content["share"]),
             tilt=tilt,
             threshold=float(content["threshold"]),
         )
-        numbers = [*agreement, *held_out, settings.evidence.head, tilt.alpha, tilt.slope, settings.threshold]
+        numbers = [*agreement, *held_out, tilt.alpha, tilt.slope, settings.threshold]
         if not (len(agreement) == len(held_out) == len(WEIGHTS) and np.isfinite(numbers).all()):
             raise ValueError("its evidence on neighbours is not that of a model")
         if settings.evidence.labels < 1:

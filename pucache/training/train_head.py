@@ -11,7 +11,7 @@ import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
-from ..estimates.calibration import Tilt, fit_tilt, stated_tilt
+from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
 from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
@@ -115,7 +115,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     audited = labels.audited if settings.prior is None else None
     given = settings.prior if audited is None else audited.likeliest
     linear, distillation = _trained(rows, settings, given, progress)
-    chosen = distillation if distillation is not None and distillation.evidence.distils else linear
+    chosen = distillation if distillation is not None and distillation.evidence.weight else linear
     margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
     final = rows.design.margins(chosen.head)[:, 0]
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
@@ -170,9 +170,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         unlabelled_sample_=rows.sample,
         classes_=rows.classes,
         encoder_=rows.encoder,
-        neighbours_=None
-        if distillation is None
-        else _neighbour_settings(distillation, stated_by, given, rule, share, sum_to),
+        neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share, sum_to),
         method_="linear" if chosen is linear else "distilled",
         pile_margins_=PileMargins.of(*of_figures, given),
         pile_sample_=_pile_sample(rows, margins, final, settings.heads.seed),
@@ -276,22 +274,14 @@ def _distil(rows: TrainingRows, linear: CrossFit, halves: np.ndarray, given: flo
 
 
 def _neighbour_settings(
-    distillation: Distillation,
-    of_head: Tilt,
-    given: float | None,
-    rule: float | str,
-    share: float,
-    sum_to: float | None,
+    distillation: Distillation, given: float | None, rule: float | str, share: float, sum_to: float | None
 ) -> NeighbourSettings:
     """Calibrate the scores with neighbours; None for `sum_to` where no posterior is stated."""
-    sampled, scores, evidence = distillation.sampled, distillation.scores, distillation.evidence
-    labels = sampled.labels
-    if evidence.weight and not evidence.distils:
-        scores = distillation.classifier_scores(of_head)
+    labels, scores = distillation.sampled.labels, distillation.scores
     tilt = fit_tilt(scores, labels.s, labels.weights, given)
     return NeighbourSettings(
-        evidence=evidence,
-        search=sampled.graph.search,
+        evidence=distillation.evidence,
+        search=distillation.sampled.graph.search,
         share=distillation.share,
         tilt=tilt if sum_to is None else stated_tilt(scores, labels.s, labels.weights, prior=sum_to),
         threshold=choose_threshold(tilt, scores[labels.s == 0], rule, share),

@@ -53,7 +53,7 @@ def example_state(**changes):
         classes_=np.array(["no", "yes"]),
         encoder_=tiny_encoder().spec,
         neighbours_=NeighbourSettings(
-            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10, head=0.5),
+            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10),
             search="exact search",
             share=0.2,
             tilt=Tilt(0.5, 1.5, 0.3),
@@ -108,12 +108,6 @@ def test_a_state_comes_back_exactly(tmp_path, missing):
         assert np.asarray(after).dtype == np.asarray(before).dtype
     write_model(tmp_path / "again", PLAIN | {"sgd_settings": SGDSettings()}, restored)
     assert (tmp_path / "again").read_bytes() == (tmp_path / "model").read_bytes()
-
-
-def test_evidence_of_older_models_does_not_judge_the_head(rewrite):
-    path = rewrite(lambda tensors, content: content["neighbours"]["evidence"].pop("head"))
-    evidence = read_model(path)[1].neighbours_.evidence
-    assert evidence.head == 0 and evidence.distils == (evidence.weight > 0)
 
 
 def test_the_file_tells_what_it_is_without_this_package(saved):

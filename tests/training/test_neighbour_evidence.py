@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.training import neighbour_evidence
 from pucache.training.neighbour_evidence import (
-    LEAST_HEAD_GAIN,
     WEIGHTS,
     NeighbourEvidence,
     halves_of,
@@ -17,9 +16,7 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GAINS = st.tuples(*[st.floats(-5, 5)] * 3)
-EVIDENCE = st.builds(
-    NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6), head=st.floats(-5, 5)
-)
+EVIDENCE = st.builds(NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6))
 
 
 # --- the rule ------------------------------------------------------------------------------------
@@ -35,8 +32,6 @@ def test_the_weight_is_0_or_the_greatest_with_nearly_the_best_evidence(evidence)
     else:
         near = [w for w, one in zip(WEIGHTS, evidence.total, strict=True) if one >= 0.7 * max(evidence.total)]
         assert evidence.weight == max(near) and f"weight {evidence.weight:g}" in evidence.sentence()
-    assert evidence.distils == (evidence.weight > 0 and evidence.head >= LEAST_HEAD_GAIN)
-    assert ("a head that learns from them" in evidence.sentence()) == (evidence.weight > 0 and not evidence.distils)
     assert "\n" not in evidence.sentence() and "log rank" not in evidence.sentence()
 
 

@@ -5,10 +5,6 @@ import pytest
 from helpers.neighbourhoods import clusters
 from helpers.planted import planted
 
-from pucache.estimates.metrics import share_above
-from pucache.neighbours.graph import neighbour_graph
-from pucache.scoring.neighbour_scores import NeighbourScores
-from pucache.training import neighbour_evidence
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -35,20 +31,6 @@ def test_neighbours_are_looked_at_by_default_and_help_here(distilled):
     linear = fit(method="linear")
     assert linear.method_ == "linear" and linear.neighbours_ is None and (linear.coef_ != distilled.coef_).any()
     assert fit(loss="upu").method_ == "linear"
-
-
-def test_a_head_that_neighbours_make_worse_stays_linear_and_scores_still_use_them(monkeypatch):
-    monkeypatch.setattr(neighbour_evidence, "LEAST_HEAD_GAIN", np.inf)
-    model, linear = fit(), fit(method="linear")
-    assert model.method_ == "linear" and model.neighbours_.weight > 0
-    np.testing.assert_allclose(model.coef_, linear.coef_, atol=0.01 * np.abs(linear.coef_).max())
-    scorer, margins = NeighbourScores(model, model.neighbours_.weight), model.margins(X)
-    p = scorer.probabilities(margins)
-    p[S == 1] = 1
-    scores = scorer.scores(margins, neighbour_graph(X, device="cpu").weighted_means(p))[S == 0]
-    hidden = Y[S == 0] == 1
-    assert share_above(scores[hidden], scores[~hidden]) > share_above(margins[S == 0][hidden], margins[S == 0][~hidden])
-    assert scorer.posterior(scores, model.share_).mean() == pytest.approx(model.share_, abs=0.05)
 
 
 def some_labels(count):
