@@ -122,6 +122,17 @@ PAGES = (
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
     ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", FOLDERS, 23, BOTH, LONG),
     ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
+    ResultPage(
+        "words",
+        "what words find, and reviews that begin with them",
+        "quality.words",
+        "CIFAR.h5 FASHION.h5 --reviews 10",
+        8,
+        BOTH,
+        BY_HAND,
+        "a text encoder, and caches by the bundled encoder",
+        "",
+    ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
 )
