@@ -323,6 +323,7 @@ def tests(bench: Bench) -> dict[str, object]:
 GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
     (60, {"machine": machine, "faiss beside torch": libraries}),
     (60, {"embedding, bundled, 1,000 PNG": functools.partial(embedding, kind="few", name="bundled")}),
+    (150, {"tests": tests}),
     (60, {"embedding, ResNet-50, 1,000 PNG": functools.partial(embedding, kind="few", name="resnet50")}),
     (90, {f"pretraining, {name}": functools.partial(pretraining, name=name, compiled=False) for name in BACKBONES}),
     (
@@ -352,5 +353,4 @@ GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
     ),
     (120, {"pretraining, resnet18, CUDA graphs": graphs}),
     (90, {"pretraining, an epoch": epoch}),
-    (300, {"tests": tests}),
 ]
