@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 import time
@@ -316,7 +317,10 @@ def tests(bench: Bench) -> dict[str, object]:
     junit = bench.work.parent / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--slow", "-p", "no:cacheprovider", f"--junitxml={junit}"]
     ended = subprocess.run([*command, "tests/cuda"], cwd=HERE, capture_output=True, text=True, check=False)
-    return {"exit code": ended.returncode, "last lines": ended.stdout.splitlines()[-5:]}
+    if ended.returncode:
+        print(ended.stdout)
+    counted = {name: re.search(rf'\b{name}="(\d+)"', junit.read_text()) for name in ("tests", "skipped")}
+    return {"exit code": ended.returncode} | {name: int(found[1]) for name, found in counted.items() if found}
 
 
 # seconds that a group may take, and its checks
