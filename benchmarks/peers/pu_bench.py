@@ -92,7 +92,7 @@ def task_of(images: ImageClasses, positives: tuple[str, ...], choice: str, c: fl
         s[kept[: 1_000 // images.part]] = 1
     else:
         s[rows[CHOICES[choice](by_pixels(images, positives)[rows], round(c * len(rows)), draw)]] = 1
-    return images._task(pile, s, np.array(positives))
+    return images.task(pile, s, np.array(positives))
 
 
 def measure(options: dict, data: str, choice: str, c: float, seed: int, learner: str) -> dict[str, float]:
