@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     )
 
 
+@cache
 def template(name: str) -> jinja2.Template:
     """``assets/NAME.html``, which escapes text and refuses a variable that is missing."""
     environment = jinja2.Environment(
