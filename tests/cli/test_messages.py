@@ -125,7 +125,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         }.items()
     },
     FIND + " --words ''": (2, "words are empty; say what is looked for"),
-    FIND + " --words dress": (1, "cache.h5 is of timm:.* which has no words: the bundled encoder has"),
+    FIND + " --words dress": (1, "cache.h5 is of timm:.* which has no words: the bundled encoder and those"),
     FIND + " --words dress --model m": (2, "words and pictures rank by themselves; leave out model"),
     FIND + " --words dress --engine ray": (2, "words and pictures rank on this machine; leave out --engine ray"),
     FIND + " --words dress --concepts {w}/truth.csv": (2, "--concepts has the labels of every concept.*--words"),
@@ -135,7 +135,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         "none of the 2 images in .*unreadable can be read",
     ),
     FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
-    "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder has"),
+    "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
     "review {w}/cache.h5 --words dress --like x": (2, "words and pictures are two ways to begin; name one"),
     "review {w}/cache.h5 --words dress --concepts {w}/truth.csv": (2, "--concepts has the labels.*--words"),
     FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
