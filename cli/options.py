@@ -16,7 +16,7 @@ from .output import remember_json
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
+    from pucache.labels.concepts import ConceptSource
     from pucache.labels.sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -72,8 +72,9 @@ negatives = option(
 _SESSION = option(
     "--session",
     metavar="FOLDER",
-    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
-    "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
+    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. A "
+    "folder of the reviews of concepts is used as --concepts. Where images were drawn at random in it, prior, recall, "
+    "precision and F1 rest on these.",
 )
 concepts = option(
     "--concepts",
@@ -360,13 +361,16 @@ def check_session(session: str | None) -> None:
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
 
 
-def labels_named(cache: EmbeddingCache, positives: str, session: str | None) -> str | Labels:
-    """Positives for the library: the option itself, or the labels of a session."""
+def labels_named(
+    cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any
+) -> tuple[Any, ConceptSource | None]:
+    """Positives, and labels of concepts, for the library: the options themselves, or what a session holds."""
     if session is None:
-        return positives
-    from pucache.reviewing.session_labels import read_labels
+        return positives, concepts
+    from pucache.reviewing.session_labels import Labels, read_labels
 
-    return read_labels(cache, session)
+    labels = read_labels(cache, session)
+    return (labels, None) if isinstance(labels, Labels) else (None, labels)
 
 
 def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:
