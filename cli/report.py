@@ -72,6 +72,7 @@ def report(
     check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
     parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
+    labels, concepts = options.labels_named(opened, positives, session, concepts)
     if concepts is not None:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():
             if value is not None:
@@ -83,7 +84,6 @@ def report(
         written = f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"
         output.print_concepts(result | {"out": out}, result["failures"], {}, *shared[:10], written)
         return
-    labels = options.labels_named(opened, positives, session)
     labelled = {"negatives": negatives, "truth": truth, "new_images": new_images}
     numbers = run(opened, labels, out, model=model, **labelled, **parameters)
     output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"])

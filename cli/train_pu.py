@@ -25,6 +25,7 @@ from .metrics_file import metrics_beside, not_updated, write_metrics
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
+    from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.training.labelled_cache import LabelledCache
 
 MODEL = tensor_kind(FORMAT)
@@ -101,13 +102,13 @@ def train_pu(
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
+    opened = open_cache(cache)
+    labels, concepts = options.labels_named(opened, positives, session, concepts)
     if concepts is not None:
-        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
+        _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
     out = out or "model.safetensors"
     check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
-    labels = options.labels_named(opened, positives, session)
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
     lines = [
@@ -136,7 +137,7 @@ def _train(
 
 
 def _train_concepts(
-    cache: tuple[str, ...],
+    cache: EmbeddingCache,
     concepts: Any,
     classifier: dict[str, Any],
     rows: dict[str, Any],
@@ -148,14 +149,13 @@ def _train_concepts(
     from pucache.training.train_concepts import each_concept
 
     check_outputs(("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
-    labels = open_concepts(opened, concepts)
+    labels = open_concepts(cache, concepts)
     check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
 
     def train(name: str, data: LabelledCache) -> dict[str, Any]:
         return {"concept": name} | _train(data, classifier, model_path(folder, name), force)[-1]
 
-    written, failures = each_concept(opened, labels, train, **rows)
+    written, failures = each_concept(cache, labels, train, **rows)
     table = {name: _concept_row(result) for name, result in written.items()}
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": list(written.values()), "failures": failures}

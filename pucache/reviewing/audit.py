@@ -346,11 +346,8 @@ def _read(session: str | Path | Session) -> AuditedEntries:
     folder = Path(session)
     if folder.is_file():
         raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
-    log = open_log(folder, read_only=True)
-    try:
+    with open_log(folder, read_only=True) as log:
         return log.audited_entries()
-    finally:
-        log.close()
 
 
 def audit_entries(

@@ -226,6 +226,12 @@ class DecisionLog:
         """Close the file; closing twice is allowed."""
         self._connection.close()
 
+    def __enter__(self) -> DecisionLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def begin_epoch(self, facts: EpochFacts, images: Sequence[LoggedImage] = ()) -> None:
         """Begin another epoch, durably."""
         with self._transaction():

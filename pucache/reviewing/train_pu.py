@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..heads.minibatch import SGDSettings
-from ..labels.concepts import ConceptSource
+from ..labels.concepts import ConceptLabels, ConceptSource
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -74,7 +74,8 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         Known negatives, in the same forms.
     session : path, optional
         Folder of a review, such as ``cache.h5.review``, in place of `positives` and `negatives`: its labels, and its
-        audit, on which prior, recall, precision and F1 then rest.
+        audit, on which prior, recall, precision and F1 then rest. A folder of the sessions of concepts trains as
+        `concepts` does.
     concepts : path, str or mapping, optional
         In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
         mapping, see `pucache.labels.concepts.open_concepts`.
@@ -129,8 +130,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         method=method,
     )
     opened = open_cache(cache)
+    labels: Any = positives if session is None else read_labels(opened, session)
+    concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:
         return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
-    labels = read_labels(opened, session) if positives is None else positives
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device)
     return train_on_cache(classifier, data, progress=progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
+from ..labels.concepts import ConceptSource, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import drawn_seed
@@ -26,7 +26,7 @@ R = TypeVar("R")
 
 def each_concept(
     cache: EmbeddingCache,
-    concepts: ConceptSource | ConceptLabels,
+    concepts: ConceptSource,
     work: Callable[[str, LabelledCache], R],
     *,
     twins: float | None = TWIN_COSINE,
@@ -51,7 +51,7 @@ def each_concept(
     results, failures
         As by `ConceptLabels.over_concepts`.
     """
-    opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
+    opened = open_concepts(cache, concepts)
     joint = joint_labels(opened.labels.values())
     shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed, device=device)
     return opened.over_concepts(shared.of_concepts(opened.labels), work)
