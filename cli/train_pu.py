@@ -25,6 +25,7 @@ from .metrics_file import metrics_beside, not_updated, write_metrics
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
+    from pucache.cache.embedding_cache import EmbeddingCache
     from pucache.training.labelled_cache import LabelledCache
 
 MODEL = tensor_kind(FORMAT)
@@ -55,6 +56,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     type=float,
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
+@options.groups
 @options.twins
 @options.option(
     "--out",
@@ -79,6 +81,7 @@ def train_pu(
     session: str | None,
     concepts: Any,
     prior: float | str,
+    groups: Any,
     twins: float | None,
     out: str | None,
     metrics: str | None,
@@ -97,16 +100,18 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
+    from pucache.labels.groups import read_groups
     from pucache.training.labelled_cache import LabelledCache
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
+    opened = open_cache(cache)
+    rows["clusters"] = None if groups is None else read_groups(opened, groups)
     if concepts is not None:
-        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
+        _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
     out = out or "model.safetensors"
     check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
     labels = options.labels_named(opened, positives, session)
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
@@ -136,7 +141,7 @@ def _train(
 
 
 def _train_concepts(
-    cache: tuple[str, ...],
+    opened: EmbeddingCache,
     concepts: Any,
     classifier: dict[str, Any],
     rows: dict[str, Any],
@@ -148,7 +153,6 @@ def _train_concepts(
     from pucache.training.train_concepts import each_concept
 
     check_outputs(("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
     labels = open_concepts(opened, concepts)
     check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
 
@@ -185,8 +189,17 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
     yield from _estimates(result)
+    if "groups" in result:
+        yield _group_line(result)
     if result["note"]:
         yield result["note"]
+
+
+def _group_line(result: dict[str, Any]) -> str:
+    """How many groups there are, and what the labels count for."""
+    labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
+    line = f"images of {result['groups']:,} groups; the labelled positives are of {labels:,} and count as {labels:,}"
+    return line + (f", and {effect:.3g} images as one in intervals" if effect > 1 else "")
 
 
 def _audited(result: dict[str, Any]) -> bool:
