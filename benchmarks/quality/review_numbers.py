@@ -127,8 +127,8 @@ def page(rows: list[dict], wanted: int) -> str:
     text = (
         f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
         f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
-        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards. The last column is the "
-        "share of piles whose interval is wider than that of the labels alone, where the two sources agree."
+        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards. The last "
+        "column is the share of piles whose interval is wider than that of the labels alone, where the two agree."
     )
     return "\n\n".join(["# Numbers after a review", text, table(head, lines), environment()]) + "\n"
 
