@@ -78,6 +78,7 @@ def train_pu(
     positives: Any,
     negatives: Any,
     session: str | None,
+    readers: str,
     concepts: Any,
     prior: float | str,
     twins: float | None,
@@ -103,7 +104,7 @@ def train_pu(
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     opened = open_cache(cache)
-    labels, concepts = options.labels_named(opened, positives, session, concepts)
+    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     if concepts is not None:
         _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
