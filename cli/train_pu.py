@@ -79,6 +79,7 @@ def train_pu(
     positives: Any,
     negatives: Any,
     session: str | None,
+    readers: str,
     concepts: Any,
     prior: float | str,
     groups: Any,
@@ -106,7 +107,7 @@ def train_pu(
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     opened = open_cache(cache)
-    labels, concepts = options.labels_named(opened, positives, session, concepts)
+    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     rows["clusters"] = None if groups is None else read_groups(opened, groups)
     if concepts is not None:
         _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
