@@ -21,7 +21,7 @@ from pyarrow import compute
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
-from ..storage.arrow_types import floats_of, is_key, open_parquet, texts
+from ..storage.arrow import floats_of, is_key, open_parquet, texts
 from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
 from ..storage.table_columns import IMPORT_NAMES, find_column
 from .foreign_files import require_kind
