@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -210,6 +211,25 @@ def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
             raise ValueError(f"--{spelled} is for images that are to be embedded, and none are given; leave it out")
 
 
+def _groups(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+    """Value of --groups: a table, or a pattern."""
+    if text is None:
+        return None
+    from pucache.labels.groups import group_source
+
+    return group_source(text)
+
+
+groups = option(
+    "--groups",
+    metavar="TABLE[:COLUMN]|PATTERN",
+    callback=_groups,
+    help="Images that are not independent, such as those of one patient, video or site: a table key,group, or a "
+    "regular expression that is searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). A "
+    "group stays in one fold and counts as one label.",
+)
+
+
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
     """Value of --twins: None stands for equal bytes only."""
     if not cosine > 0:
@@ -305,6 +325,8 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
         exact = parameters.pop("label_value_exact")
         text = {name: parameters.pop(name) for name in ("encoding", "match_keys")}
         files = [name for name in _TABLES if parameters.get(name) is not None]
+        if isinstance(grouped := parameters.get("groups"), LabelTable):
+            parameters["groups"] = replace(grouped, key=columns["key"], **text)
         if exact and columns["value"] is None:
             raise ValueError("--label-value-exact goes with --label-value; name the cell that means positive")
         if any(value is not None for value in columns.values()) and not any(

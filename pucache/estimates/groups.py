@@ -8,14 +8,17 @@ from scipy.special import expit, logit
 from .calibration import fit_tilt
 
 
-def design_effect(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None, groups: np.ndarray) -> float:
-    """How many times as great groups make the variances of the tilt; at least 1.
+def design_effect(
+    margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None, groups: np.ndarray, fold: np.ndarray
+) -> float:
+    """How many times as great groups make the variances of what labelled positives say; at least 1.
 
     It is the mean design effect of Rao and Scott (1984), the trace of naive**-1 @ robust over the number of parameters:
-    of the scores of alpha, slope and prior at the tilt of greatest likelihood, `naive` sums the products of each row
-    with itself, and `robust` those of the sums of each group (Liang and Zeger 1986). P and U are samples of their own,
-    so scores are centred within each, and groups are those of P and those of U. Log likelihoods divided by it are worth
-    as much as those of independent rows. It is m for groups of m copies, and 1 where rows of a group are independent.
+    of the scores of the positives for alpha and slope, at the tilt of greatest likelihood, `naive` sums the products of
+    each row with itself, and `robust` those of the sums of each group (Liang and Zeger 1986). Numbers of rows divided
+    by it are worth as much as independent rows. It is about m for groups of m copies, and 1 where rows of a group are
+    independent. The unlabelled rows take no part: they are all there are. Heads of folds have levels of their own,
+    which groups of a fold share, so scores are centred within folds, and G groups in F folds count G / (G - F) times.
 
     Parameters
     ----------
@@ -24,24 +27,27 @@ def design_effect(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None
     s : ndarray of 0 and 1, (n,)
     weights : ndarray, (n,), or None
     groups : ndarray of int, (n,)
+    fold : ndarray of int, (n,)
+        That a row is held out in.
 
     Returns
     -------
     float
     """
-    tilt = fit_tilt(margins, s, weights)
+    tilt, positive = fit_tilt(margins, s, weights), s == 1
     w = np.ones(len(s)) if weights is None else weights.astype(np.float64)
-    sides, sign = (s == 1, s == 0), np.where(s == 1, 1.0, -1.0)
-    log_ratio, (n_p, n_u) = tilt.log_ratio(margins), (w[side].sum() for side in sides)
-    posterior = expit(log_ratio + logit(tilt.prior))
+    odds = w[positive].sum() / w[~positive].sum()
+    log_ratio, w, fold = tilt.log_ratio(margins[positive]), w[positive], fold[positive]
     log_mixture = np.logaddexp(np.log1p(-tilt.prior), np.log(tilt.prior) + log_ratio)
-    outer = w * sign * expit(-sign * (np.log(n_p / n_u) + log_ratio - log_mixture))
-    scores = outer[:, None] * np.stack([1 - posterior, log_ratio * (1 - posterior), tilt.prior - posterior], axis=1)
-    naive, robust = np.zeros((3, 3)), np.zeros((3, 3))
-    for side in sides:
-        centred = scores[side] - np.outer(w[side] / w[side].sum(), scores[side].sum(0))
-        number = np.unique(groups[side], return_inverse=True)[1]
-        sums = np.stack([np.bincount(number, column) for column in centred.T], axis=1)
-        naive += centred.T @ centred
-        robust += sums.T @ sums
-    return max(1.0, float(np.trace(np.linalg.pinv(naive, hermitian=True) @ robust)) / 3)
+    score = w * expit(log_mixture - log_ratio - np.log(odds)) * expit(-log_ratio - logit(tilt.prior))
+    scores = score[:, None] * np.stack([np.ones(len(w)), log_ratio], axis=1)
+    means = _sums(scores, fold) / np.maximum(_sums(w[:, None], fold), 1e-12)
+    scores -= w[:, None] * means[fold]
+    sums, folds = _sums(scores, np.unique(groups[positive], return_inverse=True)[1]), len(np.unique(fold))
+    naive, robust = scores.T @ scores, len(sums) / max(len(sums) - folds, 1) * sums.T @ sums
+    return max(1.0, float(np.trace(np.linalg.pinv(naive, hermitian=True) @ robust)) / 2)
+
+
+def _sums(values: np.ndarray, number: np.ndarray) -> np.ndarray:
+    """Sums of the rows (n, k) of each number (n,)."""
+    return np.stack([np.bincount(number, column) for column in values.T], axis=1)

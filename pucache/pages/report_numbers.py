@@ -147,7 +147,7 @@ def train(
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
-    count = LabelCount.of(data.s, groups=data.group)
+    count = LabelCount.of(data.s, groups=data.together)
     prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
     data.release()
     ranker = model or trained
@@ -205,7 +205,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
         "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
-        "held_out": min(len(np.unique(data.group[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
+        "held_out": min(len(np.unique(data.together[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
         "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
         "true_prior": None if true is None else true["n_positive"] / true["n"],
         "estimates": report.trained.estimates_,

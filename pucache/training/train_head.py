@@ -121,7 +121,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
     final = rows.design.margins(chosen.head)[:, 0]
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
-    effect = _design_effect(rows, margins, count)
+    effect = _design_effect(rows, margins, count, linear.fold)
     prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited, effect)
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
     if of_figures is not None:
@@ -154,6 +154,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         by_audit = (narrower(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
     estimates = {"risk": risk, "clamped": clamped, **figures, **by_audit}
+    estimates |= {} if rows.clusters is None else {"design_effect": effect}
     _warn_of_chance(estimates)
     reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)
     estimated = None if reportable is None else reportable.prior
@@ -304,7 +305,7 @@ def _neighbour_settings(
     )
 
 
-def _design_effect(rows: TrainingRows, margins: np.ndarray, count: LabelCount) -> float:
+def _design_effect(rows: TrainingRows, margins: np.ndarray, count: LabelCount, fold: np.ndarray) -> float:
     """Rows that are worth an independent one; 1 without groups, and where the labels are too few for estimates."""
     labels, groups = rows.labels, rows.clusters
     if groups is None:
@@ -314,7 +315,7 @@ def _design_effect(rows: TrainingRows, margins: np.ndarray, count: LabelCount) -
             "all %d labelled positives are of one group and count as one label: label positives of other groups",
             labels.s.sum(),
         )
-    return design_effect(margins, labels.s, labels.weights, groups) if count.has_estimates else 1.0
+    return design_effect(margins, labels.s, labels.weights, groups, fold) if count.has_estimates else 1.0
 
 
 def _estimate_prior(
