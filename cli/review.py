@@ -28,6 +28,7 @@ from . import options, output
 )
 @options.images
 @options.option("--reviewer", metavar="NAME", help="Name to log with each decision.  [default: the name of the user]")
+@options.groups
 @options.twins
 @options.option(
     "--port",

@@ -26,7 +26,9 @@ import uvicorn
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..labels.concepts import ConceptSource, open_concepts
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.near_duplicates import joined_groups
 from ..labels.row_values import RowValues
 from ..retrieval.query import Query
 from ..storage.atomic import replacing
@@ -67,6 +69,7 @@ def review(
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
     host: str = "127.0.0.1",
@@ -94,6 +97,9 @@ def review(
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
         Name that is logged with each decision. Default: that of the user.
+    groups : path, str or RowValues, optional
+        Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
+        before a second one, and the classifier holds out whole groups. Not kept by the session.
     twins : float or None
         Cosine from which on two images show the same picture. None: equal bytes only.
     port : int, optional
@@ -125,6 +131,7 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
+    clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
@@ -144,7 +151,7 @@ def review(
         services = [
             ReviewService(
                 one,
-                NextImages(one, np.random.default_rng(seed)),
+                NextImages(one, np.random.default_rng(seed), clusters),
                 pictures,
                 identifier=identifier(one, address.token, name),
                 reviewer=reviewer or user_name(),
@@ -152,7 +159,8 @@ def review(
             for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
-        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
+        together = opened.groups if clusters is None else joined_groups(opened.groups, clusters)
+        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=together, device=device))
         first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
             stack.callback(service.close)
