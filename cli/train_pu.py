@@ -199,8 +199,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
 def _group_line(result: dict[str, Any]) -> str:
     """How many groups there are, and what the labels count for."""
     labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
-    line = f"images of {result['groups']:,} groups; the labelled positives are of {labels:,} and count as {labels:,}"
-    return line + (f", and {effect:.3g} images as one in intervals" if effect > 1 else "")
+    line = f"{result['groups']:,} groups of images; the labelled positives are of {labels:,} and count as {labels:,}"
+    return line + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
 
 
 def _audited(result: dict[str, Any]) -> bool:
