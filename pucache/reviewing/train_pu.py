@@ -9,6 +9,7 @@ from typing import Any, overload
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..heads.minibatch import SGDSettings
 from ..labels.concepts import ConceptLabels, ConceptSource
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -44,6 +45,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     session: str | Path | None = None,
     readers: str = BOTH,
     concepts: ConceptSource | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     progress: Progress | None = None,
@@ -83,6 +85,10 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     concepts : path, str or mapping, optional
         In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
         mapping, see `pucache.labels.concepts.open_concepts`.
+    groups : path, str or RowValues, optional
+        Rows that are not independent, such as those of one patient, video or site, as for
+        `pucache.labels.groups.read_groups`: a table ``key,group``, a pattern on keys, or one group a key or row. They
+        stay in one fold, count as one label, and intervals allow for them.
     twins : float or None
         Cosine from which on two images count as the same picture; they stay in one fold. None: only
         images with equal bytes.
@@ -135,8 +141,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     )
     opened = open_cache(cache)
     labels: Any = positives if session is None else read_labels(opened, session, readers=readers)
+    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
     concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:
-        return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
-    data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device)
+        return train_concepts(opened, concepts, classifier, twins=twins, progress=progress, **rows)
+    data = LabelledCache.of(opened, labels, twins, negatives=negatives, seed=number, device=device, **rows)
     return train_on_cache(classifier, data, progress=progress)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
 from ..labels.labels import TWIN_COSINE, Labels
@@ -112,9 +114,11 @@ def estimates_by_method(
     The tilt takes those of the final head, as training does; the other methods those of the classifier before
     distillation, on which they were measured.
     """
-    bounds = data.training_labels.bounds
+    bounds, count = data.training_labels.bounds, label_count(model).labels
+    effect = model.estimates_.get("design_effect", 1.0)
+    grouped = {"design_effect": effect, "most_labels": np.inf if effect == 1 else count}
     return [
-        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds)
+        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds, **grouped)
         if method == "tilt"
         else PriorEstimate(method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level=level)
         for method in methods
