@@ -137,7 +137,9 @@ class Concordance(NamedTuple):
 
     def __str__(self) -> str:
         agreed, kappa = self.both_positive + self.both_negative, self.kappa()
-        said = f"agreed on {agreed:,} of {self.images:,}" + (f" ({self.share:.1%})" if self.images else "")
+        said = f"agreed on {agreed:,} of {self.images:,}" + (
+            f" ({100 * self.share:.1f} %)" if self.share is not None else ""
+        )
         return said if kappa is None else said + ", Cohen's kappa {:.2f} (95 %: {:.2f} to {:.2f})".format(*kappa)
 
 
@@ -179,9 +181,9 @@ class Agreement(NamedTuple):
         said += f"; of those that both were given at random, they {self.drawn}." if self.drawn.images else "."
         if not self.conflicts:
             return [said]
-        rule = "without a label" if self.readers == BOTH else f"labelled as {self.first} says"
+        rule = "have no label" if self.readers == BOTH else f"are labelled as {self.first} says"
         keys = name_first([key for key, *_ in self.conflicts])
-        return [said, f"On {len(self.conflicts):,} they differ now, which are {rule}: {keys}."]
+        return [said, f"They differ on {len(self.conflicts):,} now, which {rule}: {keys}"]
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

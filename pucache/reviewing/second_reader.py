@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache
-from ..errors import LabelError, PUCacheError, SessionError, one_line
+from ..errors import LabelError, SessionError
 from ..labels.concepts import check_names
 from .agreement import BOTH, Agreement, check_rule, conflicts, reviewers, second_says
 from .log import Stream
@@ -86,15 +86,6 @@ def _safe(name: str) -> str:
         return ""
 
 
-def show_conflicts(session: Session, other: Path) -> None:
-    """Show a reader again what the other one has decided otherwise, each image once; raises `SessionError`."""
-    with read_session(session.cache, other) as session_of_other:
-        theirs = session_of_other.history()
-    mine = session.history()
-    shown = {entry.group for entry in mine if entry.is_draw and entry.stream is Stream.CONFLICT}
-    session.show_again([one.row for one, _ in conflicts(mine, theirs) if one.group not in shown])
-
-
 def take_second_reader(session: Session, readers: str) -> Agreement | None:
     """Let a session that is read have the labels of both readers, unless those of the first are wanted.
 
@@ -112,22 +103,22 @@ def take_second_reader(session: Session, readers: str) -> Agreement | None:
     return Agreement.of(name, mine, theirs, readers)
 
 
-def beside_other(session: Session, name: str) -> tuple[str, str]:
-    """Show a reader the open conflicts; returns whose log it is, and why conflicts cannot be shown; "" each if alone.
+def beside_other(session: Session, name: str) -> str:
+    """Show a reader again what the other one has decided otherwise, each image once; returns whose log it is.
 
-    Raises `SessionError` where the first log is opened under the name of the second reader.
+    "" where there is one reader. Raises `SessionError`, also where the first log is opened by the second reader.
     """
-    other = session.second_reader if session.first_reader is None else ("the first reader", session.first_reader)
+    other = session.second_reader if session.first_reader is None else ("", session.first_reader)
     if other is None:
-        return "", ""
-    if session.first_reader is None and _safe(name) == file_name(other[0]):
+        return ""
+    if session.first_reader is None and _safe(name) == _safe(other[0]):
         raise SessionError(f"{name} is the second reader of {session.folder}; open his log with --second-reader")
-    said = f"Of {name}'s own log: its limit and its random images. The answers of {other[0]} are not shown."
-    try:
-        show_conflicts(session, other[1])
-    except PUCacheError as error:
-        return said, f"images that both decided otherwise cannot be shown: {one_line(error)}"
-    return said, ""
+    with read_session(session.cache, other[1]) as opened:
+        mine, theirs = session.history(), opened.history()
+    shown = {entry.group for entry in mine if entry.is_draw and entry.stream is Stream.CONFLICT}
+    session.show_again([one.row for one, _ in conflicts(mine, theirs) if one.group not in shown])
+    others = other[0] or next(iter(reviewers(theirs)), "") or "the first reader"
+    return f"The limit and the random images are those of {name}'s own log. The answers of {others} are not shown."
 
 
 def read_reader(cache: CacheLike, folder: str | Path | None, name: str | None) -> Session:

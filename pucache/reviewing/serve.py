@@ -179,10 +179,11 @@ def review(
         for number, service in enumerate(services):
             stack.callback(service.close)
             service.begin(trainer, number, first)
-        beside, trouble = beside_other(opened, reader) if concepts is None else ("", "")
+        beside = beside_other(opened, reader) if concepts is None else ""
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
-        warnings = [*_warnings(opened, pictures), *filter(None, [lost, trouble]), *left_out]
-        title = f"Review of {cache.files[0].path.name}" + (f": {first.query}" if first else "")
+        warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
+        shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
+        title = f"Review of {cache.files[0].path.name}{''.join(shown)}"
         application = Application(
             services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
         )

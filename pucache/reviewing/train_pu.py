@@ -140,8 +140,8 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         method=method,
     )
     opened = open_cache(cache)
-    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
     labels: Any = positives if session is None else read_labels(opened, session, readers=readers)
+    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
     concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:
         return train_concepts(opened, concepts, classifier, twins=twins, progress=progress, **rows)

@@ -123,8 +123,10 @@ def test_a_conflict_is_shown_again_to_both_once_as_if_it_were_new(cache, folder)
         decide(session, 11, NEGATIVE), decide(session, 12), decide(session, 20)
     for opened, name in ((open_session(cache, folder=folder), "anna"), (second(cache, folder), "ben")):
         with opened as session:
-            said, trouble = beside_other(session, name)
-            assert f"Of {name}'s own log" in said and not trouble
+            others = "ben" if name == "anna" else "anna"
+            assert beside_other(session, name) == (
+                f"The limit and the random images are those of {name}'s own log. The answers of {others} are not shown."
+            )
             assert [draw.group for draw in session.pending_draws()] == [10]
             row = session.pending_draws()[0].row
             assert session.decision_to_show(row) is None, "the page does not say how it was decided"
@@ -159,8 +161,8 @@ def test_labels_are_what_both_say_or_those_of_the_first(cache, folder):
         "none, both, the first, and the second alone"
     )
     assert first.reviewed[[10, 11, 12, 13, 20]].tolist() == [1, 1, 1, -1, 0]
-    assert "On 1 they differ now, which are without a label: '010.png'." in both.hidden.statements
-    assert "On 1 they differ now, which are labelled as anna says: '010.png'." in first.hidden.statements
+    assert "They differ on 1 now, which have no label: '010.png'" in both.hidden.statements
+    assert "They differ on 1 now, which are labelled as anna says: '010.png'" in first.hidden.statements
     with pytest.raises(ValueError, match="readers must be both or first, got 'second'"):
         read_labels(cache, folder, readers="second")
 
@@ -243,7 +245,7 @@ def test_commands_take_both_readers(tmp_path, monkeypatch):
             with closing(other.client()) as client:
                 page = client.ask("GET", "/")[2].decode()
                 client.post("/api/decide", decisions=[item(10, "negative"), item(11, "positive")])
-            assert "Of Dr. Ben&#39;s own log: its limit and its random images." in page
+            assert "<h1>Review of pile.h5: Dr. Ben</h1>" in page and "those of Dr. Ben&#39;s own log." in page
             assert (
                 other.end() == 130
                 and "train on it: pucache train-pu pile.h5 --session pile.h5.review\n" in other.printed
