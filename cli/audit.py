@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 @click.command("audit")
 @click.argument("session")
 @options.option("--level", default=0.95, help="Probability that the limits are right, in (0, 1).")
+@options.readers
 @options.as_json
-def audit(session: str, level: float) -> None:
+def audit(session: str, level: float, readers: str) -> None:
     """Say how many positives are still hidden, from the images that a review drew at random.
 
     SESSION is the folder of a review, such as cache.h5.review, or of the reviews of concepts. The limits
@@ -30,11 +31,11 @@ def audit(session: str, level: float) -> None:
     from pucache.reviewing.concept_sessions import audit_concepts, concept_folders
 
     if concept_folders(session):
-        audits, failures = audit_concepts(session, level=level)
+        audits, failures = audit_concepts(session, level=level, readers=readers)
         results = {name: _result(one) for name, one in audits.items()}
         output.print_concepts({"concepts": results}, failures, {name: _row(one) for name, one in audits.items()})
         return
-    audited = run(session, level=level)
+    audited = run(session, level=level, readers=readers)
     output.print_result(_result(audited), [*audited.statements(), *_lines(audited)])
 
 

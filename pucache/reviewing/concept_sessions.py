@@ -63,7 +63,9 @@ def _check_one_cache(folder: str | Path, facts: dict[str, EpochFacts]) -> None:
             )
 
 
-def audit_concepts(folder: str | Path, *, level: float = 0.95) -> tuple[dict[str, Audit], dict[str, str]]:
+def audit_concepts(
+    folder: str | Path, *, level: float = 0.95, readers: str = "both"
+) -> tuple[dict[str, Audit], dict[str, str]]:
     """`pucache.audit` of the session of each concept.
 
     Parameters
@@ -72,6 +74,8 @@ def audit_concepts(folder: str | Path, *, level: float = 0.95) -> tuple[dict[str
         Of the sessions, also while `pucache review` runs them.
     level : float
         As for `pucache.audit`; it holds for each concept, not for all at once.
+    readers : str
+        As for `pucache.audit`.
 
     Returns
     -------
@@ -84,4 +88,4 @@ def audit_concepts(folder: str | Path, *, level: float = 0.95) -> tuple[dict[str
     SessionError
         The folder holds no session that can be read, or sessions of different caches.
     """
-    return over_sessions(folder, lambda path: audit(path, level=level))
+    return over_sessions(folder, lambda path: audit(path, level=level, readers=readers))

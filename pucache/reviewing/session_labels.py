@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..estimates.audited_prior import AuditedHidden
 from ..labels.concepts import ConceptLabels
 from ..labels.labels import Labels
+from .agreement import BOTH
 from .audit import LEAST_POSITIVES, Audit, audit
 from .concept_sessions import concept_folders, over_sessions
+from .second_reader import take_second_reader
 from .session import read_session
 from .session_start import session_folder
 
 
-def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels | ConceptLabels:
+def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: str = BOTH) -> Labels | ConceptLabels:
     """Labels of the session in a folder, with its audit where a random image has a label.
 
     A folder of the sessions of concepts gives the labels of each.
@@ -25,6 +28,8 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels | 
         The cache that was reviewed.
     folder : path, optional
         Of the session, or of those of concepts. Default: ``CACHE.review`` beside the cache.
+    readers : str
+        Whose answers are the labels, where there is a second reader: both or first, as for `pucache.audit`.
 
     Returns
     -------
@@ -42,13 +47,14 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels | 
     opened = open_cache(cache)
     path = session_folder(opened, folder)
     if concept_folders(path):
-        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one)))
-    return _labels_of(opened, path)
+        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one, readers)))
+    return _labels_of(opened, path, readers)
 
 
-def _labels_of(cache: EmbeddingCache, folder: Path) -> Labels:
+def _labels_of(cache: EmbeddingCache, folder: Path, readers: str) -> Labels:
     with read_session(cache, folder) as session:
-        labels = Labels(*session.labels(), hidden=_hidden(audit(session)))
+        agreement = take_second_reader(session, readers)
+        labels = Labels(*session.labels(), hidden=_hidden(replace(audit(session), agreement=agreement)))
     labels.check()
     return labels
 
