@@ -85,6 +85,8 @@ class Audit:
         Its upper limit and `rest_high` hold together with probability `level`.
     rest_high : int
         Upper limit of the hidden positives outside the zone; `hidden_high` without a zone.
+    came_since : int
+        Rows that came to the pile after the zone was fixed; they are outside of it.
     agreement : Agreement or None
         How a second reader agrees with the first. None where there is none, or it is not known from one log.
     """
@@ -109,6 +111,7 @@ class Audit:
     chance_high: int
     zone: Audit | None
     rest_high: int
+    came_since: int
     _log: ReplayedLog = field(repr=False, compare=False)
     _looks: Looks = field(repr=False, compare=False)
     _upper_error: float = field(repr=False, compare=False)
@@ -242,6 +245,11 @@ class Audit:
                 f"({zone._basis()} among the likeliest). Leaving aside {others}: "
                 f"{_recall(recall, 'positives elsewhere')}{cost}."
             )
+            if self.came_since:
+                said.append(
+                    f"The likeliest images were chosen before {self.came_since:,} of the images came: their limit "
+                    "speaks of the images of then. Random images among all are from the new ones too."
+                )
         if self.chance_high < self.unknown and (self.chance_high < self.hidden_high or not self.draws):
             recall = share_found(self.found, self.chance_high)
             cost = self._cost(recall, self._chance_outlook, self.unknown, "images, if none is positive")
@@ -309,7 +317,7 @@ class Audit:
         """The attributes as plain numbers, for JSON; `zone` is one of these."""
         numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self.zone is not None:
-            of_pile = ("zone", "rest_high", "chance_high", "agreement")
+            of_pile = ("zone", "rest_high", "came_since", "chance_high", "agreement")
             numbers["zone"] = {n: v for n, v in self.zone.as_dict().items() if n not in of_pile}
         if self.agreement is not None:
             numbers["agreement"] = self.agreement.as_dict()
@@ -344,7 +352,7 @@ def audit(session: str | Path | Session, *, level: float = 0.95, readers: str = 
     _check_level(level)
     try:
         audited = audit_entries(present.entries, present.urns, level=level, zone=present.zone, since=present.since)
-        return replace(audited, agreement=agreement)
+        return replace(audited, agreement=agreement, came_since=present.came)
     except ValueError as error:
         name = session if isinstance(session, (str, Path)) else session.folder
         raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
@@ -433,6 +441,7 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         chance_high=max(0, _chance_high(looks, rows, level, sensitivity) - found),
         zone=None,
         rest_high=high - found,
+        came_since=0,
         _log=log,
         _looks=looks,
         _upper_error=upper_error,

@@ -173,6 +173,7 @@ class AuditedEntries(NamedTuple):
     urns: tuple[int, ...]  # rows of each
     zone: int  # rows of the zone; 0 before it is fixed
     since: int  # serial number of the last entry before the present epoch, where it goes on with another; else 0
+    came: int = 0  # rows that came after the zone was fixed
 
 
 class DecisionLog:
@@ -255,6 +256,11 @@ class DecisionLog:
         """Keys of the zone of the present epoch and those from `first` on; empty where none is fixed."""
         return [row["key"] for row in self._rows("zones") if row["epoch"] >= first]
 
+    def came_since_zone(self, first: int, urns: Sequence[int]) -> int:
+        """Rows of the urns, one an epoch from `first` on, that came after the zone was fixed; 0 without one."""
+        fixed = max((row["epoch"] for row in self._rows("zones") if row["epoch"] >= first), default=None)
+        return 0 if fixed is None else sum(urns[1 + fixed - first :])
+
     def ask(self, query: str) -> None:
         """Write what is asked, the JSON of a query, durably."""
         with self._transaction():
@@ -321,7 +327,8 @@ class DecisionLog:
         entries = [entry for entry in self.entries() if entry.epoch >= first]
         for number, group in enumerate(groups):
             entries[number] = replace(entries[number], group=group)
-        return AuditedEntries(entries, facts.urns, len(self.zone(first)), self.since(entries))
+        came = self.came_since_zone(first, facts.urns)
+        return AuditedEntries(entries, facts.urns, len(self.zone(first)), self.since(entries), came)
 
     def since(self, entries: Sequence[Entry]) -> int:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""

@@ -137,7 +137,9 @@ class Session(SessionState):
     def audited_entries(self) -> AuditedEntries:
         """What the audit is computed from."""
         with self.lock:
-            return AuditedEntries(list(self._entries), self.urns, int(self.zone.sum()), self._base.since(self._entries))
+            entries, zone, since = list(self._entries), int(self.zone.sum()), self._base.since(self._entries)
+            came = self._log.came_since_zone(self._base.first, self.urns) if zone and len(self.urns) > 1 else 0
+            return AuditedEntries(entries, self.urns, zone, since, came)
 
     @property
     def asked(self) -> str:

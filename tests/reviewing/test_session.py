@@ -555,6 +555,24 @@ def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their
         assert session.urns == (*urns, 1) and audit(session).draws == 50
 
 
+def test_a_zone_of_before_the_pile_grew_says_so(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 60), labels_of(60)) as session:
+        session.fix_zone(np.arange(10, 20))
+        for draw in session.draw(rng, Stream.ZONE, 8):
+            decide(session, draw.row, NEGATIVE)
+        before = audit(session)
+        assert not before.came_since and not any("were chosen before" in line for line in before.statements())
+    keys = [*(f"{row:03}.png" for row in range(60)), "y.png", "z.png"]
+    with open_session(pile_of(tmp_path, keys)) as session:
+        now = audit(session)
+        assert now.came_since == 2 and now.as_dict() == audit(session.folder).as_dict()
+        assert (now.zone.rows, now.zone.hidden_high) == (10, before.zone.hidden_high)
+        assert now.rest_high >= 2, "all that came may be positive"
+        assert any("were chosen before 2 of the images came" in line for line in now.statements())
+        drawn = {draw.row for draw in session.draw(rng, Stream.AUDIT, 60)}
+        assert {60, 61} <= drawn
+
+
 def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
     with open_session(pile_of(tmp_path, 60, twins=[(10, 11)]), labels_of(60)) as session:
         session.fix_zone(np.array([10, 12, 13, 14, 15, 0]))
