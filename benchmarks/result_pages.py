@@ -69,6 +69,16 @@ PAGES = (
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
     ),
     ResultPage(
+        "pu-bench",
+        "the tasks of PU-Bench and NcPU: labels drawn at random and with bias",
+        "peers.pu_bench",
+        FOLDERS,
+        60,
+        BOTH,
+        LONG,
+        needs="pu-toolbox (`pip install pucache[bench]`)",
+    ),
+    ResultPage(
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 33, CIFAR
     ),
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 11, ALL),

@@ -32,7 +32,7 @@ _SHOWN_ENDINGS = 4
 @options.option(
     "--encoder",
     default="bundled",
-    metavar="bundled|timm:NAME|RUN_DIR",
+    metavar="bundled|timm:NAME|open_clip:MODEL:TAG|RUN_DIR",
     help="Encoder that computes the embeddings.",
 )
 @options.option(
@@ -106,6 +106,7 @@ def embed(
     \b
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
+    pucache embed photos/ cache.h5 --encoder open_clip:ViT-B-32:laion2b_s34b_b79k   # then also --words
     pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
     pucache embed 'shards/{00000..00099}.tar' cache.h5 --labels-to labels.csv --label-column cls
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack

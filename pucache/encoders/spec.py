@@ -21,7 +21,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 BUNDLED = "bundled"  # name of the encoder whose weights an installed package carries
-OPTIONAL = {"normalization", "origin"}  # fields that JSON leaves out where they are empty
+OPTIONAL = {"normalization", "configuration", "origin"}  # fields that JSON leaves out where they are empty
 ROUNDING = ("precision", "runtime")  # fields that change no more than the rounding of an embedding
 
 
@@ -32,7 +32,8 @@ class EncoderSpec:
     Attributes
     ----------
     name : str
-        ``bundled``, ``timm:NAME``, ``pretrained:NAME`` or ``imported:NAME``.
+        ``bundled``, ``timm:NAME``, ``open_clip:MODEL``, ``open_clip:MODEL:TAG``, ``pretrained:NAME`` or
+        ``imported:NAME``.
     weights : str
         sha256 over names, shapes, types and bytes of the weights; empty for imported embeddings.
     input_size : tuple of int
@@ -51,6 +52,8 @@ class EncoderSpec:
         Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch`` or ``openvino``, in older caches ``compile``.
     normalization : str
         ``l2`` if each embedding was scaled to length 1 after the encoder, else empty.
+    configuration : str
+        sha256 over architecture and tokenizer of an image-text model of open_clip; else empty.
     origin : str
         Absolute path of the file or folder that embeddings were imported from; else empty. It is not compared.
     """
@@ -69,6 +72,7 @@ class EncoderSpec:
     precision: str = ""
     runtime: str = ""
     normalization: str = ""
+    configuration: str = ""
     origin: str = field(default="", compare=False)
 
     @classmethod

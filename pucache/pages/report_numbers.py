@@ -43,32 +43,15 @@ _FAISS = ("faiss-gpu", "faiss-cpu")
 
 @dataclass(frozen=True)
 class TrainedReport:
-    """What numbers, charts and galleries are computed from.
-
-    Attributes
-    ----------
-    data : LabelledCache
-    trained : PULinearClassifier
-        Trained on `data` for the report, with a held-out margin for each row.
-    ranker : PULinearClassifier
-        Ranks the unlabelled images: the model passed to `report`, or `trained`.
-    margins : ndarray of float32, (n,)
-        Margins by `ranker`.
-    count : LabelCount
-        Number of labels, which says what may be estimated.
-    prior_estimates : list of PriorEstimate
-        One per method; the first is that of the tilt. Empty where the labels are too few.
-    truth : ndarray of int8, (n,), or None
-        True class: 1, 0, or -1 where it is unknown.
-    """
+    """What numbers, charts and galleries are computed from."""
 
     data: LabelledCache
-    trained: PULinearClassifier
-    ranker: PULinearClassifier
-    margins: np.ndarray
-    count: LabelCount
-    prior_estimates: list[PriorEstimate]
-    truth: np.ndarray | None
+    trained: PULinearClassifier  # on `data` for the report, with a held-out margin for each row
+    ranker: PULinearClassifier  # ranks the unlabelled images: the model passed to `report`, or `trained`
+    margins: np.ndarray  # by `ranker`, float32 (n,)
+    count: LabelCount  # says what may be estimated
+    prior_estimates: list[PriorEstimate]  # one per method, the tilt's first; empty where the labels are too few
+    truth: np.ndarray | None  # class, int8 (n,): 1, 0, or -1 where it is unknown
 
     @cached_property
     def labelled(self) -> np.ndarray:

@@ -21,7 +21,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.local_copies import parent_folder
 from ..embedding.embed import run_embedding
 from ..encoders.deferred import EncoderOptions
-from ..encoders.spec import BUNDLED, ROUNDING
+from ..encoders.spec import BUNDLED, ROUNDING, EncoderSpec
 from ..errors import EncoderError, LabelError, one_line
 from ..images.decoding import Decoding
 from ..images.listing import is_image
@@ -52,7 +52,7 @@ class Query:
     text_encoder : path, optional
         Folder of a sentence-transformers model, for words and the bundled encoder.
     weights : path, optional
-        Of the cache's encoder, as `pucache.embed` took them, for pictures.
+        Of the cache's encoder, as `pucache.embed` took them, for pictures, or for words and an image-text encoder.
     """
 
     words: tuple[str, ...] = ()
@@ -70,8 +70,8 @@ class Query:
         for name in ("not_words", "text_encoder"):
             if getattr(self, name) and not self.words:
                 raise ValueError(f"{name} goes with words; name some")
-        if self.weights and not self.like:
-            raise ValueError("weights are of the encoder of pictures to be like; name some, or leave them out")
+        if self.weights and not self:
+            raise ValueError("weights are of the cache's encoder, for words or pictures; name some, or leave them out")
 
     def __bool__(self) -> bool:
         return bool(self.words or self.like)
@@ -144,14 +144,17 @@ class QueryScorer:
     def _by_words(self, cache: EmbeddingCache) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
         """Scores of embeddings by the words, and a line on what they stand for."""
         spec, query = cache.encoder, self.query
-        if spec.name == BUNDLED and not spec.normalization:
+        if spec.name == BUNDLED and not spec.normalization and query.weights is None:
             from ..encoders.class_words import score_by_classes  # imports torch and timm
 
             return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder())
-        raise EncoderError(
-            f"{cache.name} is of {spec}, which has no words: the bundled encoder has; name pictures with --like "
-            "instead, or embed the images with it"
-        )
+        if spec.configuration and query.text_encoder is None:
+            from ..encoders.image_text import score_by_text  # imports torch and timm
+
+            score_rows, found = score_by_text(query.words, query.not_words, spec, query.weights)
+            _require_encoder(cache, found)
+            return score_rows, ""
+        raise EncoderError(f"{cache.name} is of {spec}, {_without_words(query, spec)}")
 
     def _vectors(self, cache: EmbeddingCache, source: str) -> np.ndarray:
         """Embeddings of the pictures of a source, or vectors of a file, float32 (m, d)."""
@@ -175,13 +178,35 @@ class QueryScorer:
         spec = cache.encoder
         options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=Decoding.of(spec.decoder))
         encoder = options.load(like=spec)
-        differing = spec.differences(encoder.spec, ignoring=ROUNDING)
-        if differing:
-            raise EncoderError(
-                f"{cache.name} is of {spec}; the encoder at hand is {encoder.spec} (they differ in "
-                f"{', '.join(differing)}); name the weights that it was made with"
-            )
+        _require_encoder(cache, encoder.spec)
         return encoder
+
+
+def _require_encoder(cache: EmbeddingCache, found: EncoderSpec) -> None:
+    """Raise `EncoderError` where an encoder is not the one that a cache was made with."""
+    differing = cache.encoder.differences(found, ignoring=ROUNDING)
+    if differing:
+        raise EncoderError(
+            f"{cache.name} is of {cache.encoder}; the encoder at hand is {found} (they differ in "
+            f"{', '.join(differing)}); name the weights that it was made with"
+        )
+
+
+def _without_words(query: Query, spec: EncoderSpec) -> str:
+    """Why words cannot be asked of the embeddings of an encoder, and what to do."""
+    if spec.configuration:
+        return "which has words of its own; leave out the text encoder"
+    if spec.name == BUNDLED and not spec.normalization:
+        return "which has its own weights; leave out --weights"
+    if spec.name.startswith("timm:") and "clip" in spec.name:
+        return (
+            "which has no words, as timm leaves out the projection that they are compared with; embed the images with "
+            "--encoder open_clip:MODEL:TAG, or name pictures with --like instead"
+        )
+    return (
+        "which has no words: the bundled encoder and those of open_clip have; name pictures with --like instead, or "
+        "embed the images with one of them"
+    )
 
 
 def _as_source(source: str, folder: str) -> str:

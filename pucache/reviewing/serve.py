@@ -40,6 +40,7 @@ from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
+from .second_reader import beside_other, check_alone, open_second_reader
 from .service import ReviewService
 from .session import Session, open_session
 from .session_folder import ADDRESS
@@ -69,6 +70,7 @@ def review(
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
+    second_reader: str | None = None,
     groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
@@ -97,6 +99,10 @@ def review(
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
         Name that is logged with each decision. Default: that of the user.
+    second_reader : str, optional
+        Name of a second reader of the session: a log of his own in its folder, which begins with the same labels. He
+        gets the same random images as the first, and sees none of his answers. What both decided otherwise is shown
+        again to each when his review is begun again.
     groups : path, str or RowValues, optional
         Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
         before a second one, and the classifier holds out whole groups. Not kept by the session.
@@ -122,7 +128,8 @@ def review(
     EncoderError, MissingExtraError, SourceError
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
-        Words or pictures are named beside `concepts`, or where ten positives are known.
+        Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
+        beside `second_reader`, or his name makes no file name.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -131,6 +138,9 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
+    if second_reader is not None:
+        given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
+        check_alone(given)
     clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
@@ -140,12 +150,16 @@ def review(
         if concepts is None:
             opened = stack.enter_context(
                 open_session(cache, positives, negatives=negatives, folder=folder, twins=twins)
+                if second_reader is None
+                else open_second_reader(cache, folder, second_reader, twins)
             )
+            folder = opened.folder
             sessions, failures = {"": opened}, dict[str, str]()
         else:
             sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
+        reader = second_reader or reviewer or user_name()
         address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
         services = [
@@ -154,7 +168,7 @@ def review(
                 NextImages(one, np.random.default_rng(seed), clusters),
                 pictures,
                 identifier=identifier(one, address.token, name),
-                reviewer=reviewer or user_name(),
+                reviewer=reader,
             )
             for name, one in sessions.items()
         ]
@@ -165,13 +179,17 @@ def review(
         for number, service in enumerate(services):
             stack.callback(service.close)
             service.begin(trainer, number, first)
+        beside = beside_other(opened, reader) if concepts is None else ""
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
-        title = f"Review of {cache.files[0].path.name}" + (f": {first.query}" if first else "")
-        application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
+        shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
+        title = f"Review of {cache.files[0].path.name}{''.join(shown)}"
+        application = Application(
+            services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
+        )
         url = printed_url(host, address.port, address.token)
         opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened, first)
-        for line in [*opening, *warnings, f"open {url}", _ENDING]:
+        for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
         if open_browser:

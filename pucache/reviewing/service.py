@@ -21,7 +21,7 @@ from ..errors import LabelError, one_line
 from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
 from .export import import_reviewed
 from .first_ranking import ENOUGH, FirstRanking, positives_known
-from .log import LABELS, Choice, Entry, Stream
+from .log import LABELS, NO_LOOKS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
 from .session_state import RATE_OF, Proposal, SessionProgress, StaleDecisionError
@@ -326,7 +326,7 @@ def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
 
 def best_rate(entries: Sequence[Entry]) -> float:
     """Highest share of positives among `RATE_OF` decisions in a row; 0 with fewer decisions."""
-    choices = [entry.choice for entry in entries if entry.stream is not Stream.RECHECK and not entry.is_undo]
+    choices = [entry.choice for entry in entries if entry.stream not in NO_LOOKS and not entry.is_undo]
     labels = [choice is Choice.POSITIVE for choice in choices if choice in LABELS]
     before = np.append(0, np.cumsum(labels))
     return float((before[RATE_OF:] - before[:-RATE_OF]).max(initial=0)) / RATE_OF

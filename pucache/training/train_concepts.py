@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
+from ..labels.concepts import ConceptSource, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import drawn_seed
@@ -28,7 +28,7 @@ R = TypeVar("R")
 
 def each_concept(
     cache: EmbeddingCache,
-    concepts: ConceptSource | ConceptLabels,
+    concepts: ConceptSource,
     work: Callable[[str, LabelledCache], R],
     *,
     twins: float | None = TWIN_COSINE,
@@ -54,7 +54,7 @@ def each_concept(
     results, failures
         As by `ConceptLabels.over_concepts`.
     """
-    opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
+    opened = open_concepts(cache, concepts)
     joint = joint_labels(opened.labels.values())
     rows: dict[str, Any] = {"all_rows": all_rows, "clusters": clusters, "seed": seed, "device": device}
     shared = LabelledCache.prepare(cache, joint, twins, **rows)

@@ -132,7 +132,7 @@ def test_rows_that_are_not_finite_are_named(bundled, tmp_path):
 
 
 def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):
-    with pytest.raises(EncoderError, match=r"imported:planted .* has no words: the bundled encoder has"):
+    with pytest.raises(EncoderError, match=r"imported:planted .* has no words: the bundled encoder and those"):
         pucache.retrieve_positives(cache, words="a dress")
     with pytest.raises(EncoderError, match=r"give a \.npy file of their vectors"):
         pucache.retrieve_positives(cache, like="photos/")
@@ -147,7 +147,7 @@ WRONG = {
     "words and pictures": ({"words": "a", "like": "b"}, "two ways to begin"),
     "only what it is not": ({"not_words": "a"}, "not_words goes with words"),
     "a text encoder for pictures": ({"like": "a", "text_encoder": "b"}, "text_encoder goes with words"),
-    "weights for words": ({"words": "a", "weights": "b"}, "weights are of the encoder of pictures"),
+    "weights alone": ({"weights": "b"}, "weights are of the cache's encoder, for words or pictures"),
     "a model": ({"words": "a", "model": "m.safetensors"}, "rank by themselves"),
     "a way to rank": ({"words": "a", "by": "similarity"}, "rank by themselves"),
     "an index": ({"words": "a", "index": "HNSW16"}, "rank by themselves"),
