@@ -61,7 +61,6 @@ def estimate_prior(
     pucache estimate-prior cache.h5 --positives found.txt
     pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
     """
-    from pucache.labels.groups import read_groups
     from pucache.training.estimate_prior import check_request
     from pucache.training.labelled_cache import LabelledCache
 
@@ -70,7 +69,7 @@ def estimate_prior(
     request = {"methods": methods, "progress": terminal_progress(), **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
     opened = open_cache(cache)
-    rows["clusters"] = None if groups is None else read_groups(opened, groups)
+    rows |= options.groups_named(opened, groups)
     if concepts is not None:
         _estimate_concepts(opened, concepts, rows | {"twins": twins}, request)
         return
