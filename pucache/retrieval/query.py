@@ -145,9 +145,10 @@ class QueryScorer:
         """Scores of embeddings by the words, and a line on what they stand for."""
         spec, query = cache.encoder, self.query
         if spec.name == BUNDLED and not spec.normalization and query.weights is None:
-            from ..encoders.class_words import score_by_classes  # imports torch and timm
+            from ..encoders.class_words import SAMPLE, score_by_classes  # imports torch and timm
 
-            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder())
+            sample = cache.take(np.unique(np.linspace(0, len(cache) - 1, SAMPLE).astype(np.int64)))
+            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder(), sample)
         if spec.configuration and query.text_encoder is None:
             from ..encoders.image_text import score_by_text  # imports torch and timm
 

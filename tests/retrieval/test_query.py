@@ -113,7 +113,8 @@ def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, tm
 
     texts = save_text_encoder(tmp_path / "texts")
     asked = {"words": ["a dress", "red car"], "not_words": "frog", "text_encoder": texts}
-    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path)[0](bundled.take(np.arange(300)))
+    rows = bundled.take(np.arange(300))
+    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path, rows)[0](rows)
     ranked = pucache.retrieve_positives(bundled, k=None, **asked)
     np.testing.assert_allclose(ranked.scores, scores[ranked.rows], atol=1e-6)
     assert (np.diff(ranked.scores) <= 0).all() and ranked.posterior is None
