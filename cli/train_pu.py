@@ -105,17 +105,16 @@ def train_pu(
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
-    outputs = ("out", out or "model.safetensors", MODEL), ("metrics", metrics, JSON)
-    if concepts is None and session is None:  # a session may be of concepts, whose models are in a folder
-        check_outputs(*outputs, force=force)
+    if concepts is None and not options.is_of_concepts(session):
+        out = out or "model.safetensors"
+        check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     rows |= options.groups_named(opened, groups)
     if concepts is not None:
         _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
-    out = out or "model.safetensors"
-    check_outputs(*outputs, force=force)
+    assert out is not None
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
     lines = [
