@@ -188,7 +188,11 @@ def review(
             services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
         )
         url = printed_url(host, address.port, address.token)
-        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened, first)
+        opening = [f"{len(names):,} concepts in {folder}"] if names else list(_opening_lines(opened, first))
+        if clusters is not None:
+            opening.append(
+                f"{len(np.unique(clusters)):,} groups: of the likely positives one image of each comes first"
+            )
         for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
