@@ -38,7 +38,7 @@ from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
-from .second_reader import beside_other, check_alone, open_second_reader
+from .second_reader import beside_other, open_second_reader
 from .service import ReviewService
 from .session import Session, open_session
 from .session_folder import ADDRESS
@@ -132,9 +132,9 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
-    if second_reader is not None:
-        given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
-        check_alone(given)
+    given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
+    if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
