@@ -123,7 +123,7 @@ def review(
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
         Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
-        beside `second_reader`, or his name makes no file name.
+        beside `second_reader`, or that name makes no file name.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -153,6 +153,7 @@ def review(
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
         reader = second_reader or reviewer or user_name()
+        beside = beside_other(opened, reader) if concepts is None else ""
         address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
         services = [
@@ -171,7 +172,6 @@ def review(
         for number, service in enumerate(services):
             stack.callback(service.close)
             service.begin(trainer, number, first)
-        beside = beside_other(opened, reader) if concepts is None else ""
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
         shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
