@@ -34,6 +34,7 @@ from . import options, output
     help="Begin a log of NAME beside that of the first reader, or go on with it: the same images, without their "
     "answers.",
 )
+@options.groups
 @options.twins
 @options.option(
     "--port",

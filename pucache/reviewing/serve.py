@@ -26,7 +26,9 @@ import uvicorn
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..labels.concepts import ConceptSource, open_concepts
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.near_duplicates import joined_groups
 from ..labels.row_values import RowValues
 from ..retrieval.query import Query
 from ..storage.atomic import replacing
@@ -69,6 +71,7 @@ def review(
     images: str | Path | None = None,
     reviewer: str | None = None,
     second_reader: str | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
     host: str = "127.0.0.1",
@@ -100,6 +103,9 @@ def review(
         Name of a second reader of the session: a log of his own in its folder, which begins with the same labels. He
         gets the same random images as the first, and sees none of his answers. What both decided otherwise is shown
         again to each when his review is begun again.
+    groups : path, str or RowValues, optional
+        Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
+        before a second one, and the classifier holds out whole groups. Not kept by the session.
     twins : float or None
         Cosine from which on two images show the same picture. None: equal bytes only.
     port : int, optional
@@ -135,6 +141,7 @@ def review(
     given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
     if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
         raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
+    clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
@@ -159,7 +166,7 @@ def review(
         services = [
             ReviewService(
                 one,
-                NextImages(one, np.random.default_rng(seed)),
+                NextImages(one, np.random.default_rng(seed), clusters),
                 pictures,
                 identifier=identifier(one, address.token, name),
                 reviewer=reader,
@@ -167,7 +174,8 @@ def review(
             for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
-        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
+        together = opened.groups if clusters is None else joined_groups(opened.groups, clusters)
+        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=together, device=device))
         first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
             stack.callback(service.close)

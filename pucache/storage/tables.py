@@ -154,7 +154,7 @@ def _read(
     head, ending = stream.read(8), _ending(path)
     stream.seek(0)
     if kind := _arrow_format(head, ending):
-        from .arrow_tables import arrow_table
+        from .arrow import arrow_table
 
         return arrow_table(stream, name, kind, find)
     data = stream.read()

@@ -89,7 +89,7 @@ class TrainedState(FittedState):
 
 def label_count(state: FittedState) -> LabelCount:
     """Number of labels that the estimates of a fitted model rest on."""
-    return _label_count(state.estimates_, state.n_labelled_)
+    return replace(_label_count(state.estimates_, state.n_labelled_), grouped=state.n_groups_ is not None)
 
 
 def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState, *, force: bool = False) -> None:
