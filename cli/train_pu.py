@@ -35,6 +35,12 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.caches
 @options.labels(session=True, many=True)
 @options.option(
+    "--exclusive",
+    is_flag=True,
+    help="With --concepts: an image has one of them at most, so that what is labelled with one is a known negative of "
+    "the others.",
+)
+@options.option(
     "--prior",
     default="auto",
     metavar="FLOAT|auto",
@@ -78,6 +84,7 @@ def train_pu(
     negatives: Any,
     session: str | None,
     concepts: Any,
+    exclusive: bool,
     prior: float | str,
     twins: float | None,
     out: str | None,
@@ -102,8 +109,11 @@ def train_pu(
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
     if concepts is not None:
-        _train_concepts(cache, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
+        rows |= {"twins": twins, "excluding": exclusive}
+        _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, force)
         return
+    if exclusive:
+        raise ValueError("--exclusive is for --concepts; leave it out with one list of positives")
     out = out or "model.safetensors"
     check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)

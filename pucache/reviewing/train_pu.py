@@ -42,6 +42,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     negatives: str | Path | RowValues | None = None,
     session: str | Path | None = None,
     concepts: ConceptSource | None = None,
+    exclusive: bool = False,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     progress: Progress | None = None,
@@ -78,6 +79,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     concepts : path, str or mapping, optional
         In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
         mapping, see `pucache.labels.concepts.open_concepts`.
+    exclusive : bool
+        Only with `concepts`: an image has one of them at most, so that the positives of each are known negatives of the
+        others.
     twins : float or None
         Cosine from which on two images count as the same picture; they stay in one fold. None: only
         images with equal bytes.
@@ -112,6 +116,10 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         raise ValueError(
             "train_pu takes positives (and negatives), or a session, which has the labels of a review, or concepts"
         )
+    if exclusive and concepts is None:
+        raise ValueError(
+            "exclusive is for concepts, of which an image has one; leave it out with one list of positives"
+        )
     number = drawn_seed(seed)
     classifier = PULinearClassifier(
         prior,
@@ -130,7 +138,8 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     )
     opened = open_cache(cache)
     if concepts is not None:
-        return train_concepts(opened, concepts, classifier, twins=twins, all_rows=all_rows, progress=progress)
+        how: dict[str, Any] = {"twins": twins, "all_rows": all_rows, "excluding": exclusive, "progress": progress}
+        return train_concepts(opened, concepts, classifier, **how)
     labels = read_labels(opened, session) if positives is None else positives
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device)
     return train_on_cache(classifier, data, progress=progress)

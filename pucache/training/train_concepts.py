@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptLabels, ConceptSource, joint_labels, open_concepts
+from ..labels.concepts import ConceptLabels, ConceptSource, exclusive, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import drawn_seed
@@ -31,6 +31,7 @@ def each_concept(
     *,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
+    excluding: bool = False,
     seed: int = 0,
     device: str = "auto",
 ) -> tuple[dict[str, R], dict[str, str]]:
@@ -45,6 +46,8 @@ def each_concept(
         Takes the name of a concept and its data.
     twins, all_rows, seed, device
         As for `LabelledCache.of`.
+    excluding : bool
+        As `exclusive` of `pucache.train_pu`.
 
     Returns
     -------
@@ -52,6 +55,7 @@ def each_concept(
         As by `ConceptLabels.over_concepts`.
     """
     opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
+    opened = exclusive(opened) if excluding else opened
     joint = joint_labels(opened.labels.values())
     shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed, device=device)
     return opened.over_concepts(shared.of_concepts(opened.labels), work)
@@ -64,6 +68,7 @@ def train_concepts(
     *,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
+    excluding: bool = False,
     progress: Progress | None = None,
 ) -> ConceptModels:
     """Train a classifier for each concept: `pucache.train_pu` with `concepts`.
@@ -75,8 +80,8 @@ def train_concepts(
         As for `pucache.labels.concepts.open_concepts`.
     classifier : PULinearClassifier, optional
         With the parameters of all. A `random_state` that is no number draws one seed for all.
-    twins, all_rows, progress
-        As for `pucache.train_pu`.
+    twins, all_rows, excluding, progress
+        As for `pucache.train_pu`, where `excluding` is `exclusive`.
 
     Returns
     -------
@@ -91,5 +96,5 @@ def train_concepts(
         del model.held_out_margins_, model.classifier_margins_
         return model
 
-    rows = {"seed": parameters["random_state"], "device": parameters["device"]}
+    rows = {"seed": parameters["random_state"], "device": parameters["device"], "excluding": excluding}
     return ConceptModels(*each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows))
