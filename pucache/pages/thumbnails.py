@@ -41,28 +41,14 @@ _one_large = threading.Lock()
 
 @dataclass(frozen=True)
 class RowImage:
-    """The image of a row, or the reason why there is none.
+    """The image of a row, or the reason why there is none."""
 
-    Attributes
-    ----------
-    pixels : PIL.Image.Image or None
-        Upright, 8-bit RGB, no larger than asked for.
-    width, height : int
-        Size of the original in pixels, after its EXIF orientation; 0 where unknown.
-    problem : str
-        "", or one line: why there is no picture, or that the file has changed since it was embedded.
-    path : str
-        Absolute path of the original where it is a file of this machine, else "".
-    uri : str
-        Of a thumbnail, which has no `pixels`: ``data:image/webp;base64,...``, or "" where there is no picture.
-    """
-
-    pixels: Image.Image | None = None
-    width: int = 0
+    pixels: Image.Image | None = None  # upright, 8-bit RGB, no larger than asked for
+    width: int = 0  # of the original in pixels, after its EXIF orientation; 0 where unknown
     height: int = 0
-    problem: str = ""
-    path: str = ""
-    uri: str = ""
+    problem: str = ""  # "", or one line: why there is no picture, or that the file has changed since it was embedded
+    path: str = ""  # absolute path of the original where it is a file of this machine
+    uri: str = ""  # of a thumbnail, which has no `pixels`: data:image/webp;base64,..., or "" where there is no picture
 
 
 def thumbnails(
@@ -73,29 +59,11 @@ def thumbnails(
     side: int = 160,
     progress: Progress | None = None,
 ) -> list[RowImage]:
-    """Make a thumbnail of each row; an image that cannot be shown never raises.
+    """Make a thumbnail of each row (int, in any order); an image that cannot be shown never raises.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    rows : ndarray of int, (m,)
-        In any order.
-    images : str or path, optional
-        Source of the images, as for `pucache.open_source`; by default each cache file's own source.
-    side : int
-        Greatest width and height of a thumbnail in pixels; smaller images are not enlarged.
-    progress : Progress, optional
-
-    Returns
-    -------
-    list of RowImage, (m,)
-
-    Raises
-    ------
-    SourceError
-        `images` cannot be opened.
-    ValueError
-        `side` is below 1.
+    `images` is the source of the images, as for `pucache.open_source`; by default each cache file's own. `side` is the
+    greatest width and height in pixels; smaller images are not enlarged. Raises `SourceError` where `images` cannot be
+    opened, and `ValueError` where `side` is below 1.
     """
     if side < 1:
         raise ValueError(f"side must be at least 1 pixel, got {side}")
@@ -113,17 +81,7 @@ def thumbnails(
 class RowImages:
     """Reads and decodes the images of a cache's rows; several threads may read at the same time.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    images : str or path, optional
-        Source of the images, as for `pucache.open_source`; by default each cache file's own source, which is
-        opened when the first of its images is read.
-
-    Raises
-    ------
-    SourceError
-        `images` cannot be opened.
+    `images` is as for `thumbnails`; a cache file's own source is opened when the first of its images is read.
     """
 
     def __init__(self, cache: EmbeddingCache, images: str | Path | None = None):
@@ -135,18 +93,7 @@ class RowImages:
         self._silent: dict[str, tuple[float, str]] = {}  # hosts that did not answer: when, and the problem
 
     def read(self, row: int, side: int) -> RowImage:
-        """Decode the image of a row, scaled down to at most `side` pixels; never raises for an image.
-
-        Parameters
-        ----------
-        row : int
-        side : int
-            Greatest width and height in pixels; smaller images are not enlarged.
-
-        Returns
-        -------
-        RowImage
-        """
+        """Decode the image of a row, scaled down to at most `side` pixels a side; never raises for an image."""
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()

@@ -8,13 +8,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ..cache.parts import writer_lock
 from ..errors import LabelError, OutputError
 from ..storage.atomic import is_standard_output
 from ..storage.table_writer import six_digits
@@ -47,12 +49,10 @@ class GrowingTable:
     LabelError
         The table cannot be read, has other columns, or scores of another model.
     ValueError
-        The day is no date, or lies before one in the table; the path is a URL or the standard output.
+        The day is no date, or lies before one in the table.
     """
 
     def __init__(self, path: str | Path, types: Mapping[str, str], model: str, day: str | None = None):
-        if is_url(path) or is_standard_output(path):
-            raise ValueError(f"a table that grows is a file of this machine; {without_secrets(os.fspath(path))} is not")
         self.path, self.model, self.day = Path(path), model, _iso(day)
         self.types = {**types, **_ADDED}
         self._state = self._signature()
@@ -152,6 +152,18 @@ class GrowingTable:
         places = np.array([number[name] for name in together["source"]], int)
         keys = np.array([key.encode() for key in together["key"]], "S")
         return np.lexsort((keys, places))
+
+
+@contextmanager
+def one_writer(path: str | Path) -> Iterator[None]:
+    """Keep a second `score --append` from a table until the first has written it: one of two weeks would be lost.
+
+    Raises `CacheLockedError` where one is at work, and ValueError for a URL or the standard output.
+    """
+    if is_url(path) or is_standard_output(path):
+        raise ValueError(f"a table that grows is a file of this machine; {without_secrets(os.fspath(path))} is not")
+    with writer_lock(Path(os.path.realpath(path)), os.fspath(path)):
+        yield
 
 
 def model_digest(model: PULinearClassifier | ConceptModels, neighbours: str = "") -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from ..storage.urls import is_url, without_secrets
 from ..training.concept_models import ConceptModels
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
-from .growing_table import GrowingTable, cache_of_source, model_digest
+from .growing_table import GrowingTable, cache_of_source, model_digest, one_writer
 from .new_images import NewImages, check_new_images
 from .score_tables import (
     TYPES,
@@ -36,8 +37,7 @@ from .score_tables import (
     part_outputs,
     read_scores,
     wide_types,
-    write_scores,
-    write_wide_scores,
+    write_table,
 )
 
 if TYPE_CHECKING:
@@ -181,6 +181,8 @@ def score(
         caches of several sources; a `day` before one in the table.
     LabelError
         The table that is to grow cannot be read, or holds scores of another model.
+    CacheLockedError
+        Another `score` grows the table.
     """
     if parts is None:
         check_table(out, inputs=files_read(model, images, neighbours), force=force)
@@ -201,44 +203,41 @@ def score(
         raise ValueError("a table grows as a whole; leave out append, or parts")
     if day is not None and not append:
         raise ValueError("a day is for a table that grows; add append, or leave it out")
-    growing = _growing(model, out, day, pile) if append else None  # is checked before images are embedded
-    source = _source_of(images)
-    encoder = EncoderOptions(
-        weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
-    )
-    if source is not None:
-        if parts is not None:
-            raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
-        name = source if isinstance(source, str) else source.name
-        cache = cache or (cache_of_source(out, name) if append else os.path.splitext(out)[0] + ".h5")
-        before = CacheFile(Path(cache)).source if moved and not is_url(cache) and Path(cache).is_file() else None
-        opened = embed_for(model, source, cache, encoder, shard=shard, workers=workers, moved=moved, progress=progress)
-        if growing is not None and before:
-            growing.rename(before, _one_source(opened))
-    else:
-        _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
-        opened = open_cache(images)  # type: ignore[arg-type]
-    caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
-    if isinstance(model, ConceptModels):
-        report, tables = planned(model, opened, out, parts, force=force)
-        return _score_concepts(model, report, caches, tables, growing)
-    if pile is not None and parts is not None:
-        raise ValueError("neighbours are searched into one table; leave out parts")
-    report, tables = planned(model, opened, out, parts, force=force)
-    earlier = [
-        earlier_scores(model, *one, growing) if deploy_prior == "auto" else None
-        for one in zip(caches, tables, strict=True)
-    ]
-    model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
-    for part, table, known in zip(caches, tables, earlier, strict=True):
-        rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
-        rows = rows if known is None else known.kept(rows)
-        if growing is None:
-            positives = write_scores(table, rows)
+    with one_writer(out) if append else nullcontext():
+        growing = _growing(model, out, day, pile) if append else None  # is checked before images are embedded
+        source = _source_of(images)
+        encoder = EncoderOptions(
+            weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
+        )
+        if source is not None:
+            if parts is not None:
+                raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
+            name = source if isinstance(source, str) else source.name
+            cache = cache or (cache_of_source(out, name) if append else os.path.splitext(out)[0] + ".h5")
+            before = CacheFile(Path(cache)).source if moved and not is_url(cache) and Path(cache).is_file() else None
+            embedding: dict[str, Any] = {"shard": shard, "workers": workers, "moved": moved, "progress": progress}
+            opened = embed_for(model, source, cache, encoder, **embedding)
+            if growing is not None and before:
+                growing.rename(before, _one_source(opened))
         else:
-            positives = growing.write(_one_source(part), rows)["label"]
-        report = replace(report, positives=report.positives + positives)
-    return report if pile is None else replace(report, neighbours=pile.cache)
+            _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
+            opened = open_cache(images)  # type: ignore[arg-type]
+        report, tables = planned(model, opened, out, parts, force=force)
+        caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
+        if isinstance(model, ConceptModels):
+            return _score_concepts(model, report, caches, tables, growing)
+        if pile is not None and parts is not None:
+            raise ValueError("neighbours are searched into one table; leave out parts")
+        earlier = [
+            earlier_scores(model, *one, growing) if deploy_prior == "auto" else None
+            for one in zip(caches, tables, strict=True)
+        ]
+        model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
+        for part, table, known in zip(caches, tables, earlier, strict=True):
+            rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
+            sums = _write(part, table, TYPES, rows if known is None else known.kept(rows), growing)
+            report = replace(report, positives=report.positives + sums["label"])
+        return report if pile is None else replace(report, neighbours=pile.cache)
 
 
 def _score_concepts(
@@ -252,13 +251,20 @@ def _score_concepts(
     counts = dict.fromkeys(models, 0)
     for part, table in zip(caches, tables, strict=True):
         rows = prefetch(_wide_rows(models, part), ahead=_BLOCKS_AHEAD)
-        if growing is None:
-            written = write_wide_scores(table, list(models), rows)
-        else:
-            sums = growing.write(_one_source(part), rows)
-            written = {name: sums[f"{name}_label"] for name in models}
-        counts = {name: counts[name] + written[name] for name in models}
+        sums = _write(part, table, wide_types(models), rows, growing)
+        counts = {name: count + sums[f"{name}_label"] for name, count in counts.items()}
     return replace(report, positives=sum(counts.values()), concepts=counts)
+
+
+def _write(
+    cache: EmbeddingCache,
+    table: str | Path,
+    types: Mapping[str, str],
+    rows: Iterable[ScoredRows],
+    growing: GrowingTable | None,
+) -> dict[str, int]:
+    """Write the rows of a cache as a table, or into one that grows; returns the sum of each column of labels."""
+    return write_table(table, types, rows) if growing is None else growing.write(_one_source(cache), rows)
 
 
 def _growing(

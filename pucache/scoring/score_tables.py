@@ -6,7 +6,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,15 +69,6 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
     Raises `OutputError` where it cannot be written.
     """
     return write_table(out, TYPES, blocks)["label"]
-
-
-def write_wide_scores(out: str | Path, concepts: Sequence[str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Write a table of the columns of `wide_types`, as `write_scores`.
-
-    Returns the number of rows above the threshold of each.
-    """
-    positives = write_table(out, wide_types(concepts), blocks)
-    return {name: positives[f"{name}_label"] for name in concepts}
 
 
 def wide_types(concepts: Iterable[str]) -> dict[str, str]:

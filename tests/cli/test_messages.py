@@ -16,9 +16,9 @@ from helpers.command_line import SMALL, refused, run
 from helpers.files import snapshot
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
+from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cli.main import SENTENCES
 from pucache.errors import CacheError
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -277,7 +277,7 @@ def test_a_full_output_device_is_one_line(world, embedded, arguments):
     assert (ended.returncode, ended.stderr) == (1, "Error: cannot write the standard output: No space left on device\n")
 
 
-@pytest.mark.parametrize("arguments", ["--help", *SENTENCES])
+@pytest.mark.parametrize("arguments", ["--help", "info none.h5"])
 def test_a_closed_standard_output_is_one_line(here, arguments):
     ended = in_shell("cd {here}; {pucache} " + arguments + " >&-", here=here)
     assert ended.returncode == 1
@@ -335,7 +335,7 @@ atexit.register(lambda: print(hasattr(sys.modules.get("torch"), "compile")))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, slow(signal.SIGTERM)])
 def test_an_import_is_finished_before_an_interruption_as_it_may_run_in_native_code(here, number):
     command = [sys.executable, "-c", WHOLE + EARLY, "torch._C", str(int(number))]  # in the middle of torch
     ended = subprocess.run(command, capture_output=True, text=True)

@@ -1,13 +1,15 @@
 """`score(append=True)`: a table that grows from source to source."""
 
+import functools
+
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
 
-from pucache.errors import LabelError
+from pucache.errors import CacheLockedError, LabelError
 from pucache.scoring.evaluate import evaluate
-from pucache.scoring.growing_table import cache_of_source
+from pucache.scoring.growing_table import cache_of_source, one_writer
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import column_names, read_columns, read_scores
 from pucache.training.concept_models import ConceptModels
@@ -17,9 +19,10 @@ X, S, _ = planted(200, labelled=40)
 WEEKS = {"one": ["a.png", "b.png", "c,d.png"], "two": ["b.png", "ä.png"]}  # b.png is another image in each
 
 
+@functools.cache
 def trained(seed=0, labelled=40):
     rows, s, _ = planted(200, labelled=labelled, seed=seed)
-    return PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
+    return PULinearClassifier(prior=0.3, penalty=0.01, device="cpu").fit(rows, s)
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +112,14 @@ def test_a_day_that_lies_before_or_is_none_is_refused(tmp_path, model, out, day)
     content = out.read_bytes()
     said = one_line(ValueError, score, model, week(tmp_path, "two"), out, append=True, day=day)
     assert day in said and out.read_bytes() == content
+
+
+def test_a_second_score_waits_for_none_and_loses_no_week(tmp_path, model, out):
+    score(model, week(tmp_path, "one"), out, append=True)
+    with one_writer(out):
+        said = one_line(CacheLockedError, score, model, week(tmp_path, "two"), out, append=True)
+    assert f"{out} is being written by another process" in said and len(cells(out)) == 3
+    assert score(model, tmp_path / "two.h5", out, append=True).rows == 2 and len(cells(out)) == 5
 
 
 def test_what_a_table_holds_beside_scores_is_not_lost(tmp_path, model):
