@@ -237,6 +237,15 @@ groups = option(
 )
 
 
+def groups_named(cache: EmbeddingCache, groups: Any) -> dict[str, Any]:
+    """Groups for the library, as its argument `clusters`."""
+    if groups is None:
+        return {}
+    from pucache.labels.groups import read_groups
+
+    return {"clusters": read_groups(cache, groups)}
+
+
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
     """Value of --twins: None stands for equal bytes only."""
     if not cosine > 0:

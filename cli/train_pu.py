@@ -101,19 +101,21 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
-    from pucache.labels.groups import read_groups
     from pucache.training.labelled_cache import LabelledCache
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
+    outputs = ("out", out or "model.safetensors", MODEL), ("metrics", metrics, JSON)
+    if concepts is None and session is None:  # a session may be of concepts, whose models are in a folder
+        check_outputs(*outputs, force=force)
     opened = open_cache(cache)
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
-    rows["clusters"] = None if groups is None else read_groups(opened, groups)
+    rows |= options.groups_named(opened, groups)
     if concepts is not None:
         _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
         return
     out = out or "model.safetensors"
-    check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
+    check_outputs(*outputs, force=force)
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
     lines = [

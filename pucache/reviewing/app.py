@@ -246,7 +246,10 @@ class _Events(StreamingResponse):
 def _next(body: Body, service: ReviewService) -> Body:
     tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
     keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-    return {"images": service.next(tab, count, keep, finish=body.get("finish") is True)}
+    only = body.get("only", "")
+    if only not in ("", "random", "doubted"):
+        raise _BadRequestError("only must be random or doubted, or left out")
+    return {"images": service.next(tab, count, keep, only=only)}
 
 
 def _decide(body: Body, service: ReviewService) -> Body:
