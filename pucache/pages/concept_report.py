@@ -15,7 +15,7 @@ from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.intervals import are_uninformative, interval_of, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
-from ..labels.groups import GroupSource, read_groups
+from ..labels.groups import GroupSource, group_source, read_groups
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import Seed, drawn_seed
@@ -77,10 +77,11 @@ def report_concepts(
     opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
+    groups = group_source(groups) if isinstance(groups, str) else groups
     trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
     labels = open_concepts(opened, concepts)
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
-    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images)))
+    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images, groups)))
     for file in [path, *pages.values()]:
         check_output(file, PAGE, inputs=inputs, force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}

@@ -21,7 +21,7 @@ from ..errors import CacheError
 from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
-from ..labels.groups import GroupSource, read_groups
+from ..labels.groups import GroupSource, group_source, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues, open_truth
 from ..labels.sample import UnlabelledSample
@@ -131,6 +131,7 @@ def report(
     y = None if truth is None else open_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
+    groups = group_source(groups) if isinstance(groups, str) else groups
     clusters = None if groups is None else read_groups(cache, groups)
     named = [
         name for name in (groups, positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)
