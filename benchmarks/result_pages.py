@@ -119,6 +119,15 @@ PAGES = (
         "simulated",
     ),
     ResultPage(
+        "review-numbers",
+        "how often prior, recall and precision after a review hold the truth, with and without wrong answers",
+        "quality.review_numbers",
+        FOLDERS,
+        300,
+        BOTH,
+        LONG,
+    ),
+    ResultPage(
         "pile-sizes",
         "the default training on piles of many sizes, on new rows, and what the seed changes",
         "quality.pile_sizes",

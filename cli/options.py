@@ -399,6 +399,15 @@ def check_session(session: str | None) -> None:
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
 
 
+def is_of_concepts(session: str | None) -> bool:
+    """Whether a folder of a review holds a session for each of several concepts."""
+    if session is None:
+        return False
+    from pucache.reviewing.concept_sessions import concept_folders
+
+    return bool(concept_folders(session))
+
+
 def labels_named(
     cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any, readers: str
 ) -> tuple[Any, ConceptSource | None]:

@@ -85,6 +85,27 @@ class ConceptLabels:
         return results, failures
 
 
+def exclusive(concepts: ConceptLabels) -> ConceptLabels:
+    """Labels of kinds of which an image has one: the positives of each are known negatives of all others.
+
+    Raises `LabelError` where an image is a positive of two.
+    """
+    positive = np.array([labels.positive for labels in concepts.labels.values()])  # (K, n)
+    twice = np.flatnonzero(positive.sum(0) > 1)
+    if len(twice):
+        names = " and ".join(name for name, one in zip(concepts.labels, positive[:, twice[0]], strict=True) if one)
+        raise LabelError(
+            f"{len(twice):,} images are labelled with several concepts, the first with {names}; of concepts that "
+            "exclude each other an image has one: remove the others, or leave out --exclusive"
+        )
+    others = {name: positive.any(0) & ~one for name, one in zip(concepts.labels, positive, strict=True)}
+    labels = {
+        name: replace(labels, reviewed=np.where(others[name], np.int8(-1), labels.reviewed))
+        for name, labels in concepts.labels.items()
+    }
+    return replace(concepts, labels=labels)
+
+
 ConceptSource = str | Path | LabelTable | Mapping[str, Positives] | ConceptLabels
 
 

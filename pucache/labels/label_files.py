@@ -12,7 +12,7 @@ import numpy as np
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
 from ..storage.label_cells import is_blank, meaning
-from ..storage.table_columns import KEY_NAMES
+from ..storage.table_columns import CONCEPT_COLUMNS, KEY_NAMES
 from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
 from .key_globs import compile_glob
@@ -128,6 +128,24 @@ def read_truth(path: str | os.PathLike[str], keys: Sequence[str]) -> np.ndarray:
     if not (y >= 0).any():
         raise _no_scores(truth, keys, path)
     return y
+
+
+def read_kinds(path: str | os.PathLike[str], keys: Sequence[str]) -> list[str | None]:
+    """True kind of each key by a table ``key,concept``: "" for an image of none, None where the table lacks the key.
+
+    Raises `LabelError` where the table cannot be read, gives a key two kinds, or shares no key with `keys`.
+    """
+    table = _matched(read_table(path, CONCEPT_COLUMNS), path, keys)
+    if table and "concept" not in table[0]:
+        raise LabelError(f"{path} has columns {', '.join(table[0])}; expected key,concept: the kind of each image")
+    kinds: dict[str, str] = {}
+    for row in _rows_with_label(table, 1, path) if table and "label" in table[0] else table:
+        kind = (row["concept"] or "").strip()
+        if (other := kinds.setdefault(row["key"], kind)) != kind:
+            raise LabelError(f"{path} calls {row['key']} {other or 'none'} and {kind or 'none'}; keep one kind")
+    if not kinds.keys() & set(keys):
+        raise _no_scores(kinds, keys, path)
+    return [kinds.get(key) for key in keys]
 
 
 def _matched(table: list[Row], path: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:

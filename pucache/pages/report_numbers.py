@@ -21,7 +21,7 @@ from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
-from ..labels.labels import Labels
+from ..labels.labels import LOOK_AGAIN, Labels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
 from ..storage.urls import without_secrets
@@ -35,7 +35,6 @@ from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
-_LOOK_AGAIN = 20  # decisions that are doubted most
 _FAILURE_REASONS = 10  # most frequent reasons listed
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
@@ -66,12 +65,9 @@ class TrainedReport:
     @cached_property
     def look_again(self) -> np.ndarray:
         """Labelled and reviewed rows that a training without them contradicts, at most 20, worst first; int64."""
-        labels, margins, threshold = self.data.labels, self.trained.held_out_margins_, self.trained.threshold_
-        contradicted = (labels.positive & (margins <= threshold)) | (labels.negative & (margins > threshold))
-        rows = np.flatnonzero(contradicted)
-        posterior = self.posterior(rows)
-        doubt = np.where(labels.positive[rows], 1 - posterior, posterior)
-        return rows[np.argsort(-doubt, kind="stable")[:_LOOK_AGAIN]]
+        margins = self.trained.held_out_margins_
+        posterior = self.trained.tilt_.posterior(margins)
+        return self.data.labels.contradicted(margins > self.trained.threshold_, posterior)[:LOOK_AGAIN]
 
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:

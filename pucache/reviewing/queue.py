@@ -87,16 +87,16 @@ class NextImages:
         with self._lock:
             self._scores, self._p, self._version, self._top = scores, p, version, top
 
-    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, finish: bool = False) -> list[int]:
+    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, of: Sequence[int] | None = None) -> list[int]:
         """Rows to show next, in the order of showing, reserved for a tab; fewer where the pile is used up.
 
         `count` rows are wanted besides those that the tab keeps: the ones that it shows, or will show, or has decided
-        without an answer yet. It loses all others. With `finish` only random images come that were passed over.
+        without an answer yet. It loses all others. With `of` only these rows come.
         """
         with self._lock:
             self._reservations.keep_only(tab, (int(self._session.groups[row]) for row in keep))
-            if finish:
-                return self._take(tab, self._session.random_undecided(), count)
+            if of is not None:
+                return self._take(tab, of, count)
             drawn = self._waiting(tab, count)
             drawn += self._rechecks_and_audits(tab, count - len(drawn))
             rows = self._mixed(self._ranked(tab, count - len(drawn)), drawn)

@@ -196,6 +196,24 @@ class SessionState:
             ]
         return heapq.nlargest(count, (one for one in decided if not before or one[0] < before))
 
+    def given_once(self, rows: np.ndarray, most: int) -> list[int]:
+        """Of the first `most` pictures decided in the session among some rows, those whose label was not given again.
+
+        In the order of the rows; those that wait for a recheck are left out.
+        """
+        with self.lock:
+            decided: dict[int, Entry] = {}
+            for group in self.groups[rows[~self._labelled_before[rows]]].tolist():
+                label = None if group in self._pending else self._labelling(group)
+                if len(decided) < most and label is not None and label.choice in _LABELS:
+                    decided.setdefault(group, label)
+            return [label.row for group, label in decided.items() if not self._given_again(group, label)]
+
+    def _given_again(self, group: int, label: Entry) -> bool:
+        """Whether the last of several answers on a group is its label."""
+        labels = [entry.choice for entry, _ in self._stacks[group] if entry.choice in _LABELS]
+        return len(labels) > 1 and labels[-1] is label.choice
+
     def _recheck_candidates(self) -> np.ndarray:
         """Known positive rows without a pending draw, int64."""
         positive = (self._s == 1) | (self._reviewed == 1)

@@ -71,9 +71,12 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
     return write_table(out, TYPES, blocks)["label"]
 
 
-def wide_types(concepts: Iterable[str]) -> dict[str, str]:
-    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each."""
-    types = {"key": "string"}
+def wide_types(concepts: Iterable[str], *, exclusive: bool = False) -> dict[str, str]:
+    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each.
+
+    With `exclusive` the second column is kind, the concept that an image has, or "" for none.
+    """
+    types = {"key": "string", "kind": "string"} if exclusive else {"key": "string"}
     for name in concepts:
         types |= {f"{name}_margin": "float32", f"{name}_posterior": "float32", f"{name}_label": "int8"}
     return types
@@ -122,14 +125,30 @@ def read_scores(path: str | Path, *, concept: str | None = None, source: str | N
         raise LabelError(f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept")
     types = {column: TYPES[name] for name, column in found.items()} | ({"source": "string"} if source else {})
     columns = read_columns(path, types)
+    columns = _of_source(columns, source, path)
     table = {name: columns[column] for name, column in found.items()}
-    if source is not None:
-        of_source = columns["source"] == source
-        if not of_source.any():
-            known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
-            raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
-        table = {name: values[of_source] for name, values in table.items()}
     return table | {"label": table["label"].astype(int)}
+
+
+def read_kinds(path: str | Path, *, source: str | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Key and kind of each row of a table of `score` with `exclusive`, and its concepts; `source` as `read_scores`."""
+    names = column_names(path)
+    if "kind" not in names:
+        raise LabelError(f"{path} has no column kind; score with a folder of models and --exclusive")
+    types = {"key": "string", "kind": "string"} | ({"source": "string"} if source else {})
+    columns = _of_source(read_columns(path, types), source, path)
+    return columns, [name.removesuffix("_label") for name in names if name.endswith("_label")]
+
+
+def _of_source(columns: dict[str, np.ndarray], source: str | None, path: str | Path) -> dict[str, np.ndarray]:
+    """Rows of one source, or all."""
+    if source is None:
+        return columns
+    of_source = columns["source"] == source
+    if not of_source.any():
+        known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
+        raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
+    return {name: values[of_source] for name, values in columns.items()}
 
 
 def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:

@@ -86,42 +86,15 @@ class LabelledCache:
         return self.group if self.clusters is None else self.clusters
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Row numbers in the cache of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        ndarray of int64, (m,)
-        """
+        """Row numbers in the cache of some of these rows, int64 (m,)."""
         return rows if self.rows is None else self.rows[rows]
 
     def keys(self, rows: np.ndarray) -> list[str]:
-        """Keys of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        list of str
-        """
+        """Keys of some of these rows, int64 (m,)."""
         return self.cache.keys[self.cache_rows(rows)]
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Values of these rows, out of values of all rows of the cache.
-
-        Parameters
-        ----------
-        values : ndarray, (rows of the cache, ...)
-
-        Returns
-        -------
-        ndarray, (n, ...)
-        """
+        """Values of these rows, (n, ...), out of values of all rows of the cache."""
         return values if self.rows is None else values[self.rows]
 
     @classmethod
@@ -183,20 +156,7 @@ class LabelledCache:
         seed: int = 0,
         device: str = "auto",
     ) -> LabelledCache:
-        """Join a cache with labels that were checked.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        labels : Labels
-            Unlike those of `of`, they may leave no row unlabelled.
-        twins, all_rows, clusters, seed, device
-            As for `of`.
-
-        Returns
-        -------
-        LabelledCache
-        """
+        """Join a cache with labels that were checked, which may leave no row unlabelled; the rest is as for `of`."""
         on_host = choose_device(device).type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
@@ -217,17 +177,7 @@ class LabelledCache:
         return cls(cache, labels, cache.matrix, group, sums.moments() if on_host else None, clusters=clusters)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
-        """Rows and training labels as the solvers take them; the same object for each device.
-
-        Parameters
-        ----------
-        device : str
-            ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-
-        Returns
-        -------
-        DesignMatrix
-        """
+        """Rows and training labels as the solvers take them; the same object for each device."""
         chosen = choose_device(device)
         if str(chosen) not in self._designs:
             training_s = self.training_labels.training_s

@@ -589,12 +589,6 @@ def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.
     """Margins of embeddings (n, d) by K heads, float32 (n, K).
 
     Those of a row by one head depend on no other row. By several, their last bits depend on where the row lies.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    coef : ndarray of float32, (K, d)
-    intercept : ndarray of float64, (K,)
     """
     margins = np.empty((len(X), len(coef)), np.float32)
     step = max(1, _VALUES_AT_ONCE // X.shape[1])
