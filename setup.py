@@ -11,6 +11,7 @@ version = re.search(r'__version__ = "(.+?)"', (here / "pucache/version.py").read
 assert version
 
 extras = {
+    "clip": ["open-clip-torch>=3.2"],
     "heif": ["pillow-heif>=0.21"],
     "onnx": ["onnx>=1.16", "onnxruntime>=1.18", "onnxscript>=0.5"],
     "openvino": ["openvino>=2025.0"],

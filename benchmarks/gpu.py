@@ -95,17 +95,21 @@ def _ended(limit: float, status: int | None) -> dict[str, object]:
 
 
 def page(lines: list[dict]) -> str:
-    """The results as a page."""
-    known = ("check", "commit", "device", "environment")
-    rows = [
-        [line["check"], name, f"{value:.4g}" if isinstance(value, float) else value]
-        for line in lines
-        for name, value in line.items()
-        if name not in known
-    ]
-    machines = "\n\n".join(str(line["environment"]) for line in lines if "environment" in line)
+    """The results as a page: a table of the checks that give the same figures."""
+    tables: dict[tuple[str, ...], list[list]] = {}
+    for line in lines:
+        figures = tuple(name for name in line if name not in ("check", "commit", "device", "environment"))
+        tables.setdefault(figures, []).append([line["check"], *(_rounded(line[name]) for name in figures)])
+    parts = [table(["check", *figures], rows) for figures, rows in tables.items() if figures]
+    machines = [str(line["environment"]) for line in lines if "environment" in line]
     told = "`python -m benchmarks.gpu OUT`: each figure is of one run on one machine; read ratios, not milliseconds."
-    return f"# CUDA\n\n{told}\n\n{table(['check', 'figure', 'value'], rows)}\n\n{machines}\n"
+    return "\n\n".join(["# CUDA", told, *parts, *machines]) + "\n"
+
+
+def _rounded(value: object) -> object:
+    if not isinstance(value, float):
+        return value
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) >= 0.01 else f"{value:.1g}"
 
 
 def main(words: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import re
 import subprocess
 import sys
 import time
@@ -316,13 +317,17 @@ def tests(bench: Bench) -> dict[str, object]:
     junit = bench.work.parent / "tests.xml"
     command = [sys.executable, "-m", "pytest", "-q", "--slow", "-p", "no:cacheprovider", f"--junitxml={junit}"]
     ended = subprocess.run([*command, "tests/cuda"], cwd=HERE, capture_output=True, text=True, check=False)
-    return {"exit code": ended.returncode, "last lines": ended.stdout.splitlines()[-5:]}
+    if ended.returncode:
+        print(ended.stdout)
+    counted = {name: re.search(rf'\b{name}="(\d+)"', junit.read_text()) for name in ("tests", "skipped")}
+    return {"exit code": ended.returncode} | {name: int(found[1]) for name, found in counted.items() if found}
 
 
 # seconds that a group may take, and its checks
 GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
     (60, {"machine": machine, "faiss beside torch": libraries}),
     (60, {"embedding, bundled, 1,000 PNG": functools.partial(embedding, kind="few", name="bundled")}),
+    (150, {"tests": tests}),
     (60, {"embedding, ResNet-50, 1,000 PNG": functools.partial(embedding, kind="few", name="resnet50")}),
     (90, {f"pretraining, {name}": functools.partial(pretraining, name=name, compiled=False) for name in BACKBONES}),
     (
@@ -352,5 +357,4 @@ GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
     ),
     (120, {"pretraining, resnet18, CUDA graphs": graphs}),
     (90, {"pretraining, an epoch": epoch}),
-    (300, {"tests": tests}),
 ]

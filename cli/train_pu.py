@@ -8,26 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from pucache.cache.embedding_cache import open_cache
+from pucache.cache.embedding_cache import EmbeddingCache, open_cache
 from pucache.estimates.audited_prior import COMBINED
 from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.labels.concepts import open_concepts
-from pucache.storage.file_kinds import JSON, tensor_kind
+from pucache.storage.atomic import replacing
+from pucache.storage.file_kinds import JSON, MARK, is_of_pucache, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
-from .destinations import check_files, check_outputs
-from .metrics_file import metrics_beside, not_updated, write_metrics
+from .destinations import check_files, check_outputs, may_write_derived
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
 
 MODEL = tensor_kind(FORMAT)
+_OF_VERSION_0_3 = b'"labelled_positives"'
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
 
@@ -61,6 +62,7 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     type=float,
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
+@options.groups
 @options.twins
 @options.option(
     "--out",
@@ -83,9 +85,11 @@ def train_pu(
     positives: Any,
     negatives: Any,
     session: str | None,
+    readers: str,
     concepts: Any,
     exclusive: bool,
     prior: float | str,
+    groups: Any,
     twins: float | None,
     out: str | None,
     metrics: str | None,
@@ -108,16 +112,20 @@ def train_pu(
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
+    alone = concepts is None and not options.is_of_concepts(session)
+    if alone and exclusive:
+        raise ValueError("--exclusive is for --concepts; leave it out with one list of positives")
+    if alone:
+        out = out or "model.safetensors"
+        check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
+    opened = open_cache(cache)
+    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
+    rows |= options.groups_named(opened, groups)
     if concepts is not None:
         rows |= {"twins": twins, "excluding": exclusive}
-        _train_concepts(cache, concepts, classifier, rows, out or "models", metrics, force)
+        _train_concepts(opened, concepts, classifier, rows, out or "models", metrics, force)
         return
-    if exclusive:
-        raise ValueError("--exclusive is for --concepts; leave it out with one list of positives")
-    out = out or "model.safetensors"
-    check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
-    labels = options.labels_named(opened, positives, session)
+    assert out is not None
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
     lines = [
@@ -127,8 +135,8 @@ def train_pu(
         *_warnings(result, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(result)),
     ]
-    written = write_metrics(result, metrics, metrics_beside(out))
-    output.print_result(result, [*lines, f"wrote {out}{written}", *not_updated(out, metrics)])
+    written = _write_metrics(result, metrics, _metrics_beside(out))
+    output.print_result(result, [*lines, f"wrote {out}{written}", *_not_updated(out, metrics)])
     _list_duplicates(data.twins_of_positives())
 
 
@@ -146,7 +154,7 @@ def _train(
 
 
 def _train_concepts(
-    cache: tuple[str, ...],
+    cache: EmbeddingCache,
     concepts: Any,
     classifier: dict[str, Any],
     rows: dict[str, Any],
@@ -158,18 +166,17 @@ def _train_concepts(
     from pucache.training.train_concepts import each_concept
 
     check_outputs(("metrics", metrics, JSON), force=force)
-    opened = open_cache(cache)
-    labels = open_concepts(opened, concepts)
+    labels = open_concepts(cache, concepts)
     check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
 
     def train(name: str, data: LabelledCache) -> dict[str, Any]:
         return {"concept": name} | _train(data, classifier, model_path(folder, name), force)[-1]
 
-    written, failures = each_concept(opened, labels, train, **rows)
+    written, failures = each_concept(cache, labels, train, **rows)
     table = {name: _concept_row(result) for name, result in written.items()}
     others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": list(written.values()), "failures": failures}
-    lines = [f"wrote {len(written):,} models to {folder}{write_metrics(result, metrics, Path(folder, METRICS))}"]
+    lines = [f"wrote {len(written):,} models to {folder}{_write_metrics(result, metrics, Path(folder, METRICS))}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
     output.print_concepts(result | {"models_from_before": others}, failures, table, *lines)
@@ -195,8 +202,17 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
     yield from _estimates(result)
+    if "groups" in result:
+        yield _group_line(result)
     if result["note"]:
         yield result["note"]
+
+
+def _group_line(result: dict[str, Any]) -> str:
+    """How many groups there are, and what the labels count for."""
+    labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
+    line = f"{result['groups']:,} groups of images; the labelled positives are of {labels:,} and count as {labels:,}"
+    return line + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
 
 
 def _audited(result: dict[str, Any]) -> bool:
@@ -308,3 +324,35 @@ def _list_duplicates(duplicates: list[tuple[str, str]]) -> None:
             f"one: {first}{more}",
             err=True,
         )
+
+
+# --- the file of metrics -------------------------------------------------------------------------
+
+
+def _metrics_beside(model: str | Path) -> Path:
+    """File of a model's metrics: ``m.metrics.json`` of ``m.safetensors``."""
+    path = Path(model)
+    return path.with_name(f"{path.name.removesuffix(SUFFIX)}.{METRICS}")
+
+
+def _write_metrics(result: dict[str, Any], metrics: str | None, derived: Path) -> str:
+    """Write `result` to the file that --metrics names, or else to `derived`; returns what to say of it.
+
+    A file of the derived name that pucache did not mark as its own is left as it is.
+    """
+    path = Path(metrics or derived)
+    if metrics is None and not may_write_derived(path, "out", "metrics"):
+        return f"; {path} was left as it is, not updated, as it has no mark of pucache: rename it, or use --metrics"
+    with replacing(path) as temporary:
+        temporary.write_text(output.to_json({"written_by": MARK, **result}) + "\n")
+    return f" and {path}"
+
+
+def _not_updated(model: str | Path, metrics: str | None) -> Iterator[str]:
+    """Name the metrics.json that version 0.3 wrote beside a model, which now is of an older training."""
+    older = Path(model).with_name(METRICS)
+    if not older.is_file() or is_of_pucache(older) or (metrics is not None and older.samefile(metrics)):
+        return
+    with older.open("rb") as stream:
+        if _OF_VERSION_0_3 in stream.read(4096):
+            yield f"{older} is of an earlier training by pucache 0.3, and was not updated"

@@ -10,32 +10,13 @@ class Progress(Protocol):
     """Receives the progress of a long job; used as a context manager around the job."""
 
     def start(self, total: int | None, what: str) -> None:
-        """Begin a stage of the job.
-
-        Parameters
-        ----------
-        total : int or None
-            Number of steps; None where it is unknown.
-        what : str
-            Name of the stage.
-        """
+        """Begin a stage of the job, called `what`, of `total` steps; None where their number is unknown."""
 
     def advance(self, steps: int) -> None:
-        """Report completed steps.
-
-        Parameters
-        ----------
-        steps : int
-            Number of steps since the last call.
-        """
+        """Report steps that were completed since the last call."""
 
     def remark(self, text: str) -> None:
-        """Show a text beside the progress, in place of the previous one.
-
-        Parameters
-        ----------
-        text : str
-        """
+        """Show a text beside the progress, in place of the previous one."""
 
     def __enter__(self) -> Progress: ...
 

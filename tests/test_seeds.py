@@ -12,6 +12,7 @@ from pucache.seeds import drawn_seed
 from pucache.training.train_concepts import train_concepts
 
 X, S, _ = planted(120, labelled=30)
+LINEAR = {"method": "linear", "penalty": 0.01}
 DRAWERS = {
     "None": lambda: None,
     "RandomState": lambda: np.random.RandomState(3),
@@ -27,25 +28,25 @@ def cache(tmp_path_factory):
 
 
 def trained(cache, seed):
-    return pucache.train_pu(cache, S, method="linear", seed=seed)
+    return pucache.train_pu(cache, S, seed=seed, **LINEAR)
 
 
 FUNCTIONS = {
     "train_pu": trained,
     "train_concepts": lambda cache, seed: train_concepts(
-        cache, {"one": S}, pucache.PULinearClassifier(random_state=seed, method="linear")
+        cache, {"one": S}, pucache.PULinearClassifier(random_state=seed, **LINEAR)
     )["one"],
-    "concepts": lambda cache, seed: pucache.train_pu(cache, concepts={"one": S}, method="linear", seed=seed)["one"],
-    "fit": lambda cache, seed: pucache.PULinearClassifier(random_state=seed, method="linear").fit(X, S),
+    "concepts": lambda cache, seed: pucache.train_pu(cache, concepts={"one": S}, seed=seed, **LINEAR)["one"],
+    "fit": lambda cache, seed: pucache.PULinearClassifier(random_state=seed, **LINEAR).fit(X, S),
     "estimate_prior": lambda cache, seed: pucache.estimate_prior(cache, S, methods=["tilt"], seed=seed),
     "sweep_priors": lambda cache, seed: pucache.sweep_priors(cache, S, priors=[0.3], seeds=[seed]),
 }
 
 
-@pytest.mark.parametrize("kind", DRAWERS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_takes_every_kind_of_seed(cache, name, kind):
-    assert FUNCTIONS[name](cache, DRAWERS[kind]())
+def test_every_function_takes_every_kind_of_seed(cache, name):
+    for kind in DRAWERS:
+        assert FUNCTIONS[name](cache, DRAWERS[kind]()), kind
 
 
 @pytest.mark.parametrize("bad", [-1, 2**64, 1.0, "1", np.array([1, 2])], ids=str)

@@ -43,7 +43,7 @@ class Cifar(ImageClasses):
         """All images, and so many vehicles labelled at random: the task of most other papers."""
         positive, s = np.flatnonzero(np.isin(self.label, VEHICLES)), np.zeros(len(self.label), np.int8)
         s[np.random.default_rng(seed).choice(positive, labelled // self.part, replace=False)] = 1
-        return self._task(np.ones(len(s), bool), s, np.array(VEHICLES))
+        return self.task(np.ones(len(s), bool), s, np.array(VEHICLES))
 
 
 # --- the authors' task as files, for what embeds in its own way ------------------------------------

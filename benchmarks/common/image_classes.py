@@ -149,7 +149,7 @@ class ImageClasses:
         """One class hidden, at a share of the unlabelled, among all images of the others."""
         draw = np.random.default_rng([self.classes.index(name), round(1000 * share), labelled, seed])
         pile, s = one_vs_rest_rows(self.label == name, share=share, labelled=labelled, draw=draw)
-        return self._task(pile, s, np.array([name]))
+        return self.task(pile, s, np.array([name]))
 
     def first_of_each(self, positives: tuple[str, ...], *, hidden: int, labelled: int) -> Task:
         """All images of the other classes; of each of `positives` the first `hidden`, then the next, labelled."""
@@ -157,9 +157,9 @@ class ImageClasses:
         for name in positives:
             rows = np.flatnonzero(self.label == name)[: (hidden + labelled) // self.part]
             pile[rows], s[rows[hidden // self.part :]] = True, 1
-        return self._task(pile, s, np.array(positives))
+        return self.task(pile, s, np.array(positives))
 
-    def _task(self, pile: np.ndarray, s: np.ndarray, positives: np.ndarray) -> Task:
+    def task(self, pile: np.ndarray, s: np.ndarray, positives: np.ndarray) -> Task:
         y, y_test = np.isin(self.label, positives), np.isin(self.label_test, positives)
         return Task(self.X[pile], s[pile], y[pile], self.X_test, y_test)
 

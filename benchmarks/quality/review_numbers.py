@@ -1,23 +1,27 @@
 """Whether the numbers after a review hold: simulated reviews by reviewers who err, and the intervals that are printed.
 
-    python -m benchmarks.quality.review_numbers CACHE [--draws 200] [--quick]
+    python -m benchmarks.quality.review_numbers DIR [--fashion SOURCE] [--quick] [--out docs/results/review-numbers.md]
 
-CACHE holds images with keys CLASS/NAME. A pile has positives of one class, 30 of them labelled. A review has ranked
-images, then a closing audit; the figures are those of the labels before it, and of `train_pu` on the session.
+A pile has positives of one class, 30 of them labelled. A review has ranked images, then a closing audit; the figures
+are those of the labels before it, and of `train_pu` on the session.
 """
 
-from __future__ import annotations
-
-import argparse
 import tempfile
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.common.cells import measured, table
+from benchmarks.common.command_line import images_parser, write_page
+from benchmarks.common.environment import environment
+from benchmarks.common.piles import Directions, pile_rows, task_rows
 from benchmarks.common.row_cache import write_row_cache
+from benchmarks.common.tasks import CIFAR, FASHION, TASKS, Location, opened, prepared
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_review
-from pucache import EmbeddingCache
+from pucache.encoders.spec import EncoderSpec
+from pucache.estimates.audited_prior import CONTRADICTED
 from pucache.estimates.intervals import interval_of
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import cached_graph
@@ -32,23 +36,23 @@ ROWS, POSITIVES, LABELLED = 3000, 90, 30
 LOOKS = ((60, 0), (150, 0), (200, 200))  # ranked ones, and those of a closing audit
 WRONG = (0.0, 0.05)  # share of the answers
 EVERY = 30  # looks between two rankings
+SEEDS = range(3000, 3100)  # of each group of images
+FIGURES = ("prior", "recall", "precision")
+ALONE = "labels alone"
+NOT_WIDER = 1.01  # times the width of before
 
 
-def pile_of(cache: EmbeddingCache, folder: Path, seed: int) -> Pile:
-    """A pile with positives of one class, of which some are labelled."""
-    rng = np.random.default_rng([seed, 50])
-    kind = np.array([key.split("/")[0] for key in cache.keys])
-    wanted = rng.choice(np.unique(kind))
-    positives = rng.choice(np.flatnonzero(kind == wanted), POSITIVES, replace=False)
-    others = rng.choice(np.flatnonzero(kind != wanted), ROWS - POSITIVES, replace=False)
-    rows = np.sort(np.concatenate([positives, others]))
-    y = np.isin(rows, positives)
-    s = np.isin(rows, positives[:LABELLED]).astype(np.int8)
-    made = write_row_cache(folder / "rows.h5", cache.take(rows).astype(np.float32), cache.encoder)
-    return Pile(made, cached_graph(made), s, y)
+def pile_of(X: np.ndarray, y: np.ndarray, folder: Path, seed: int) -> Pile:
+    """A pile with few positives, of which some are labelled."""
+    sizes = {"labelled": LABELLED, "hidden": POSITIVES - LABELLED, "unlabelled": ROWS - LABELLED}
+    rows = pile_rows(y, **sizes, draw=np.random.default_rng([seed, 50]))
+    s = (np.arange(ROWS) < LABELLED).astype(np.int8)
+    encoder = EncoderSpec.imported("benchmark", X.shape[1])
+    cache = write_row_cache(folder / "rows.h5", X[rows].astype(np.float32), encoder)
+    return Pile(cache, cached_graph(cache), s, y[rows])
 
 
-def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> tuple[Labels, np.ndarray]:
+def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> Labels:
     """Labels of a review whose answers are wrong now and then, with its audit."""
     ranker, rng = Ranker(pile.cache, pile.graph), np.random.default_rng([seed, 51])
     with opened_review(pile) as session:
@@ -59,14 +63,15 @@ def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> 
                 result = ranker.fit(*session.labels())
                 images.set_ranking(result.scores, result.posterior, look)
             decide(session, images.next("simulated", AHEAD), pile.y ^ (rng.random(len(pile.y)) < wrong), look)
-        return read_labels(pile.cache, session.folder), session.labels()[1]
+        return read_labels(pile.cache, session.folder)
 
 
-def figures(pile: Pile, labels: Labels, seed: int) -> dict[str, tuple[float, float, float]]:
-    """Truth and ends of each interval among the rows that were unlabelled before the review."""
+def figures(pile: Pile, labels: Labels, seed: int) -> dict:
+    """Truth and ends of each interval among the rows that were unlabelled before the review, and their `sources`."""
     data = LabelledCache.of(pile.cache, labels, None, seed=seed, device="cpu")
     model = train_on_cache(PULinearClassifier(random_state=seed, device="cpu"), data)
-    rest, estimate, found = pile.s == 0, model.prior_estimate_, {}
+    rest, estimate = pile.s == 0, model.prior_estimate_
+    found: dict = {"sources": model.estimates_.get("sources")}
     threshold = np.quantile(model.held_out_margins_[rest], 1 - model.estimates_["share_predicted_positive"])
     called, y = model.held_out_margins_[rest] > threshold, pile.y[rest]
     truth = {"recall": called[y].mean(), "precision": y[called].mean() if called.any() else np.nan}
@@ -78,29 +83,66 @@ def figures(pile: Pile, labels: Labels, seed: int) -> dict[str, tuple[float, flo
     return found
 
 
+@cache
+def reduced_rows(at: Location, group: str) -> np.ndarray:
+    """Training rows of a group along their leading directions, float16 (n, 256)."""
+    X, _ = task_rows(opened(at), group, TASKS[group][0])
+    return Directions(X).reduce(X)
+
+
+def measure(at: Location, group: str, seed: int) -> dict:
+    """Figures of the labels alone, and after each review, of one pile."""
+    _, y = task_rows(opened(at), group, TASKS[group][seed % len(TASKS[group])])
+    with tempfile.TemporaryDirectory() as folder:
+        pile = pile_of(reduced_rows(at, group), y, Path(folder), seed)
+        found = {ALONE: figures(pile, Labels.of(pile.s), seed)}
+        for (ranked, closing), wrong in product(LOOKS, WRONG):
+            labels = reviewed(pile, ranked, closing, wrong, seed)
+            found[f"{ranked} ranked, {closing} random, {wrong:.0%} wrong"] = figures(pile, labels, seed)
+    return {"figures": found}
+
+
+def line_of(rows: list[dict], case: str, name: str) -> list:
+    """How often the intervals of a figure hold the truth, and how wide they are beside those of the labels alone."""
+    stated = [row["figures"] for row in rows if name in row["figures"][case]]
+    if not stated:
+        return [case, name, 0, "", "", "", ""]
+    truth, low, high = np.array([figures[case][name] for figures in stated]).T
+    both = [figures for figures in stated if name in figures[ALONE]]
+    ratios = np.array([width_of(figures[case][name]) / width_of(figures[ALONE][name]) for figures in both])
+    agree = np.array([figures[case].get("sources") != CONTRADICTED for figures in both])
+    wider = f"{np.mean(ratios[agree] > NOT_WIDER):.0%} of {agree.sum()}" if agree.any() else ""
+    ratio, held = f"{np.median(ratios):.2f}" if both else "", np.mean((low <= truth) & (truth <= high))
+    return [case, name, len(stated), f"{held:.1%}", f"{np.median(high - low):.3f}", ratio, wider]
+
+
+def width_of(figure: tuple[float, float, float]) -> float:
+    return max(figure[2] - figure[1], 1e-9)
+
+
+def page(rows: list[dict], wanted: int) -> str:
+    """The page of results."""
+    head = ["review", "figure", "piles", "hold the truth", "median width", "width / that of the labels", "wider"]
+    lines = [line_of(rows, case, name) for case in rows[0]["figures"] for name in FIGURES]
+    text = (
+        f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
+        f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
+        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards. The last "
+        "column is the share of piles whose interval is wider than that of the labels alone, where the two agree."
+    )
+    return "\n\n".join(["# Numbers after a review", text, table(head, lines), environment()]) + "\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("cache")
-    parser.add_argument("--draws", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1000)
-    arguments = parser.parse_args()
-    cache, held = EmbeddingCache(arguments.cache), {}
-    for seed in range(arguments.seed, arguments.seed + arguments.draws):
-        with tempfile.TemporaryDirectory() as folder:
-            pile = pile_of(cache, Path(folder), seed)
-            of_labels = figures(pile, Labels.of(pile.s), seed)
-            held.setdefault("labels alone", []).append(of_labels)
-            for (ranked, closing), wrong in product(LOOKS, WRONG):
-                labels, _ = reviewed(pile, ranked, closing, wrong, seed)
-                held.setdefault(f"{ranked}+{closing}, {wrong:.0%} wrong", []).append(figures(pile, labels, seed))
-    for case, draws in held.items():
-        for name in ("prior", "recall", "precision"):
-            values = np.array([draw[name] for draw in draws if name in draw]).reshape(-1, 3)
-            within = np.mean((values[:, 1] <= values[:, 0]) & (values[:, 0] <= values[:, 2]))
-            width = np.median(values[:, 2] - values[:, 1])
-            print(
-                f"{case:24} {name:10} {len(values):4} draws  holds {within:.1%}  median width {width:.3f}", flush=True
-            )
+    options = images_parser(__doc__).parse_args()
+    at = Location.of(options)
+    groups = [name for name in (CIFAR, FASHION) if name in opened(at).names]
+    prepared(at, groups)
+    seeds = SEEDS[:1] if options.quick else SEEDS
+    wanted = [{"group": group, "seed": seed} for seed, group in product(seeds, groups)]
+    limits = {"minutes": options.minutes, "jobs": options.jobs}
+    rows = measured(at.work, "review-numbers", wanted, partial(measure, at), **limits)
+    write_page(page(rows, len(wanted)), options.out)
 
 
 if __name__ == "__main__":

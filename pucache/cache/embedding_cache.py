@@ -180,17 +180,7 @@ class EmbeddingCache:
         return taken[0] if len(taken) == 1 else np.concatenate(taken)
 
     def not_finite_error(self, rows: np.ndarray) -> CacheError:
-        """Return the error for rows that are NaN or infinite; it names the file of the first one.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,), ascending
-            At least one.
-
-        Returns
-        -------
-        CacheError
-        """
+        """Return the error for rows (int64, ascending) that are not finite; it names the file of the first."""
         number = int(np.searchsorted(self._starts, rows[0], "right")) - 1
         inside = rows[rows < self._starts[number + 1]][:3] - self._starts[number]
         keys = ", ".join(repr(decode_text(bytes(key))) for key in self.files[number].raw_keys[inside])

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,16 +22,39 @@ from pyarrow import compute
 
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
-from ..storage.arrow_types import floats_of, is_key, open_parquet, texts
-from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
+from ..storage.arrow import floats_of, is_key, open_parquet, texts
+from ..storage.file_kinds import (
+    ARRAY,
+    BINARY,
+    CACHE,
+    FAISS,
+    PARQUETS,
+    PICKLE,
+    PICTURES,
+    SAFETENSORS,
+    TABLE,
+    TEXT,
+    ZIP,
+    kind_of,
+)
 from ..storage.table_columns import IMPORT_NAMES, find_column
-from .foreign_files import require_kind
 
 EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
 BATCH_KEYS = 1 << 16
+_RIGHT_ENDINGS = {ARRAY: ".npy", SAFETENSORS: ".safetensors", **dict.fromkeys(PARQUETS, ".parquet")}
+_ROWS_OF = {  # Python that gives the rows of another kind of file, of this name
+    FAISS: "faiss.read_index({0!r}).reconstruct_n()",
+    CACHE: "h5py.File({0!r})['embeddings'][:]",
+    "an Arrow file": "numpy.stack(pyarrow.feather.read_table({0!r})['embedding'].to_numpy())",
+    PICKLE: "pickle.load(open({0!r}, 'rb'))",
+    TABLE: "numpy.loadtxt({0!r}, delimiter=',')",
+    TEXT: "numpy.loadtxt({0!r})",
+    "an archive of arrays (.npz)": "numpy.load({0!r})[{1!r}]",
+    "a file of torch.save": "torch.load({0!r}).numpy()",
+}
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
 
 
@@ -283,3 +307,35 @@ class ParquetFile:
             got = str(lists[wrong].as_py())[:60]
             raise CacheError(f"row {start + wrong} of {self.path} holds {got}; expected a list of {dim} numbers")
         return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)  # a missing number becomes NaN
+
+
+# --- files of other kinds ------------------------------------------------------------------------
+
+
+def require_kind(path: Path, *expected: str) -> None:
+    """Raise `CacheError` where a file is of a known kind that is none of those `expected`."""
+    kind = kind_of(path)
+    if kind in (*expected, BINARY):  # what a reader says of the latter
+        return
+    if kind in _RIGHT_ENDINGS:
+        raise CacheError(f"{path} is {kind}; rename it so that it ends in {_RIGHT_ENDINGS[kind]}")
+    if kind in PICTURES:
+        raise CacheError(f"{path} is {kind}, where {expected[0]} is expected; pictures are for pucache embed")
+    kind, member = _inside(path) if kind == ZIP else (kind, "")
+    name = "an HDF5 file" if kind == CACHE else kind
+    remedy = "write one with numpy.save"
+    if rows := _ROWS_OF.get(kind):
+        remedy = f"make one: numpy.save('embeddings.npy', {rows.format(path.name, member)})"
+        remedy += ", where you trust its source" if kind == PICKLE else ""
+    raise CacheError(f"{path} is {name}, where {expected[0]} is expected; {remedy}")
+
+
+def _inside(path: Path) -> tuple[str, str]:
+    """What a ZIP archive holds, and the name of its first array."""
+    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+        members = archive.namelist()
+        if any(member.endswith("/data.pkl") for member in members):
+            return "a file of torch.save", ""
+        if arrays := [member.removesuffix(".npy") for member in members if member.endswith(".npy")]:
+            return "an archive of arrays (.npz)", arrays[0]
+    return ZIP, ""

@@ -51,17 +51,9 @@ class Keys(Sequence[str]):
         return keys.tolist()
 
     def encoded(self, rows: slice) -> np.ndarray:
-        """Keys of consecutive rows as they are stored.
+        """Keys of consecutive rows, a slice with step 1, as they are stored: UTF-8, (b,) of dtype S.
 
-        Parameters
-        ----------
-        rows : slice
-            With step 1.
-
-        Returns
-        -------
-        ndarray of bytes (dtype S), (b,)
-            UTF-8, as wide as the widest of the files; a view where one file holds all of the rows.
+        They are as wide as the widest of the files, and a view where one file holds all of the rows.
         """
         start, stop, _ = rows.indices(len(self))
         first = int(np.searchsorted(self._starts, start, side="right")) - 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def from_timm(architecture: str, weights: str | Path | None) -> Any:
         require_finite(model, weights)
         return model
     try:
-        _require_hub(architecture)
+        require_hub(getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None))
         model = timm.create_model(architecture, pretrained=True, num_classes=0)
     except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
         reason = " ".join(str(error).split())[:160] or type(error).__name__
@@ -97,14 +97,19 @@ def _require_timm_model(architecture: str) -> None:
     names = timm.list_models(f"{name}.*", pretrained=True) if timm.is_model(name) else timm.list_models()
     if architecture in names or (architecture == name and timm.is_model(name)):
         return
-    near = difflib.get_close_matches(architecture.lower(), names, 3)
-    hint = f"; did you mean {', '.join(near)}?" if near else "; timm.list_models() names them"
+    hint = near_names(architecture, names) or "; timm.list_models() names them"
     raise UnknownEncoderError(f"timm has no model called {architecture!r}{hint}")
 
 
-def _require_hub(architecture: str) -> None:
+def near_names(name: str, names: Sequence[str]) -> str:
+    """End of a message on a name that is none of these."""
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, 3)
+    return f"; did you mean {', '.join(by_lower[each] for each in near)}?" if near else ""
+
+
+def require_hub(repository: str | None) -> None:
     """Raise at once where neither the hub nor a download is in reach; the hub's client retries for a minute."""
-    repository = getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None)
     if not repository:
         return
     if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():

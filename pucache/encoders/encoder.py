@@ -21,10 +21,11 @@ from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError, UnknownEncoderError
 from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess
-from . import pretrained_file
+from ..images.regions import check_tiles
+from . import image_text, pretrained_file
 from .backbones import bundled, configuration, digest, from_timm, transform
 from .inference import Runtime
-from .spec import BUNDLED, EncoderSpec, preprocessing_fields
+from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped
 
 
 class Encoder:
@@ -64,6 +65,7 @@ def load_encoder(
     runtime: str = "auto",
     batch_size: int | None = None,
     decoding: Decoding | None = None,
+    tiles: str = "",
     like: EncoderSpec | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
@@ -72,10 +74,12 @@ def load_encoder(
     ----------
     name : str or path
         ``bundled`` (ImageNet EfficientNet-Lite0 from an installed package, needs no network), ``timm:NAME``
-        (any model of timm), or the folder that `pucache.pretraining.pretrain.pretrain` wrote.
+        (any model of timm), ``open_clip:MODEL:TAG`` (image-text models), or the folder that
+        `pucache.pretraining.pretrain.pretrain` wrote.
     weights : path, optional
         Safetensors file, or a state dict saved by torch; read without executing pickled code. By default
-        timm fetches the pretrained weights from its hub. For an encoder named ``pretrained:NAME`` in a
+        timm and open_clip fetch the pretrained weights from their hub. For ``open_clip:MODEL`` also a folder with
+        its configuration and weights. For an encoder named ``pretrained:NAME`` in a
         cache: the folder that `pretrain` wrote.
     device, precision, runtime : str
         See `pucache.devices`. ``auto`` is the fastest choice that is not measurably less accurate. A
@@ -85,6 +89,9 @@ def load_encoder(
     decoding : Decoding, optional
         Choices on the way from bytes to pixels, such as the white level of 16-bit images; by default the usual ones, or
         those that an encoder from `pretrain` was trained with. Embeddings of other choices are never mixed.
+    tiles : str
+        How images are cut into parts, each of which becomes a row: rows and columns such as ``3x3``, a side in pixels
+        such as ``512`` or ``512 overlap 64``, or ``boxes`` for those of a manifest. By default images are whole.
     like : EncoderSpec, optional
         Encoder of an existing cache. Where precision and runtime are ``auto``, its settings are
         used if this machine supports them, so that the cache can be continued.
@@ -98,24 +105,30 @@ def load_encoder(
     EncoderError
         The name is unknown, or the weights are missing or of another model.
     ValueError
-        The device, precision, runtime or batch size cannot be used.
+        The device, precision, runtime, batch size or tiles cannot be used.
     """
+    check_tiles(tiles)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch size must be at least 1, got {batch_size}")
     chosen = choose_device(device)
     precision = _follow(like.precision if like else None, choose_precision, precision, chosen)
     runtime = _follow(like.runtime if like else None, choose_runtime, runtime, chosen)
     model, config, name = _network(os.fspath(name), weights)
-    decoder = config.pop("decoder", DECODER)
+    decoder, configuration = config.pop("decoder", DECODER), config.pop("configuration", "")
+    weights_digest = digest(model)  # of an image-text model both towers', before the runtime folds and converts them
+    model = model.visual if configuration else model
+    config = uncropped(config, tiles)
     spec = EncoderSpec(
         name=name,
-        weights=digest(model),  # before the runtime folds and converts them
+        weights=weights_digest,
         **preprocessing_fields(config),
         decoder=decoding.decoder if decoding else decoder,
         pooling=_pooling(model),
         dim=_dim(model, name, config["input_size"]),
         precision=precision,
         runtime=runtime,
+        configuration=configuration,
+        tiles=tiles,
     )
     if batch_size is not None:
         _check_memory(batch_size, spec.input_size)
@@ -157,6 +170,9 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
             raise EncoderError(f"{weights} is an encoder that pretrain wrote; pass it as --encoder, without --weights")
         model = from_timm(name.removeprefix("timm:"), weights)
         return model, configuration(model), name
+    if name.startswith(image_text.PREFIX):
+        model, config = image_text.load(name, weights)
+        return model, config, name
     if name.startswith(pretrained_file.PREFIX):
         if weights is None:
             raise EncoderError(f"{name} lies in the folder that pretrain wrote; pass that folder as --weights")
@@ -169,7 +185,8 @@ def _network(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]
             raise EncoderError(f"{name} has its own weights; leave out --weights")
         return pretrained_file.load(name)
     raise UnknownEncoderError(
-        f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, or a folder that pretrain wrote"
+        f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' such as "
+        "open_clip:ViT-B-32:laion2b_s34b_b79k, or a folder that pretrain wrote"
     )
 
 

@@ -21,7 +21,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 BUNDLED = "bundled"  # name of the encoder whose weights an installed package carries
-OPTIONAL = {"normalization", "origin"}  # fields that JSON leaves out where they are empty
+OPTIONAL = {"normalization", "configuration", "origin", "tiles"}  # fields that JSON leaves out where they are empty
 ROUNDING = ("precision", "runtime")  # fields that change no more than the rounding of an embedding
 
 
@@ -32,7 +32,8 @@ class EncoderSpec:
     Attributes
     ----------
     name : str
-        ``bundled``, ``timm:NAME``, ``pretrained:NAME`` or ``imported:NAME``.
+        ``bundled``, ``timm:NAME``, ``open_clip:MODEL``, ``open_clip:MODEL:TAG``, ``pretrained:NAME`` or
+        ``imported:NAME``.
     weights : str
         sha256 over names, shapes, types and bytes of the weights; empty for imported embeddings.
     input_size : tuple of int
@@ -51,8 +52,13 @@ class EncoderSpec:
         Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch`` or ``openvino``, in older caches ``compile``.
     normalization : str
         ``l2`` if each embedding was scaled to length 1 after the encoder, else empty.
+    configuration : str
+        sha256 over architecture and tokenizer of an image-text model of open_clip; else empty.
     origin : str
         Absolute path of the file or folder that embeddings were imported from; else empty. It is not compared.
+    tiles : str
+        How images are cut into the parts that are embedded: ``3x3``, ``512``, ``512 overlap 64`` (pixels), or ``boxes``
+        of a manifest; empty for whole images. Parts are resized to `input_size` without a crop.
     """
 
     name: str
@@ -69,7 +75,9 @@ class EncoderSpec:
     precision: str = ""
     runtime: str = ""
     normalization: str = ""
+    configuration: str = ""
     origin: str = field(default="", compare=False)
+    tiles: str = ""
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
@@ -149,7 +157,13 @@ class EncoderSpec:
         decoder = f", decoder {self.decoder}" if self.decoder.startswith("torchvision") else ""
         decoder += "".join(f", {choice}" for choice in self.decoder.split(";")[1:])
         normalization = f", {self.normalization}-normalized" if self.normalization else ""
-        return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization})"
+        tiles = f", tiles {self.tiles}" if self.tiles else ""
+        return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization}{tiles})"
+
+
+def uncropped(config: dict[str, Any], tiles: str) -> dict[str, Any]:
+    """timm's configuration for parts of images, of which the whole is resized: a crop would lose what is at seams."""
+    return config | {"crop_pct": 1.0, "crop_mode": "squash"} if tiles else config
 
 
 def preprocessing_fields(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -124,12 +124,14 @@ def audited_figures(
     called: np.ndarray,
     prior: float,
     tilt: Tilt,
+    design_effect: float = 1.0,
 ) -> dict[str, float | None]:
     """Recall, precision, f1, false_positive_rate and accuracy of decisions, with limits NAME_low and NAME_high.
 
     They are those of the rows with s = 0, of which `margins` (u,) are held out, `called` (u,) are called positive, and
     `labels` (u,) are 1 for a known positive, -1 for a known negative and 0 for an undecided row. The single figures
-    take the `prior`, and are None where the audit has no likeliest one.
+    take the `prior`, and are None where the audit has no likeliest one; so many rows as the `design_effect` are worth
+    an independent one.
     """
     where_hidden = labels < 1 if audited.hidden.overlooked else labels == 0
     known_above = int((called & (labels == 1)).sum())
@@ -143,7 +145,7 @@ def audited_figures(
     low = _figures(known_above, total + audited.hidden.high, *rows)
     high = _figures(known_above + most_above, total + max(most_above, audited.hidden.low), *rows)
     low["false_positive_rate"], high["false_positive_rate"] = high["false_positive_rate"], low["false_positive_rate"]
-    _add_binomial_error(low, high, total, int(called.sum()))
+    _add_binomial_error(low, high, total / design_effect, called.sum() / design_effect)
     limits = {f"{name}_low": min(low[name], point[name]) for name in point}
     limits |= {f"{name}_high": max(high[name], point[name]) for name in point}
     stated: dict[str, float | None] = {name: None if audited.likeliest is None else point[name] for name in point}
@@ -175,7 +177,7 @@ def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
     return np.where(is_open, 0.0, _WITHIN * np.square(distance / np.maximum(scale, _LEAST_SCALE)))
 
 
-def _add_binomial_error(low: dict[str, float], high: dict[str, float], positives: int, called: int) -> None:
+def _add_binomial_error(low: dict[str, float], high: dict[str, float], positives: float, called: float) -> None:
     """Move the ends of recall, precision and F1 by that of so many held-out decisions (Jeffreys)."""
     for name, rows in (("recall", positives), ("precision", called)):
         if rows:

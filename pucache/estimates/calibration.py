@@ -154,18 +154,25 @@ def fit_tilt(
     return Tilt(float(alpha) - slope * likelihood.centre, slope, prior)
 
 
-def stated_tilt(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None, *, prior: float) -> Tilt:
+def stated_tilt(
+    margins: np.ndarray,
+    s: np.ndarray,
+    weights: np.ndarray | None = None,
+    *,
+    prior: float,
+    design_effect: float = 1.0,
+) -> Tilt:
     """Tilt of the posteriors that are stated as probabilities.
 
     Its slope is the low end of the 90 % interval of the slope by the profile likelihood, because a tilt that is too
     steep states near certainty for rows that are not. Its alpha makes the mean posterior of the unlabelled rows the
-    prior. See `fit_tilt` for the arguments.
+    prior. See `fit_tilt` and `profile_prior` for the arguments.
     """
     from scipy.optimize import brentq  # heavy to import
 
     likelihood = Likelihood(margins, s, weights)
     (alpha, steepest, at), best = likelihood.maximise_at(logit(prior))
-    scale = 2 * effective_number(s == 1, weights)
+    scale = 2 * effective_number(s == 1, weights) / design_effect
 
     def excess(log_slope: float) -> float:
         fixed = (_BOUNDS[0], (log_slope, log_slope))
@@ -202,6 +209,7 @@ def profile_prior(
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
     depth: float = 4.0,
+    design_effect: float = 1.0,
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Greatest likelihood of the tilt at each of several fixed priors, on both sides of the estimate.
 
@@ -215,6 +223,8 @@ def profile_prior(
         Least and greatest possible prior.
     depth : float
         Each side ends at the first prior with a deviance above `depth`, or at the bound.
+    design_effect : float
+        Rows that are worth one independent row, see `pucache.estimates.groups.design_effect`.
 
     Returns
     -------
@@ -226,7 +236,7 @@ def profile_prior(
         Twice the log likelihood that is lost against the best of `priors`.
     """
     likelihood = Likelihood(margins, s, weights)
-    scale = 2 * effective_number(s == 1, weights)
+    scale = 2 * effective_number(s == 1, weights) / design_effect
     least, greatest = logit(np.array(bounds)).tolist()
     best = likelihood.maximise()
     centre = float(np.clip(best[2], least, greatest))

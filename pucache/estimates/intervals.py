@@ -11,9 +11,10 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 - **The prior.** Each draw has a prior from its interval, normal in log odds to either side of the estimate.
 
 A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
-can be. The quantiles of the figures over the draws are the ends of their intervals. No head is refitted. The figure
-that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the draws
-lean low: the interval of the prior reaches further down than up, and hits are limited above.
+can be. The quantiles of the figures over the draws are the ends of their intervals. Where rows come in groups, numbers
+of P and of positives in U are divided by the design effect (`pucache.estimates.groups`). No head is refitted. The
+figure that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the
+draws lean low: the interval of the prior reaches further down than up, and hits are limited above.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def intervals_from_pu(
     prior_range: tuple[float, float],
     threshold: float,
     *,
+    design_effect: float = 1.0,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
     """Intervals of figures among the unlabelled rows.
@@ -62,6 +64,8 @@ def intervals_from_pu(
         Ends of its interval of coverage `LEVEL`; both equal `prior` where the prior is given.
     threshold : float
         Rows with a margin above it are called positive.
+    design_effect : float
+        Rows that are worth one independent row.
     seed : int
         Of the draws.
 
@@ -74,9 +78,9 @@ def intervals_from_pu(
     generator = np.random.default_rng(seed)
     unlabelled = np.sort(margins[s == 0])
     called_share = float(np.mean(unlabelled > threshold))
-    drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator)
+    drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator, _ROW_WEIGHT / design_effect)
     priors = _draw_priors(prior, *prior_range, generator)
-    figures = _figures(*drawn, priors, called_share, len(unlabelled), generator)
+    figures = _figures(*drawn, priors, called_share, len(unlabelled) / design_effect, generator)
     levels = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     ends = {name: np.quantile(drawn, levels).tolist() for name, drawn in figures.items()}
     return {name: (low, high) for name, (low, high) in ends.items()}
@@ -92,7 +96,11 @@ def _draw_priors(prior: float, low: float, high: float, generator: np.random.Gen
 
 
 def _draw_positives(
-    positive: np.ndarray, unlabelled: np.ndarray, threshold: float, generator: np.random.Generator
+    positive: np.ndarray,
+    unlabelled: np.ndarray,
+    threshold: float,
+    generator: np.random.Generator,
+    row_weight: float,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Recall and PAUC of draws of the positives' distribution, (B,) each; `unlabelled` ascends."""
     positive = np.sort(positive)
@@ -100,7 +108,7 @@ def _draw_positives(
     cut = int(np.searchsorted(positive, threshold, "right"))
     starts = np.unique(np.concatenate([_bin_starts(0, cut), _bin_starts(cut, len(positive))]))
     rows = np.diff(starts, append=len(positive))
-    weights = generator.standard_gamma(_ROW_WEIGHT * rows, (_DRAWS, len(rows)))  # (B, bins)
+    weights = generator.standard_gamma(row_weight * rows, (_DRAWS, len(rows)))  # (B, bins)
     below, above = generator.standard_gamma(1.0, (2, _DRAWS))
     total = weights.sum(1) + below + above
     recall = (weights @ (starts >= cut) + above) / total
@@ -122,10 +130,10 @@ def _figures(
     pauc: np.ndarray,
     prior: np.ndarray,
     called_share: float,
-    unlabelled: int,
+    unlabelled: float,
     generator: np.random.Generator,
 ) -> dict[str, np.ndarray]:
-    """Figures of each draw, (B,); `called_share` of the `unlabelled` rows lie above the threshold."""
+    """Figures of each draw, (B,); `called_share` of so many independent `unlabelled` rows lie above the threshold."""
     hidden = np.maximum(1, np.round(prior * unlabelled)).astype(np.int64)
     recall = generator.binomial(hidden, np.clip(recall, 0, 1)) / hidden  # of the positives hidden here
     hits = np.minimum(prior * recall, called_share)  # as a share of U
@@ -149,6 +157,7 @@ def stated_estimates(
     prior: float,
     prior_range: tuple[float, float] | None,
     threshold: float,
+    design_effect: float = 1.0,
     seed: int = 0,
 ) -> dict[str, float | int | str | None]:
     """Estimate the figures of `from_pu`, as far as the labels allow.
@@ -161,7 +170,7 @@ def stated_estimates(
     prior : float
     prior_range : (float, float) or None
         As for `intervals_from_pu`. None: the prior has no interval, and neither have the figures that depend on it.
-    threshold, seed
+    threshold, design_effect, seed
         As for `intervals_from_pu`.
 
     Returns
@@ -174,7 +183,8 @@ def stated_estimates(
     figures: dict[str, float | int | str | None] = dict(from_pu(margins, s, prior, threshold))
     ends: dict[str, float | None] = dict.fromkeys(f"{name}_{end}" for name in WITH_INTERVAL for end in ("low", "high"))
     if labels.has_estimates:
-        intervals = intervals_from_pu(margins, s, prior, prior_range or (prior, prior), threshold, seed=seed)
+        drawn: dict[str, Any] = {"design_effect": design_effect, "seed": seed}
+        intervals = intervals_from_pu(margins, s, prior, prior_range or (prior, prior), threshold, **drawn)
         for name in WITH_INTERVAL if prior_range else _WITHOUT_PRIOR:
             point, (low, high) = float(figures[name] or 0.0), intervals[name]
             ends |= {f"{name}_low": min(low, point), f"{name}_high": max(high, point)}

@@ -28,9 +28,12 @@ class LabelCount:
     labels : int
         Different pictures that are labelled positive. Positives that a review confirmed are not counted: they are
         no random sample.
+    grouped : bool
+        Whether they are groups of images that the user named.
     """
 
     labels: int
+    grouped: bool = False
 
     @classmethod
     def of(cls, s: np.ndarray, *, groups: np.ndarray | None = None, weights: np.ndarray | None = None) -> LabelCount:
@@ -62,16 +65,21 @@ class LabelCount:
         return self.labels >= LEAST_LABELS_FOR_POINTS
 
     @property
+    def _text(self) -> str:
+        noun = ("group", "groups") if self.grouped else ("labelled positive", "labelled positives")
+        return f"{self.labels} {noun[self.labels != 1]}" + " of labelled positives" * self.grouped
+
+    @property
     def sentence(self) -> str:
         """What is not stated, and how many labels it takes; "" where nothing is left out."""
         if self.has_points:
             return ""
         if self.has_estimates:
             return (
-                f"With {self.labels} labelled positives every estimate is an interval; single figures and "
+                f"With {self._text} every estimate is an interval; single figures and "
                 f"probabilities of images take at least {LEAST_LABELS_FOR_POINTS}."
             )
-        few = "1 labelled positive is" if self.labels == 1 else f"{self.labels} labelled positives are"
+        few = f"{self._text} {'is' if self.labels == 1 else 'are'}"
         return (
             f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
             f"single figures and probabilities of images {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
@@ -81,7 +89,7 @@ class LabelCount:
     def probabilities_warning(self) -> str:
         """What probabilities are worth where they are asked for although the labels are too few."""
         return (
-            f"probabilities rest on {self.labels} labelled positive{'s' * (self.labels != 1)} and may be far off; from "
+            f"probabilities rest on {self._text} and may be far off; from "
             f"{LEAST_LABELS_FOR_POINTS} on they are calibrated. Use them to rank, or label more"
         )
 

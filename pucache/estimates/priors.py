@@ -206,6 +206,8 @@ def profile_interval(
     weights: np.ndarray | None = None,
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
+    design_effect: float = 1.0,
+    most_labels: float = np.inf,
 ) -> PriorEstimate:
     """Estimate by the tilt, with the interval of its profile likelihood.
 
@@ -230,14 +232,18 @@ def profile_interval(
         As for `estimate`.
     bounds : (float, float)
         Least and greatest possible prior.
+    design_effect : float
+        As for `profile_prior`.
+    most_labels : float
+        Number of groups that are labelled, which limits the degrees of freedom.
 
     Returns
     -------
     PriorEstimate
         Of method ``tilt``, with 0 draws.
     """
-    limit = deviance_limit(effective_number(s == 1, weights), level)
-    prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit)
+    limit = deviance_limit(min(effective_number(s == 1, weights) / design_effect, most_labels), level)
+    prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit, design_effect=design_effect)
     profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
     low, high = widened_ends(profile_ends(priors, profile, limit), prior, bounds, limit)
     return PriorEstimate("tilt", prior, max(low, bounds[0]), min(high, bounds[1]), level)

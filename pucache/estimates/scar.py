@@ -115,6 +115,7 @@ def check_scar(
     tilt: Tilt,
     *,
     group: np.ndarray | None = None,
+    clusters: np.ndarray | None = None,
     seed: int = 0,
 ) -> ScarCheck:
     """Compare labelled positives with unlabelled rows that are likely positive.
@@ -132,6 +133,8 @@ def check_scar(
     group : ndarray of int64, (n,), optional
         Groups of images that show the same picture. One image per group is compared, and no
         unlabelled copy of a labelled positive.
+    clusters : ndarray of int64, (n,), optional
+        Groups of images that are not independent, of each of which one is compared.
     seed : int
         Of the samples, where the rows are many, and of the permutations.
 
@@ -144,8 +147,9 @@ def check_scar(
     found = sure & (labels.s == 0) & ~labels.negative
     if group is not None:
         found[unlabelled_twins(group, labels.s)[0]] = False
-    labelled = _sample(_one_per_group(sure & (labels.s == 1), group), _MAX_LABELLED, generator)
-    likely = _sample(_one_per_group(found, group), _MAX_LIKELY, generator)
+    together = group if clusters is None else clusters
+    labelled = _sample(_one_per_group(sure & (labels.s == 1), together), _MAX_LABELLED, generator)
+    likely = _sample(_one_per_group(found, together), _MAX_LIKELY, generator)
     if min(len(labelled), len(likely)) < LEAST:
         few_hidden = len(labelled) >= LEAST and len(likely) < len(labelled) / 2
         return ScarCheck(len(labelled), len(likely), verdict="none found" if few_hidden else "too few")

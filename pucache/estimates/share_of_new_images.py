@@ -52,10 +52,17 @@ class PileMargins:
     prior: float | None = None
 
     @classmethod
-    def of(cls, margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None, prior: float | None) -> PileMargins:
+    def of(
+        cls,
+        margins: np.ndarray,
+        s: np.ndarray,
+        weights: np.ndarray | None,
+        prior: float | None,
+        design_effect: float = 1.0,
+    ) -> PileMargins:
         """Merge held-out margins (n,) of rows with the labels s (n,); only ratios of weights (n,) matter."""
         sides = [binned(margins[s == k], None if weights is None else weights[s == k], _BINS) for k in (1, 0)]
-        scale = effective_number(s == 1, weights) / sides[0][1].sum()
+        scale = effective_number(s == 1, weights) / design_effect / sides[0][1].sum()
         positive, unlabelled = (np.stack([m, w * scale], 1).astype(np.float32) for m, w in sides)
         return cls(positive, unlabelled, prior)
 

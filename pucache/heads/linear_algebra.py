@@ -34,20 +34,10 @@ def leading_subspace(A: np.ndarray, start: np.ndarray) -> np.ndarray:
 
 @one_blas_thread
 def truncated_svd(A: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Largest singular values of A and their right singular vectors, by a randomized method.
+    """Largest singular values of A (n, d), falling, and their right singular vectors (count, d).
 
-    Algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp (2011), with a start that is the same in every run.
-
-    Parameters
-    ----------
-    A : ndarray of float32, (n, d)
-    count : int
-        At most min(n, d).
-
-    Returns
-    -------
-    values : ndarray of float32, (count,), falling
-    directions : ndarray of float32, (count, d), orthonormal
+    A randomized method: algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp (2011), with a start that is the same in
+    every run. `A` is float32, `count` at most min(n, d).
     """
     wide = len(A) < A.shape[1]
     M = A.T if wide else A  # QR decompositions are cheapest on the shorter side

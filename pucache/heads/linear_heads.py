@@ -45,47 +45,20 @@ class FittedHeads:
 
     @classmethod
     def of_standardised(cls, parameters: np.ndarray, moments: Moments, **fields: Any) -> FittedHeads:
-        """Heads for X from coefficients and intercepts for (X - centre) / spread, (K, d + 1).
-
-        Parameters
-        ----------
-        parameters : ndarray of float, (K, d + 1)
-        moments : Moments
-        **fields
-            All other attributes.
-        """
+        """Heads for X, from coefficients and intercepts (K, d + 1) for (X - centre) / spread, and all other fields."""
         values = parameters.astype(np.float64)
         coef = values[:, :-1] / moments.spread
         intercept = values[:, -1] - coef @ moments.centre.astype(np.float64)
         return cls(coef=coef.astype(np.float32), intercept=intercept.astype(np.float32), **fields)
 
     def standardised(self, moments: Moments) -> np.ndarray:
-        """Coefficients and intercepts for (X - centre) / spread.
-
-        Parameters
-        ----------
-        moments : Moments
-
-        Returns
-        -------
-        ndarray of float32, (K, d + 1)
-        """
+        """Coefficients and intercepts for (X - centre) / spread, float32 (K, d + 1)."""
         intercept = self.intercept + self.coef @ moments.centre
         return np.column_stack([self.coef * moments.spread, intercept]).astype(np.float32)
 
     @one_blas_thread
     def margins(self, X: RowMatrix) -> np.ndarray:
-        """Margins of every head, (n, K) float32.
-
-        Parameters
-        ----------
-        X : ndarray or StackedRows, (n, d)
-            May be mapped.
-
-        Returns
-        -------
-        ndarray of float32, (n, K)
-        """
+        """Margins of every head on X, (n, d), which may be mapped: float32 (n, K)."""
         result = np.empty((len(X), len(self.coef)), np.float32)
         for begin in range(0, len(X), _ROWS):
             rows = slice(begin, begin + _ROWS)
@@ -94,30 +67,11 @@ class FittedHeads:
         return result
 
     def take(self, heads: ArrayLike) -> FittedHeads:
-        """Select heads by number.
-
-        Parameters
-        ----------
-        heads : array of int, (J,)
-
-        Returns
-        -------
-        FittedHeads
-            J heads.
-        """
+        """Select heads by their numbers, int (J,)."""
         return replace(self, **{name: getattr(self, name)[np.asarray(heads)] for name in _OF_HEADS})
 
     def joined(self, other: FittedHeads) -> FittedHeads:
-        """These heads followed by the other ones.
-
-        Parameters
-        ----------
-        other : FittedHeads
-
-        Returns
-        -------
-        FittedHeads
-        """
+        """These heads followed by the other ones."""
         both = {name: np.concatenate([getattr(self, name), getattr(other, name)]) for name in _OF_HEADS}
         return replace(self, **both, passes=max(self.passes, other.passes))
 

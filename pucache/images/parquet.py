@@ -205,7 +205,7 @@ class ParquetSource(ShardSource):
 
 @contextmanager
 def _opened(fs: Any, path: str) -> Iterator[Any]:
-    from ..storage.arrow_types import open_parquet
+    from ..storage.arrow import open_parquet
 
     with open_object(fs, path) as stream, open_parquet(stream) as file:
         yield file
@@ -217,7 +217,7 @@ def _leaves(file: Any) -> list[str]:
 
 def _image_column(schema: Any, name: str | None) -> str:
     """Path of the column of the images' bytes; raises `ImageError` where there is none, or more than one."""
-    from ..storage.arrow_types import is_bytes
+    from ..storage.arrow import is_bytes
 
     fitting = {}
     for field in schema:
@@ -244,7 +244,7 @@ def _image_column(schema: Any, name: str | None) -> str:
 
 def _texts(file: Any, column: str) -> list[str | None]:
     """Values of a column, or of a field such as ``image.path``, as text; raises `ImageError` where it has none."""
-    from ..storage.arrow_types import is_cell, texts
+    from ..storage.arrow import is_cell, texts
 
     if column not in _leaves(file):
         raise ImageError(f"has no column {column!r} of text or numbers; it has {', '.join(_leaves(file))}")

@@ -34,7 +34,6 @@ _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|,]{1,100}(?
 _RESERVED = re.compile(r"(?:con|prn|aux|nul|com\d|lpt\d)(?:\..*)?", re.IGNORECASE)  # no file names on Windows
 # positives of a concept: a file of keys, a glob on keys, values in memory (keys, s, a Series), or labels with a review
 Positives = str | Path | LabelTable | RowValues | Labels
-ConceptSource = str | Path | LabelTable | Mapping[str, Positives]
 
 
 @dataclass(frozen=True)
@@ -105,6 +104,9 @@ def exclusive(concepts: ConceptLabels) -> ConceptLabels:
     return replace(concepts, labels=labels)
 
 
+ConceptSource = str | Path | LabelTable | Mapping[str, Positives] | ConceptLabels
+
+
 def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabels:
     """Labels of several concepts on a cache.
 
@@ -114,7 +116,7 @@ def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabe
     concepts : path, str or mapping
         A table with the columns ``key`` and ``concept``, and possibly ``label`` (1 or 0, by default 1),
         a key in any number of rows; a folder with a list of keys for each concept, ``CONCEPT.txt`` or ``CONCEPT.csv``;
-        or for each concept keys, or what `pucache.train_pu` takes as positives.
+        or for each concept keys, or what `pucache.train_pu` takes as positives. `ConceptLabels` are returned.
 
     Returns
     -------
@@ -127,6 +129,8 @@ def open_concepts(cache: EmbeddingCache, concepts: ConceptSource) -> ConceptLabe
         The table or the folder cannot be read; a name is no plain file name; two names differ in case only; no concept
         has labels that can be used.
     """
+    if isinstance(concepts, ConceptLabels):
+        return concepts
     given = dict(concepts) if isinstance(concepts, Mapping) else _read(cache, concepts)
     where = "the mapping" if isinstance(concepts, Mapping) else str(concepts)
     if not given:

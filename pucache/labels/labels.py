@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
     from ..estimates.audited_prior import AuditedHidden
 
+LOOK_AGAIN = 20  # decisions that are doubted most, which are offered for a second look
 TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
 
 
@@ -74,6 +75,15 @@ class Labels:
     def unlabelled(self) -> np.ndarray:
         """Rows neither labelled nor reviewed, bool (n,)."""
         return (self.s == 0) & (self.reviewed == 0)
+
+    def contradicted(self, called: np.ndarray, posterior: np.ndarray) -> np.ndarray:
+        """Labelled and reviewed rows that a training without them contradicts, worst first, int64.
+
+        `called` (n,) says which rows it calls positive, `posterior` (n,) is its probability of each.
+        """
+        rows = np.flatnonzero((self.positive & ~called) | (self.negative & called))
+        doubt = np.where(self.positive[rows], 1 - posterior[rows], posterior[rows])
+        return np.asarray(rows[np.argsort(-doubt, kind="stable")])
 
     def take(self, rows: np.ndarray) -> Labels:
         """Labels of some rows, without what an audit says about all of them.

@@ -117,6 +117,15 @@ class DuplicateScan:
         return _roots(parent, np.arange(len(parent)))
 
 
+def joined_groups(*groupings: np.ndarray) -> np.ndarray:
+    """Number whatever rows any of several groupings (n,) connect, as `groups` does, int64 (n,)."""
+    rows = np.arange(len(groupings[0]))
+    parent = rows.copy()
+    for group in groupings:
+        _join_equal(parent, rows, group)
+    return _roots(parent, rows)
+
+
 def equal_digests(digests: RowMatrix) -> np.ndarray:
     """Number the groups of rows with equal `digests` (n, 32), as `groups` does; one of zeros is equal to none."""
     parent = np.arange(len(digests))

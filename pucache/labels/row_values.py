@@ -16,14 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LabelError, one_line
-from ..storage.table_columns import KEY_NAMES, find_column
+from ..storage.table_columns import GROUP_NAMES, KEY_NAMES, find_column
 from ..storage.tables import Row
 from .label_files import decided_rows, listed_positives, name_first, read_truth
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
-VALUE_COLUMNS = {"labels": ("label", "s"), "true labels": ("label", "truth", "y")}  # by the name of the values
+VALUE_COLUMNS = {
+    "groups": GROUP_NAMES,
+    "labels": ("label", "s"),
+    "true labels": ("label", "truth", "y"),
+}  # by the name of the values
 # whatever `read_values` takes; keys alone are the positive ones
 RowValues = np.ndarray | Mapping[str, Any] | Set[str] | Sequence[Any]
 Columns = tuple[Collection[Any] | None, Any]  # names of rows, or None; and their values, or None where all are 1
@@ -90,11 +94,11 @@ def check_order(cache: EmbeddingCache, what: str) -> None:
 
 def check_same_rows(X: Any, **columns: Any) -> None:
     """Raise `LabelError` for masked values, missing groups, and an index that is another than that of a DataFrame X."""
-    rows = _index_of(X)
+    rows = index_of(X)
     for name, column in {"X": X, **columns}.items():
         if np.ma.isMaskedArray(column) and np.ma.getmaskarray(column).any():
             raise LabelError(f"{name} has masked values; leave those rows out, or fill them")
-        index = _index_of(column)
+        index = index_of(column)
         if rows is not None and index is not None and not np.array_equal(rows, index):
             raise LabelError(f"{name} has another index than X; bring both into one order, as with {name}.loc[X.index]")
     groups = columns.get("groups")
@@ -123,7 +127,7 @@ def read_values(
     Raises `LabelError` for another value (None, NaN and text too), one key with two values, an index that is neither
     keys nor 0 to n - 1, and a table of other columns; `what` names the values there.
     """
-    names, column = _columns(given, what, known)
+    names, column = columns_of(given, what, known)
     if names is None:
         return None, _checked(column, None, allowed, what)
     keys = list(names)
@@ -153,7 +157,8 @@ def _by_position(values: np.ndarray, cache: EmbeddingCache, what: str) -> np.nda
 # --- objects -------------------------------------------------------------------------------------
 
 
-def _columns(given: Any, what: str, known: Collection[str]) -> Columns:
+def columns_of(given: Any, what: str, known: Collection[str]) -> Columns:
+    """Keys and values of an object, unchecked: no keys where values are by position, no values beside lone text."""
     if isinstance(given, Mapping):
         return list(given), list(given.values())
     if isinstance(given, Set):
@@ -164,13 +169,14 @@ def _columns(given: Any, what: str, known: Collection[str]) -> Columns:
         given = given.to_series()
     if hasattr(given, "columns") and hasattr(given, "__getitem__"):
         return _of_table(given, what, known)
-    values, index = _array(given, what), _index_of(given)
+    values, index = _array(given, what), index_of(given)
     if index is not None:
         return _of_series(values, index, what, known)
     return (values.tolist(), None) if _is_text(values) else (None, values)
 
 
-def _index_of(given: Any) -> np.ndarray | None:
+def index_of(given: Any) -> np.ndarray | None:
+    """Names of the rows of an object; None where it has none."""
     index = getattr(given, "index", None)
     return None if index is None or callable(index) else _array(index, "index")
 
@@ -197,13 +203,13 @@ def _of_table(table: Any, what: str, known: Collection[str]) -> Columns:
     others = [name for name in names if name != key]
     usual = [name for name in VALUE_COLUMNS.get(what, ("label",)) if name in others][:1] or others
     if len(usual) > 1 or not names:
-        columns = ", ".join(map(str, names)) or "none"
-        raise LabelError(f"the table of {what} has the columns {columns}; expected 'key' and 'label'")
+        columns, expected = ", ".join(map(str, names)) or "none", VALUE_COLUMNS.get(what, ("label",))[0]
+        raise LabelError(f"the table of {what} has the columns {columns}; expected 'key' and {expected!r}")
     column = table[usual[0]] if usual else None
     if key is not None:
         keys = _array(table[key], what)
         return keys.tolist() if _is_text(keys) else list(map(str, keys.tolist())), column
-    return _columns(column, what, known)
+    return columns_of(column, what, known)
 
 
 def _array(given: Any, what: str) -> np.ndarray:

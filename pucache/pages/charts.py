@@ -34,26 +34,13 @@ _RULE_OF_THREE = 3.0  # upper 95 % bound of a Poisson mean when no event was obs
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Held-out margins, with the calibration and the threshold fitted to them.
+    """Held-out margins, with the calibration and the threshold fitted to them."""
 
-    Attributes
-    ----------
-    positive : ndarray of float32, (p,)
-        Margins of the labelled positives.
-    unlabelled : ndarray of float32, (u,)
-        Margins of the unlabelled rows.
-    tilt : Tilt
-        Gives posteriors and holds the prior.
-    threshold : float
-    truth : ndarray of int8, (u,), or None
-        True class of the unlabelled rows: 1, 0, or -1 where it is unknown.
-    """
-
-    positive: np.ndarray
-    unlabelled: np.ndarray
-    tilt: Tilt
+    positive: np.ndarray  # margins of the labelled positives, float32 (p,)
+    unlabelled: np.ndarray  # margins of the unlabelled rows, float32 (u,)
+    tilt: Tilt  # gives posteriors and holds the prior
     threshold: float
-    truth: np.ndarray | None = None
+    truth: np.ndarray | None = None  # class of the unlabelled rows, int8 (u,): 1, 0, or -1 where it is unknown
 
     @property
     def has_class(self) -> np.ndarray:
@@ -241,21 +228,9 @@ _CURVES = {
 def draw(name: str, height: float, paint: Callable[..., None], *values: Any) -> dict[str, Markup]:
     """Draw a chart as SVG by ``paint(figure, *values)``, without the tags around it, which name and describe it.
 
-    Parameters
-    ----------
-    name : str
-        Letters only; makes the ids within the drawing differ from those of other charts.
-    height : float
-        In inches; the width is 7.2, and the page scales both.
-    paint : callable
-        Draws on an empty figure.
-    *values
-        Further arguments of `paint`.
-
-    Returns
-    -------
-    dict
-        ``box``: the attribute viewBox. ``body``: the elements, and the end tag.
+    `name`, of letters only, makes the ids within the drawing differ from those of other charts. `height` is in inches;
+    the width is 7.2, and the page scales both. Returns ``box``, the attribute viewBox, and ``body``, the elements and
+    the end tag.
     """
     stream = io.StringIO()
     with matplotlib.rc_context({**_STYLE, "svg.hashsalt": name}):

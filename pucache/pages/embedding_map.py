@@ -20,24 +20,12 @@ _MIN_ROWS = 5  # for t-SNE
 
 @dataclass(frozen=True)
 class EmbeddingMap:
-    """Positions of rows in two dimensions.
+    """Positions of rows in two dimensions."""
 
-    Attributes
-    ----------
-    rows : ndarray of int64, (m,)
-        Rows of the cache, ascending.
-    pca : ndarray of float64, (m, 2)
-        First two principal components, in [0, 1].
-    tsne : ndarray of float64, (m, 2), or None
-        In [0, 1]; None where the rows are too few.
-    explained : float
-        Share of the variance along the two components.
-    """
-
-    rows: np.ndarray
-    pca: np.ndarray
-    tsne: np.ndarray | None
-    explained: float
+    rows: np.ndarray  # of the cache, ascending, int64 (m,)
+    pca: np.ndarray  # first two principal components, in [0, 1], float64 (m, 2)
+    tsne: np.ndarray | None  # in [0, 1], float64 (m, 2); None where the rows are too few
+    explained: float  # share of the variance along the two components
 
 
 def choose_rows(

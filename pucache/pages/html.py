@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,22 +35,9 @@ _WIDE_RATIO = 3.0  # ratio of the ends of an interval
 def render(name: str, data: Any, *, local_images: bool = False, **context: Any) -> str:
     """Fill ``assets/NAME.html`` and put ``base.css``, ``NAME.css``, ``NAME.js`` and `data` into it.
 
-    What the page shares with another one, such as ``cards.js``, stands before its own style and script.
-
-    Parameters
-    ----------
-    name : str
-        Name of the template, which extends ``base.html``.
-    data : object
-        Data of the script, as JSON, read with ``JSON.parse(document.getElementById("data").textContent)``.
-    local_images : bool
-        Whether the page may show image files of this machine.
-    **context
-        Variables of the template, which escapes text.
-
-    Returns
-    -------
-    str
+    What the page shares with another one, such as ``cards.js``, stands before its own style and script. The script
+    reads `data` as ``JSON.parse(document.getElementById("data").textContent)``. With `local_images` the page may show
+    image files of this machine. `context` holds the variables of the template, which escapes text.
     """
     parts = (*_SHARED.get(name, ()), name)
     style = "\n".join(read_asset(f"{part}.css") for part in ("base", *parts) if (ASSETS / f"{part}.css").exists())
@@ -59,6 +47,7 @@ def render(name: str, data: Any, *, local_images: bool = False, **context: Any) 
     )
 
 
+@cache
 def template(name: str) -> jinja2.Template:
     """``assets/NAME.html``, which escapes text and refuses a variable that is missing."""
     environment = jinja2.Environment(
@@ -73,13 +62,7 @@ def template(name: str) -> jinja2.Template:
 
 
 def write(path: str | Path, html: str) -> None:
-    """Write a page atomically.
-
-    Raises
-    ------
-    OutputError
-        The file cannot be written.
-    """
+    """Write a page atomically; raises `OutputError`."""
     with replacing(path) as temporary:
         temporary.write_bytes(html.encode("utf-8", "replace"))  # a path on the page may hold bytes that are not UTF-8
 

@@ -21,7 +21,7 @@ from ..estimates.label_requirements import LabelCount
 from ..estimates.metrics import with_labels
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
-from ..labels.labels import Labels
+from ..labels.labels import LOOK_AGAIN, Labels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
 from ..storage.urls import without_secrets
@@ -35,7 +35,6 @@ from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
 _COEF_TOLERANCE = 5e-3  # relative distance of equal models; processors round differently
-_LOOK_AGAIN = 20  # decisions that are doubted most
 _FAILURE_REASONS = 10  # most frequent reasons listed
 _PACKAGES = ("numpy", "torch", "scikit-learn", "scipy", "matplotlib")
 _FAISS = ("faiss-gpu", "faiss-cpu")
@@ -43,32 +42,15 @@ _FAISS = ("faiss-gpu", "faiss-cpu")
 
 @dataclass(frozen=True)
 class TrainedReport:
-    """What numbers, charts and galleries are computed from.
-
-    Attributes
-    ----------
-    data : LabelledCache
-    trained : PULinearClassifier
-        Trained on `data` for the report, with a held-out margin for each row.
-    ranker : PULinearClassifier
-        Ranks the unlabelled images: the model passed to `report`, or `trained`.
-    margins : ndarray of float32, (n,)
-        Margins by `ranker`.
-    count : LabelCount
-        Number of labels, which says what may be estimated.
-    prior_estimates : list of PriorEstimate
-        One per method; the first is that of the tilt. Empty where the labels are too few.
-    truth : ndarray of int8, (n,), or None
-        True class: 1, 0, or -1 where it is unknown.
-    """
+    """What numbers, charts and galleries are computed from."""
 
     data: LabelledCache
-    trained: PULinearClassifier
-    ranker: PULinearClassifier
-    margins: np.ndarray
-    count: LabelCount
-    prior_estimates: list[PriorEstimate]
-    truth: np.ndarray | None
+    trained: PULinearClassifier  # on `data` for the report, with a held-out margin for each row
+    ranker: PULinearClassifier  # ranks the unlabelled images: the model passed to `report`, or `trained`
+    margins: np.ndarray  # by `ranker`, float32 (n,)
+    count: LabelCount  # says what may be estimated
+    prior_estimates: list[PriorEstimate]  # one per method, the tilt's first; empty where the labels are too few
+    truth: np.ndarray | None  # class, int8 (n,): 1, 0, or -1 where it is unknown
 
     @cached_property
     def labelled(self) -> np.ndarray:
@@ -83,12 +65,9 @@ class TrainedReport:
     @cached_property
     def look_again(self) -> np.ndarray:
         """Labelled and reviewed rows that a training without them contradicts, at most 20, worst first; int64."""
-        labels, margins, threshold = self.data.labels, self.trained.held_out_margins_, self.trained.threshold_
-        contradicted = (labels.positive & (margins <= threshold)) | (labels.negative & (margins > threshold))
-        rows = np.flatnonzero(contradicted)
-        posterior = self.posterior(rows)
-        doubt = np.where(labels.positive[rows], 1 - posterior, posterior)
-        return rows[np.argsort(-doubt, kind="stable")[:_LOOK_AGAIN]]
+        margins = self.trained.held_out_margins_
+        posterior = self.trained.tilt_.posterior(margins)
+        return self.data.labels.contradicted(margins > self.trained.threshold_, posterior)[:LOOK_AGAIN]
 
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:
@@ -164,7 +143,7 @@ def train(
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
-    count = LabelCount.of(data.s, groups=data.group)
+    count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
     prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
     data.release()
     ranker = model or trained
@@ -190,7 +169,8 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
         and F1 then rest; `audit_statements` say what follows from them, in the words of the review.
         `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
-        model if it was trained on other labels.
+        model if it was trained on other labels. Where groups were given, `groups` has the numbers of them, of those
+        that hold a known positive, and of further ones of which an undecided image is above the threshold.
     """
     data, trained, held_out, count = report.data, report.trained, report.held_out, report.count
     failures, reviewed, true = data.cache.failures, data.labels.reviewed, held_out.true()
@@ -222,7 +202,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
         "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
-        "held_out": min(len(np.unique(data.group[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
+        "held_out": min(len(np.unique(data.together[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
         "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
         "true_prior": None if true is None else true["n_positive"] / true["n"],
         "estimates": report.trained.estimates_,
@@ -235,7 +215,17 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         },
         "prior_matters": _prior_matters(trained),
         "figures": _figures(report),
-    }
+    } | _groups(report)
+
+
+def _groups(report: TrainedReport) -> dict[str, Any]:
+    group, labels = report.data.clusters, report.data.labels
+    if group is None:
+        return {}
+    found = np.unique(group[labels.positive])
+    called = group[labels.unlabelled & (report.margins > np.float32(report.ranker.threshold_))]
+    counts = {"groups": len(np.unique(group)), "found": len(found), "called": len(np.setdiff1d(called, found))}
+    return {"groups": counts}
 
 
 def _prior_matters(model: PULinearClassifier) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +20,12 @@ from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
-from ..images.decoding import FORMATS, Decoding, decode
-from ..images.folder import LocalFolder
+from ..images.decoding import FORMATS, Decoding, upright_size
 from ..images.manifest import ManifestSource
+from ..images.regions import Region, split_key, whole_key
 from ..images.shards import ShardSource
-from ..images.source import Source, image_digest, open_source
+from ..images.source import Source, image_digest, local_path, open_source, part_digest
+from ..images.tiling import decode_pieces
 from ..progress import Progress, Silent
 from ..storage.retries import RetriesExhausted
 from ..storage.urls import is_url
@@ -41,28 +41,14 @@ _one_large = threading.Lock()
 
 @dataclass(frozen=True)
 class RowImage:
-    """The image of a row, or the reason why there is none.
+    """The image of a row, or the reason why there is none."""
 
-    Attributes
-    ----------
-    pixels : PIL.Image.Image or None
-        Upright, 8-bit RGB, no larger than asked for.
-    width, height : int
-        Size of the original in pixels, after its EXIF orientation; 0 where unknown.
-    problem : str
-        "", or one line: why there is no picture, or that the file has changed since it was embedded.
-    path : str
-        Absolute path of the original where it is a file of this machine, else "".
-    uri : str
-        Of a thumbnail, which has no `pixels`: ``data:image/webp;base64,...``, or "" where there is no picture.
-    """
-
-    pixels: Image.Image | None = None
-    width: int = 0
+    pixels: Image.Image | None = None  # upright, 8-bit RGB, no larger than asked for
+    width: int = 0  # of the original in pixels, after its EXIF orientation; 0 where unknown
     height: int = 0
-    problem: str = ""
-    path: str = ""
-    uri: str = ""
+    problem: str = ""  # "", or one line: why there is no picture, or that the file has changed since it was embedded
+    path: str = ""  # absolute path of the original where it is a file of this machine
+    uri: str = ""  # of a thumbnail, which has no `pixels`: data:image/webp;base64,..., or "" where there is no picture
 
 
 def thumbnails(
@@ -73,29 +59,11 @@ def thumbnails(
     side: int = 160,
     progress: Progress | None = None,
 ) -> list[RowImage]:
-    """Make a thumbnail of each row; an image that cannot be shown never raises.
+    """Make a thumbnail of each row (int, in any order); an image that cannot be shown never raises.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    rows : ndarray of int, (m,)
-        In any order.
-    images : str or path, optional
-        Source of the images, as for `pucache.open_source`; by default each cache file's own source.
-    side : int
-        Greatest width and height of a thumbnail in pixels; smaller images are not enlarged.
-    progress : Progress, optional
-
-    Returns
-    -------
-    list of RowImage, (m,)
-
-    Raises
-    ------
-    SourceError
-        `images` cannot be opened.
-    ValueError
-        `side` is below 1.
+    `images` is the source of the images, as for `pucache.open_source`; by default each cache file's own. `side` is the
+    greatest width and height in pixels; smaller images are not enlarged. Raises `SourceError` where `images` cannot be
+    opened, and `ValueError` where `side` is below 1.
     """
     if side < 1:
         raise ValueError(f"side must be at least 1 pixel, got {side}")
@@ -113,17 +81,7 @@ def thumbnails(
 class RowImages:
     """Reads and decodes the images of a cache's rows; several threads may read at the same time.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    images : str or path, optional
-        Source of the images, as for `pucache.open_source`; by default each cache file's own source, which is
-        opened when the first of its images is read.
-
-    Raises
-    ------
-    SourceError
-        `images` cannot be opened.
+    `images` is as for `thumbnails`; a cache file's own source is opened when the first of its images is read.
     """
 
     def __init__(self, cache: EmbeddingCache, images: str | Path | None = None):
@@ -135,28 +93,18 @@ class RowImages:
         self._silent: dict[str, tuple[float, str]] = {}  # hosts that did not answer: when, and the problem
 
     def read(self, row: int, side: int) -> RowImage:
-        """Decode the image of a row, scaled down to at most `side` pixels; never raises for an image.
-
-        Parameters
-        ----------
-        row : int
-        side : int
-            Greatest width and height in pixels; smaller images are not enlarged.
-
-        Returns
-        -------
-        RowImage
-        """
+        """Decode the image of a row, scaled down to at most `side` pixels a side; never raises for an image."""
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()
         decoding = Decoding.of(file.encoder.decoder)
         source, key = self._source(file.source), self._cache.keys[row]
+        key, region = split_key(key) if file.encoder.tiles else whole_key(key)
         host = _host(source, key)
         since, problem = self._silent.get(host, (-math.inf, ""))
         if time.monotonic() - since < SILENT_SECONDS:  # it is not asked four times for each picture
             return RowImage(problem=problem)
-        image, answered = _read(source, key, digest, side, decoding)
+        image, answered = _read(source, key, region, digest, side, decoding)
         if not answered:
             self._silent[host] = time.monotonic(), image.problem
         return image
@@ -203,12 +151,12 @@ def _has_no_answer(error: Exception) -> bool:
 
 
 def _read(
-    source: Source | str, key: str, expected_digest: bytes, side: int, decoding: Decoding
+    source: Source | str, key: str, region: Region | None, expected_digest: bytes, side: int, decoding: Decoding
 ) -> tuple[RowImage, bool]:
     """The image, and whether its host answered."""
     if isinstance(source, str):
         return RowImage(problem=source), True
-    path = _local_path(source, key)
+    path = local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
@@ -217,21 +165,16 @@ def _read(
         return RowImage(problem=one_line(error)), not _has_no_answer(error)
     width, height = _size(data)
     try:
-        picture = _picture(data, side, decoding, large=not 0 < width * height <= LARGE)
+        picture = _picture(data, region, side, decoding, large=not 0 < width * height <= LARGE)
+        if region is not None:
+            left, top, right, bottom = region.box(upright_size(io.BytesIO(data), decoding))
+            width, height = right - left, bottom - top
     except PUCacheError as error:
         return RowImage(None, width, height, one_line(error), path), True
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
-    changed = any(expected_digest) and image_digest(data) != expected_digest
+    changed = any(expected_digest) and part_digest(image_digest(data), region) != expected_digest
     return RowImage(picture, width, height, CHANGED if changed else "", path), True
-
-
-def _local_path(source: Source, key: str) -> str:
-    """Absolute path of an image file of this machine; "" for any other."""
-    if isinstance(source, LocalFolder):
-        return os.path.abspath(os.path.join(source.name, key))
-    path = source.paths.get(key, "://") if isinstance(source, ManifestSource) else "://"
-    return "" if "://" in path else os.path.abspath(path)
 
 
 def _size(data: bytes) -> tuple[int, int]:
@@ -243,9 +186,9 @@ def _size(data: bytes) -> tuple[int, int]:
         return 0, 0
 
 
-def _picture(data: bytes, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
+def _picture(data: bytes, region: Region | None, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = decode(data, side, decoding)
+        picture = next(decode_pieces(data, [region], side, 0, decoding)[1])()
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 

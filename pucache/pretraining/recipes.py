@@ -85,19 +85,7 @@ class Recipe:
             raise ValueError(f"a batch of {self.batch_size} does not divide into {self.accumulate} equal parts")
 
     def learning_rate(self, step: int, steps: int) -> float:
-        """Learning rate of one step.
-
-        Parameters
-        ----------
-        step : int
-            0 <= step < steps.
-        steps : int
-            Number of steps of the whole training.
-
-        Returns
-        -------
-        float
-        """
+        """Learning rate of one of so many steps, 0 <= step < steps."""
         peak = self.lr * math.sqrt(self.batch_size / _REFERENCE_BATCH) if self.optimizer == "sgd" else self.lr
         if self.constant:
             return peak
@@ -107,17 +95,7 @@ class Recipe:
         return peak * 0.5 * (1 + math.cos(math.pi * (step - warmup_steps) / max(1, steps - warmup_steps)))
 
     def can_continue_as(self, other: Recipe) -> bool:
-        """Whether a training by this recipe may continue by another one.
-
-        Parameters
-        ----------
-        other : Recipe
-
-        Returns
-        -------
-        bool
-            True if the recipes are equal, or if the learning rate is constant and `other` only has more epochs.
-        """
+        """Whether the recipes are equal, or the learning rate is constant and `other` only has more epochs."""
         return other == self or (
             self.constant and self.epochs < other.epochs and dataclasses.replace(self, epochs=other.epochs) == other
         )

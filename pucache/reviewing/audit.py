@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SessionError
+from .agreement import BOTH, Agreement, audited_by_both
 from .audit_log import ReplayedLog, looks_of, replay, replay_zone
 from .hidden_interval import DrawHistory, Looks, greatest_total, least_sensitivity, least_total, likeliest_total
 from .log import AuditedEntries, Entry
@@ -84,6 +85,8 @@ class Audit:
         Its upper limit and `rest_high` hold together with probability `level`.
     rest_high : int
         Upper limit of the hidden positives outside the zone; `hidden_high` without a zone.
+    agreement : Agreement or None
+        How a second reader agrees with the first. None where there is none, or it is not known from one log.
     """
 
     draws: int
@@ -109,6 +112,7 @@ class Audit:
     _log: ReplayedLog = field(repr=False, compare=False)
     _looks: Looks = field(repr=False, compare=False)
     _upper_error: float = field(repr=False, compare=False)
+    agreement: Agreement | None = None
 
     @property
     def likeliest_share(self) -> float:
@@ -245,7 +249,8 @@ class Audit:
                 f"If the ranking shows positives at least as often as chance would: at most {self.chance_high:,} "
                 f"more, and {_recall(recall)}{cost}. A ranking that shows negatives first makes this wrong."
             )
-        return [*said, *filter(None, [self.forecast()])]
+        said += filter(None, [self.forecast()])
+        return said if self.agreement is None else [*said, *self.agreement.statements()]
 
     def forecast(self) -> str:
         """What further random images may bring; "" where none is left."""
@@ -304,13 +309,14 @@ class Audit:
         """The attributes as plain numbers, for JSON; `zone` is one of these."""
         numbers = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         if self.zone is not None:
-            numbers["zone"] = {
-                n: v for n, v in self.zone.as_dict().items() if n not in ("zone", "rest_high", "chance_high")
-            }
+            of_pile = ("zone", "rest_high", "chance_high", "agreement")
+            numbers["zone"] = {n: v for n, v in self.zone.as_dict().items() if n not in of_pile}
+        if self.agreement is not None:
+            numbers["agreement"] = self.agreement.as_dict()
         return numbers
 
 
-def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
+def audit(session: str | Path | Session, *, level: float = 0.95, readers: str = BOTH) -> Audit:
     """How many positives are still hidden in the pile of a review session.
 
     Parameters
@@ -319,6 +325,9 @@ def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
         Folder of a session, also while `pucache review` runs it; or a session that is open.
     level : float
         Probability that the limits are right at every moment of the review at once.
+    readers : str
+        Where a folder has a second reader, whose answers are the labels. both: what both say, or the one who alone has
+        decided; where they differ there is none. first: those of the first reader.
 
     Returns
     -------
@@ -329,28 +338,26 @@ def audit(session: str | Path | Session, *, level: float = 0.95) -> Audit:
     SessionError
         There is no session, or its log is damaged.
     ValueError
-        The level is not within (0, 1).
+        The level is not within (0, 1), or `readers` is neither both nor first.
     """
-    present = _read(session)
+    present, agreement = _read(session, readers)
     _check_level(level)
     try:
-        return audit_entries(present.entries, present.urns, level=level, zone=present.zone, since=present.since)
+        audited = audit_entries(present.entries, present.urns, level=level, zone=present.zone, since=present.since)
+        return replace(audited, agreement=agreement)
     except ValueError as error:
         name = session if isinstance(session, (str, Path)) else session.folder
         raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
 
 
-def _read(session: str | Path | Session) -> AuditedEntries:
+def _read(session: str | Path | Session, readers: str) -> tuple[AuditedEntries, Agreement | None]:
     if not isinstance(session, (str, Path)):
-        return session.audited_entries()
+        return session.audited_entries(), None
     folder = Path(session)
     if folder.is_file():
         raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
-    log = open_log(folder, read_only=True)
-    try:
-        return log.audited_entries()
-    finally:
-        log.close()
+    with open_log(folder, read_only=True) as log:
+        return audited_by_both(log, readers)
 
 
 def audit_entries(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from .hidden_interval import DrawHistory, Looks
-from .log import DRAWN, LABELS, Choice, Entry, Stream, labelling_decisions
+from .log import AGAIN, DRAWN, LABELS, NO_LOOKS, Choice, Entry, Stream, labelling_decisions
 
 PENDING = (None, Choice.UNDONE)  # last decisions of a draw without an answer
 _ANSWERS = (Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP)
@@ -94,7 +94,7 @@ def replay_zone(entries: Sequence[Entry], rows: int) -> ReplayedLog:
             entry = replace(entry, stream=Stream.AUDIT, urn=0)
         elif entry.zone:  # where a draw from the pile is in the zone, it is uniform over the rows that are left of it
             entry = replace(entry, urn=0, unknown=ANY)
-        elif entry.stream is Stream.RECHECK:
+        elif entry.stream in AGAIN:
             entry = replace(entry, urn=0, copies=0)
         else:
             continue
@@ -234,7 +234,7 @@ def looks_of(entries: Sequence[Entry], rows: int, labels: Mapping[int, Choice | 
     seen: set[int] = set()
     unknown, positives, run = rows, 0, 0
     for entry in entries:
-        if entry.stream is Stream.RECHECK or (entry.is_draw and entry.serial > last):
+        if entry.stream in NO_LOOKS or (entry.is_draw and entry.serial > last):
             continue
         if entry.group not in seen and entry.copies:
             seen.add(entry.group)

@@ -70,7 +70,7 @@ def export_session(session: Session) -> dict[str, Any]:
 def train_command(session: Session) -> str:
     """The command that trains on a session."""
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    return f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}"
+    return f"pucache train-pu {paths} --session {shlex.quote(str(session.first_reader or session.folder))}"
 
 
 def import_reviewed(session: Session, path: str | Path, reviewer: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ _TABLES = {
     "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
     # what was asked, and after which entry; it ranks, and labels nothing
     "queries": "after INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL",
-    # who else decides on the same images, in a log of their own beside this one; none so far
+    # who else decides on the same images, and in which folder; see `pucache.reviewing.second_reader`
     "readers": "name TEXT NOT NULL, log TEXT NOT NULL, time REAL NOT NULL",
     "entries": (
         "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
@@ -85,8 +85,12 @@ class Stream(StrEnum):
     AUDIT = "audit"  # drawn at random from all unknown rows
     ZONE = "zone"  # drawn at random from the unknown rows of the zone
     RECHECK = "recheck"  # a known positive, shown again to see whether it is recognised
+    CONFLICT = "conflict"  # decided otherwise by the other reader, and shown again
+    SECOND = "second"  # no image of this log: what the second reader says, taken in when it is read
 
 
+AGAIN = (Stream.RECHECK, Stream.CONFLICT)  # streams of decided images, which look like new ones
+NO_LOOKS = (*AGAIN, Stream.SECOND)  # streams of images that nobody looks at for the first time
 DRAWN = (Stream.AUDIT, Stream.ZONE)  # streams of rows that leave their urn when they are drawn
 
 
@@ -145,6 +149,11 @@ class EpochFacts:
     twins: float | None  # cosine from which on two images share their label; None: equal bytes only
     grouping: str  # how twins were found, see `pucache.reviewing.pile`
     continued: tuple[int, tuple[int, ...]] | None = None  # first epoch that it goes on with; groups of entries since
+
+    @property
+    def pile(self) -> tuple[object, ...]:
+        """What two logs have in common that number groups alike, and draw from the same urns."""
+        return self.checksums, self.twins, self.urns, self.pile_checksum
 
 
 class LoggedImage(NamedTuple):
@@ -226,6 +235,12 @@ class DecisionLog:
         """Close the file; closing twice is allowed."""
         self._connection.close()
 
+    def __enter__(self) -> DecisionLog:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
     def begin_epoch(self, facts: EpochFacts, images: Sequence[LoggedImage] = ()) -> None:
         """Begin another epoch, durably."""
         with self._transaction():
@@ -238,10 +253,7 @@ class DecisionLog:
 
     def zone(self, first: int) -> list[str]:
         """Keys of the zone of the present epoch and those from `first` on; empty where none is fixed."""
-        with self._errors("read"):
-            if not self._select("SELECT 1 FROM sqlite_master WHERE name = 'zones'"):
-                return []  # a log of an earlier version
-            return [row["key"] for row in self._select("SELECT key FROM zones WHERE epoch >= ?", first)]
+        return [row["key"] for row in self._rows("zones") if row["epoch"] >= first]
 
     def ask(self, query: str) -> None:
         """Write what is asked, the JSON of a query, durably."""
@@ -251,11 +263,18 @@ class DecisionLog:
 
     def asked(self) -> str:
         """JSON of the query that was asked last; "" where none was."""
-        with self._errors("read"):
-            if not self._select("SELECT 1 FROM sqlite_master WHERE name = 'queries'"):
-                return ""  # a log of an earlier version
-            found = self._select("SELECT query FROM queries ORDER BY rowid DESC LIMIT 1")
-            return str(found[0]["query"]) if found else ""
+        found = self._rows("queries")
+        return str(found[-1]["query"]) if found else ""
+
+    def add_reader(self, name: str, folder: str) -> None:
+        """Write who else decides on the same images, and in which folder in that of the session, durably."""
+        with self._transaction():
+            self._connection.execute(_INSERT["readers"], {"name": name, "log": folder, "time": time.time()})
+
+    def reader(self) -> tuple[str, str] | None:
+        """Name and folder of the second reader; None where there is none."""
+        found = self._rows("readers")
+        return (str(found[0]["name"]), str(found[0]["log"])) if found else None
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
@@ -333,6 +352,12 @@ class DecisionLog:
         cursor = self._connection.execute(query, values)
         names = [name for name, *_ in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]
+
+    def _rows(self, table: str) -> list[dict[str, Any]]:
+        """Rows of a table, in order; none where an earlier version has not got it."""
+        with self._errors("read"):
+            there = self._select(f"SELECT 1 FROM sqlite_master WHERE name = '{table}'")  # noqa: S608
+            return self._select(f"SELECT * FROM {table} ORDER BY rowid") if there else []  # noqa: S608
 
     def _make_durable(self) -> None:
         """Sync every transaction to disk, and let others read meanwhile."""

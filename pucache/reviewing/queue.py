@@ -33,6 +33,7 @@ AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ran
 CLOSING_RECHECK_SHARE = 0.15  # in a closing audit, until `RECHECKS_NEEDED` are answered
 MIN_POSITIVES = 10  # known, before any is shown again
 _TOP = 4096  # rows of the ranking that are kept sorted
+_LIKELY = 0.5  # probability of the images that come one of each group first
 _RECENT = 100  # images after which one may be shown again
 LEAST_ZONE, ZONE_SHARE, EXPECTED_IN_ZONE = 1000, 0.2, 0.9  # rows, unless few are left; share of them; see `likeliest`
 _DRAWS = 20  # attempts to fill the slots of a closing audit
@@ -45,13 +46,16 @@ class NextImages:
     of `audit_share`, and shows a positive again with `recheck_share`, once `MIN_POSITIVES` are found; both fall to 0
     with the share of positives. With `closing_audit` all other slots are drawn at random, by `closing_stream`: from the
     pile, or from the zone until it is used up; rechecks are frequent until `RECHECKS_NEEDED` are answered.
+
+    Of the likely positives one image of each of the `clusters` (n,), groups that the user named, comes before a second
+    one: those before it count that are labelled, decided or skipped. Random draws know no groups.
     """
 
-    def __init__(self, session: Session, rng: np.random.Generator):
+    def __init__(self, session: Session, rng: np.random.Generator, clusters: np.ndarray | None = None):
         self.audit_share, self.recheck_share = AUDIT_SHARE, RECHECK_SHARE
         self.closing_audit = False
         self.closing_stream = Stream.AUDIT
-        self._session, self._rng = session, rng
+        self._session, self._rng, self._clusters = session, rng, clusters
         self._reservations = Reservations()
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._scores: np.ndarray | None = None
@@ -79,20 +83,20 @@ class NextImages:
             raise ValueError(f"expected a score and a probability for each of {shape[0]:,} rows, got {scores.shape}")
         if np.isnan(scores).any():
             raise ValueError("scores are NaN")
-        top = best_rows(scores, self._undecided(), _TOP)
+        top = self._best(scores, p)
         with self._lock:
             self._scores, self._p, self._version, self._top = scores, p, version, top
 
-    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, finish: bool = False) -> list[int]:
+    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, of: Sequence[int] | None = None) -> list[int]:
         """Rows to show next, in the order of showing, reserved for a tab; fewer where the pile is used up.
 
         `count` rows are wanted besides those that the tab keeps: the ones that it shows, or will show, or has decided
-        without an answer yet. It loses all others. With `finish` only random images come that were passed over.
+        without an answer yet. It loses all others. With `of` only these rows come.
         """
         with self._lock:
             self._reservations.keep_only(tab, (int(self._session.groups[row]) for row in keep))
-            if finish:
-                return self._take(tab, self._session.random_undecided(), count)
+            if of is not None:
+                return self._take(tab, of, count)
             drawn = self._waiting(tab, count)
             drawn += self._rechecks_and_audits(tab, count - len(drawn))
             rows = self._mixed(self._ranked(tab, count - len(drawn)), drawn)
@@ -182,9 +186,19 @@ class NextImages:
             return rows + self._spread_out(tab, count - len(rows))
         rows += self._take(tab, self._open(self._top), count - len(rows))
         if len(rows) < count:
-            self._top = best_rows(self._scores, self._undecided(), _TOP)
+            self._top = self._best(self._scores, self._p)
             rows += self._take(tab, self._open(self._top), count - len(rows))
         return rows
+
+    def _best(self, scores: np.ndarray, p: np.ndarray | None) -> np.ndarray:
+        """Undecided rows, best first; of those that are likely positive, or of all without probabilities, by group."""
+        undecided = self._undecided()
+        top = best_rows(scores, undecided, _TOP)
+        if self._clusters is None:
+            return top
+        likely = len(top) if p is None else np.count_nonzero(p[top] >= _LIKELY)
+        first = one_of_each_first(self._clusters[top[:likely]], self._clusters[~undecided])
+        return np.concatenate([top[:likely][first], top[likely:]])
 
     def _spread_out(self, tab: str, count: int) -> list[int]:
         rows: list[int] = []
@@ -263,6 +277,16 @@ def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray
         above, level = rows[values > least], rows[values == least]
         rows = np.concatenate([above, level[: count - len(above)]])
     return rows[np.lexsort((rows, -scores[rows]))]
+
+
+def one_of_each_first(groups: np.ndarray, before: np.ndarray) -> np.ndarray:
+    """Positions of groups (m,) in which every group comes once before any comes twice, counting those of `before`."""
+    times = Counter(before.tolist())
+    turns = []
+    for group in groups.tolist():
+        turns.append(times[group])
+        times[group] += 1
+    return np.argsort(np.array(turns, np.int64), kind="stable")
 
 
 class Reservations:

@@ -148,7 +148,7 @@ class Ranker:
         began = time.perf_counter()
         choose = self.choice_is_due(s, reviewed) if choose is None else choose
         s, reviewed = _labels_for_estimates(s, reviewed)
-        positive, posterior = (s == 1) | (reviewed == 1), None
+        positive, posterior, doubted = (s == 1) | (reviewed == 1), None, np.empty(0, np.int64)
         self._folds.assign(positive)
         with limited_threads(0):  # also for the small problems of scipy
             if choose and self.graph is not None and positive.sum() >= LEAST_POSITIVES:
@@ -158,8 +158,10 @@ class Ranker:
                 tilt = fit_tilt(held_out, s)
                 scores, held_out = (self._scores(tilt, margins, s, reviewed) for margins in (scores, held_out))
                 if positive.sum() >= _LEAST_LABELLED:
-                    posterior = fit_tilt(held_out, s).posterior(scores).astype(np.float32)
-        return RankingResult(scores, posterior, time.perf_counter() - began)
+                    tilt = fit_tilt(held_out, s)
+                    posterior, without = (tilt.posterior(values).astype(np.float32) for values in (scores, held_out))
+                    doubted = Labels(s, reviewed).contradicted(without > 0.5, without)
+        return RankingResult(scores, posterior, time.perf_counter() - began, doubted)
 
     def _train(self, s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Train the head of all labels and the heads of the folds on the sample and the known rows.

@@ -26,7 +26,9 @@ import uvicorn
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..labels.concepts import ConceptSource, open_concepts
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
+from ..labels.near_duplicates import joined_groups
 from ..labels.row_values import RowValues
 from ..retrieval.query import Query
 from ..storage.atomic import replacing
@@ -38,6 +40,7 @@ from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
+from .second_reader import beside_other, open_second_reader
 from .service import ReviewService
 from .session import Session, open_session
 from .session_folder import ADDRESS
@@ -67,6 +70,8 @@ def review(
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
+    second_reader: str | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
     host: str = "127.0.0.1",
@@ -94,6 +99,13 @@ def review(
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
         Name that is logged with each decision. Default: that of the user.
+    second_reader : str, optional
+        Name of a second reader of the session: a log of his own in its folder, which begins with the same labels. He
+        gets the same random images as the first, and sees none of his answers. What both decided otherwise is shown
+        again to each when his review is begun again.
+    groups : path, str or RowValues, optional
+        Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
+        before a second one, and the classifier holds out whole groups. Not kept by the session.
     twins : float or None
         Cosine from which on two images show the same picture. None: equal bytes only.
     port : int, optional
@@ -116,7 +128,8 @@ def review(
     EncoderError, MissingExtraError, SourceError
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
-        Words or pictures are named beside `concepts`, or where ten positives are known.
+        Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
+        beside `second_reader`, or that name makes no file name.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -125,6 +138,10 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
+    given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
+    if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
+    clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
@@ -133,37 +150,50 @@ def review(
         if concepts is None:
             opened = stack.enter_context(
                 open_session(cache, positives, negatives=negatives, folder=folder, twins=twins)
+                if second_reader is None
+                else open_second_reader(cache, folder, second_reader, twins)
             )
+            folder = opened.folder
             sessions, failures = {"": opened}, dict[str, str]()
         else:
             sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
+        reader = second_reader or reviewer or user_name()
+        beside = beside_other(opened, reader) if concepts is None else ""
         address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
         services = [
             ReviewService(
                 one,
-                NextImages(one, np.random.default_rng(seed)),
+                NextImages(one, np.random.default_rng(seed), clusters),
                 pictures,
                 identifier=identifier(one, address.token, name),
-                reviewer=reviewer or user_name(),
+                reviewer=reader,
             )
             for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
-        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=opened.groups, device=device))
+        together = opened.groups if clusters is None else joined_groups(opened.groups, clusters)
+        trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=together, device=device))
         first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
             stack.callback(service.close)
             service.begin(trainer, number, first)
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
-        title = f"Review of {cache.files[0].path.name}" + (f": {first.query}" if first else "")
-        application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
+        shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
+        title = f"Review of {cache.files[0].path.name}{''.join(shown)}"
+        application = Application(
+            services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
+        )
         url = printed_url(host, address.port, address.token)
-        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened, first)
-        for line in [*opening, *warnings, f"open {url}", _ENDING]:
+        opening = [f"{len(names):,} concepts in {folder}"] if names else list(_opening_lines(opened, first))
+        if clusters is not None:
+            opening.append(
+                f"{len(np.unique(clusters)):,} groups: of the likely positives one image of each comes first"
+            )
+        for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
         if open_browser:

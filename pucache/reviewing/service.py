@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import LabelError, one_line
+from ..labels.labels import LOOK_AGAIN
 from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
 from .export import import_reviewed
 from .first_ranking import ENOUGH, FirstRanking, positives_known
-from .log import LABELS, Choice, Entry, Stream
+from .log import LABELS, NO_LOOKS, Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
 from .session_state import RATE_OF, Proposal, SessionProgress, StaleDecisionError
@@ -35,7 +36,7 @@ AUDIT_SECONDS = 0.3  # between two audits
 RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
-_MIN_DECISIONS = 50  # before anything is said about the rate
+_MIN_DECISIONS = 50  # before anything is said about the rate, or a decision is doubted
 _LOW_RATE = 0.1  # of positives among the last decisions
 _FALLEN = 0.5  # of the best rate, at which the yield has fallen
 _MIN_DRAWS = 20  # of the audit, before its share of positives counts
@@ -58,6 +59,7 @@ class ReviewService:
         self._number = 0
         self._first: FirstRanking | None = None  # while it ranks
         self._audit: Audit | None = None
+        self._doubted = np.empty(0, np.int64)  # known rows that the last training contradicts, worst first
         self._advice = ""
         self._statements: list[str] = []
         self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.examples.tolist()]
@@ -102,13 +104,17 @@ class ReviewService:
 
     # --- what pages ask for --------------------------------------------------------------------------
 
-    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, finish: bool = False) -> list[dict[str, Any]]:
-        """Cards of the images to show next, reserved for a tab; see `NextImages.next`."""
+    def next(self, tab: str, count: int, keep: Sequence[int] = (), *, only: str = "") -> list[dict[str, Any]]:
+        """Cards of the images to show next, reserved for a tab; see `NextImages.next`.
+
+        `only`: random images without a label alone ("random"), or decisions to look at again ("doubted").
+        """
         if self._submitted >= 0:
             self._ranked.wait(RANKING_SECONDS)
             self._ranked.set()
         drawn_before = len(self.session.pending_draws())
-        rows = self.queue.next(tab, count, keep, finish=finish)
+        of = {"random": self.session.random_undecided, "doubted": self.doubted}.get(only)
+        rows = self.queue.next(tab, count, keep, of=of and of())
         if len(self.session.pending_draws()) != drawn_before:
             self._changed.set()
         self.pictures.prefetch(rows)
@@ -121,6 +127,11 @@ class ReviewService:
         if not 0 <= row < len(self.session.cache):
             return None
         return self._card(row, self.pictures.get(row))
+
+    def doubted(self) -> list[int]:
+        """Rows of the decisions that the last training contradicts most, worst first, but for those given again."""
+        enough = self.session.counts().decided >= _MIN_DECISIONS
+        return self.session.given_once(self._doubted, LOOK_AGAIN) if enough else []
 
     def past(self, before: int, count: int) -> list[dict[str, Any]]:
         """Decisions that label, newest first, of which the newest has a serial number below `before`; 0: any."""
@@ -239,6 +250,7 @@ class ReviewService:
             "rate_of": counts.rate_of,
             "hidden": hidden,
             "random_undecided": len(self.session.random_undecided()),
+            "doubted": len(self.doubted()),
             "statements": self._statements,
             "advice": self._advice,
             "closing_audit": self.queue.closing_audit,
@@ -253,6 +265,8 @@ class ReviewService:
         best = best_rate(self.session.entries())
         closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
         said = advice(self.session.counts(), self._audit, best=best, **closing)
+        if said and (doubted := len(self.doubted())):
+            return f"{said} Before you stop, look again at {_decisions(doubted)} that the model doubts."
         return said if said or self._first is None else self._first.sentence(positives_known(self.session))
 
     # --- what follows --------------------------------------------------------------------------------
@@ -260,6 +274,7 @@ class ReviewService:
     def take_ranking(self, result: RankingResult, serial: int) -> None:
         """Show images by a new ranking, which has seen the log up to an entry; the trainer's thread calls it."""
         self.queue.set_ranking(result.scores, result.posterior, serial)
+        self._doubted = result.doubted
         self.ranking_version = serial
         self._ranked.set()
         self.changed_at = time.monotonic_ns()
@@ -311,6 +326,10 @@ class ReviewService:
             self._trainer.submit(serial, s, reviewed, self._number)
 
 
+def _decisions(number: int) -> str:
+    return f"{number:,} decision{'s' * (number != 1)}"
+
+
 def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
     """What a page may know to be in force after a proposal was accepted or refused."""
     return {
@@ -326,7 +345,7 @@ def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
 
 def best_rate(entries: Sequence[Entry]) -> float:
     """Highest share of positives among `RATE_OF` decisions in a row; 0 with fewer decisions."""
-    choices = [entry.choice for entry in entries if entry.stream is not Stream.RECHECK and not entry.is_undo]
+    choices = [entry.choice for entry in entries if entry.stream not in NO_LOOKS and not entry.is_undo]
     labels = [choice is Choice.POSITIVE for choice in choices if choice in LABELS]
     before = np.append(0, np.cumsum(labels))
     return float((before[RATE_OF:] - before[:-RATE_OF]).max(initial=0)) / RATE_OF

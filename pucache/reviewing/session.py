@@ -29,6 +29,7 @@ from .session_start import (
     session_folder,
 )
 from .session_state import Proposal, SessionState, StaleDecisionError
+from .shared_draws import SharedDraws
 
 _REQUEST_LENGTH = 200
 
@@ -44,10 +45,14 @@ class Session(SessionState):
         Rows of each urn; together the pile, the rows neither labelled nor twins of labelled ones when the epoch began.
     epoch_note : str
         What has changed in the cache since the session began, and what that means for the audit; "" if nothing.
+    first_reader : Path or None
+        Folder of the first reader's session, where this one is the second reader's.
     """
 
-    def __init__(self, cache: EmbeddingCache, folder: Path, base: ReplayBase, stack: ExitStack):
-        self.cache, self.folder, self._stack = cache, folder, stack
+    def __init__(
+        self, cache: EmbeddingCache, folder: Path, base: ReplayBase, stack: ExitStack, first_reader: Path | None = None
+    ):
+        self.cache, self.folder, self.first_reader, self._stack = cache, folder, first_reader, stack
         self.urns, self.epoch_note = base.facts.urns, base.note
         self._base, self._log = base, base.log
         super().__init__(base.labels, base.groups, base.urn_of)
@@ -66,9 +71,8 @@ class Session(SessionState):
             self._carry(decision)
         self._entries: list[Entry] = []  # of the present epoch
         self._by_request: dict[str, Entry] = {}
-        logged = base.log.entries()
-        for entry, row in zip(logged, rows_of(self.cache, logged).tolist(), strict=True):
-            entry = entry if row < 0 else replace(entry, row=row, group=int(self.groups[row]))
+        logged = self._mapped()
+        for entry, row in logged:
             if entry.request is not None:
                 self._by_request[entry.request] = entry
             if base.current and entry.epoch >= base.first:
@@ -79,6 +83,13 @@ class Session(SessionState):
                 self._apply(entry)
                 self._entries.append(entry)
         self._replayed = len(logged)
+
+    def _mapped(self) -> list[tuple[Entry, int]]:
+        """All entries of the log, by the rows of the cache, and these rows; -1 where the image is gone."""
+        logged = self._log.entries()
+        rows = rows_of(self.cache, logged).tolist()
+        by_row = zip(logged, rows, strict=True)
+        return [(e if row < 0 else replace(e, row=row, group=int(self.groups[row])), row) for e, row in by_row]
 
     def _check_export(self) -> None:
         """Refuse a log without decisions that the table of an export beside it holds."""
@@ -118,6 +129,11 @@ class Session(SessionState):
         with self.lock:
             return list(self._entries)
 
+    def history(self) -> list[Entry]:
+        """Draws and decisions of all epochs whose images are there, in order, by the rows of the cache."""
+        with self.lock:
+            return [entry for entry, row in self._mapped() if row >= 0]
+
     def audited_entries(self) -> AuditedEntries:
         """What the audit is computed from."""
         with self.lock:
@@ -128,6 +144,13 @@ class Session(SessionState):
         """What the review began with in place of positives, the JSON of a query; "" where nothing was asked."""
         with self.lock:
             return self._log.asked()
+
+    @property
+    def second_reader(self) -> tuple[str, Path] | None:
+        """Name and folder of the second reader; None where there is none."""
+        with self.lock:
+            found = self._log.reader()
+            return None if found is None else (found[0], self.folder / found[1])
 
     @property
     def last_change(self) -> float | None:
@@ -228,7 +251,7 @@ class Session(SessionState):
 
         An AUDIT is uniform over the unknown rows of the pile, a ZONE over those of the zone; a RECHECK over the known
         positive rows without a draw, and without the rows of `exclude` and their twins. Fewer than `count` draws where
-        no more rows are there.
+        no more rows are there. An AUDIT of a second reader is an image that was drawn for the first, where it can be.
 
         Raises
         ------
@@ -237,20 +260,45 @@ class Session(SessionState):
         ValueError
             An audit with `exclude`, or a stream that is not drawn.
         """
-        if stream is Stream.RANKED or (stream in DRAWN and len(exclude)):
+        if stream not in (*DRAWN, Stream.RECHECK) or (stream in DRAWN and len(exclude)):
             raise ValueError(
                 "draws are for the audit, from all unknown rows, or for rechecks, which can leave out rows"
             )
         excluded = np.unique(self.groups[np.asarray(exclude, np.int64)])
+        first = self.first_reader if stream is Stream.AUDIT else None
+        shared = SharedDraws.read(first, self._base.facts) if first else None
         with self.lock, self._writing() as written:
             for _ in range(count):
                 rows = self._drawable(stream, excluded)
                 if not len(rows):
                     break
                 row = int(rng.choice(rows))
+                if shared is not None:
+                    row = self._shared_row(shared, row)
                 fields: dict[str, Any] = {"unknown": len(rows)} if stream is Stream.ZONE else {}
                 self._take_in(written, row, stream=stream, model_version=model_version, **fields)
         return written
+
+    def _shared_row(self, shared: SharedDraws, row: int) -> int:
+        group = int(self.groups[row])
+        draw = None if group in self._stacks else shared.instead_of(group, int(self._urn_of[row]), self._stacks)
+        return row if draw is None else int(self.cache.keys.rows([draw.key])[0])
+
+    def show_again(self, rows: Sequence[int]) -> None:
+        """Let decided images be shown again, as if they were new, durably; each answer replaces the one before."""
+        with self.lock, self._writing() as written:
+            for row in rows:
+                if int(self.groups[row]) not in self._pending:
+                    self._take_in(written, row, stream=Stream.CONFLICT)
+
+    def take_second(self, said: Sequence[Entry]) -> None:
+        """Take in what the second reader says, in memory alone: the log of a session that is read stays as it is."""
+        with self.lock:
+            written: list[Entry] = []
+            for entry in said:
+                fields = {"choice": entry.choice, "request": "", "reviewer": entry.reviewer, "stream": Stream.SECOND}
+                self._take_in(written, entry.row, **fields)
+            self._entries += written
 
     def _drawable(self, stream: Stream, excluded: np.ndarray) -> np.ndarray:
         if stream is Stream.AUDIT:

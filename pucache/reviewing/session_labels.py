@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from ..cache.embedding_cache import CacheLike
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..estimates.audited_prior import AuditedHidden
+from ..labels.concepts import ConceptLabels
 from ..labels.labels import Labels
+from .agreement import BOTH
 from .audit import LEAST_POSITIVES, Audit, audit
+from .concept_sessions import concept_folders, over_sessions
+from .second_reader import take_second_reader
 from .session import read_session
+from .session_start import session_folder
 
 
-def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
+def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: str = BOTH) -> Labels | ConceptLabels:
     """Labels of the session in a folder, with its audit where a random image has a label.
+
+    A folder of the sessions of concepts gives the labels of each.
 
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
         The cache that was reviewed.
     folder : path, optional
-        Of the session. Default: ``CACHE.review`` beside the cache.
+        Of the session, or of those of concepts. Default: ``CACHE.review`` beside the cache.
+    readers : str
+        Whose answers are the labels, where there is a second reader: both or first, as for `pucache.audit`.
 
     Returns
     -------
-    Labels
+    Labels or ConceptLabels
         They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
         prior, recall, precision and F1 rest on it.
 
@@ -34,8 +44,17 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None) -> Labels:
     LabelError
         There is no positive in it, or no unlabelled row.
     """
+    opened = open_cache(cache)
+    path = session_folder(opened, folder)
+    if concept_folders(path):
+        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one, readers)))
+    return _labels_of(opened, path, readers)
+
+
+def _labels_of(cache: EmbeddingCache, folder: Path, readers: str) -> Labels:
     with read_session(cache, folder) as session:
-        labels = Labels(*session.labels(), hidden=_hidden(audit(session)))
+        agreement = take_second_reader(session, readers)
+        labels = Labels(*session.labels(), hidden=_hidden(replace(audit(session), agreement=agreement)))
     labels.check()
     return labels
 

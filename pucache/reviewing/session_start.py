@@ -120,6 +120,18 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
         raise
 
 
+def begin_beside(first: Path, folder: Path, cache: EmbeddingCache) -> None:
+    """Begin the session of a second reader: with the labels, the pile and the query of the first one's."""
+    base = read(first, cache)
+    with base.log as log:
+        asked = log.asked()
+    facts = replace(base.facts, continued=None)
+    with DecisionLog.create(folder / LOG, facts, _images(cache, base.labels)) as log:
+        keep_pile(pile_path(folder, facts.checksums), cache, base.urn_of, base.groups)
+        if asked:
+            log.ask(asked)
+
+
 def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = open_log(folder, read_only=True)

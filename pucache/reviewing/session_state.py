@@ -18,7 +18,7 @@ from ..errors import SessionError
 from ..estimates.label_requirements import LEAST_LABELS
 from ..labels.labels import Labels
 from ..storage.rows import evenly_spaced
-from .log import DRAWN, Choice, Entry, Stream
+from .log import AGAIN, DRAWN, NO_LOOKS, Choice, Entry, Stream
 from .pile import Groups, inherited
 
 RATE_OF = 100  # decisions that the rate is of
@@ -158,10 +158,10 @@ class SessionState:
             return self._in_force(int(self.groups[row]))
 
     def decision_to_show(self, row: int) -> Entry | None:
-        """As `decision_in_force`, but None where a recheck is pending, which must look like any new image."""
+        """As `decision_in_force`, but None where it is to be shown again, and must look like any new image."""
         with self.lock:
             draw = self._pending.get(int(self.groups[row]))
-            return None if draw is not None and draw.stream is Stream.RECHECK else self.decision_in_force(row)
+            return None if draw is not None and draw.stream in AGAIN else self.decision_in_force(row)
 
     def pending_draws(self) -> list[Entry]:
         """Draws that no decision has answered, in order."""
@@ -196,6 +196,24 @@ class SessionState:
             ]
         return heapq.nlargest(count, (one for one in decided if not before or one[0] < before))
 
+    def given_once(self, rows: np.ndarray, most: int) -> list[int]:
+        """Of the first `most` pictures decided in the session among some rows, those whose label was not given again.
+
+        In the order of the rows; those that wait for a recheck are left out.
+        """
+        with self.lock:
+            decided: dict[int, Entry] = {}
+            for group in self.groups[rows[~self._labelled_before[rows]]].tolist():
+                label = None if group in self._pending else self._labelling(group)
+                if len(decided) < most and label is not None and label.choice in _LABELS:
+                    decided.setdefault(group, label)
+            return [label.row for group, label in decided.items() if not self._given_again(group, label)]
+
+    def _given_again(self, group: int, label: Entry) -> bool:
+        """Whether the last of several answers on a group is its label."""
+        labels = [entry.choice for entry, _ in self._stacks[group] if entry.choice in _LABELS]
+        return len(labels) > 1 and labels[-1] is label.choice
+
     def _recheck_candidates(self) -> np.ndarray:
         """Known positive rows without a pending draw, int64."""
         positive = (self._s == 1) | (self._reviewed == 1)
@@ -213,7 +231,7 @@ class SessionState:
     def _count(self) -> SessionProgress:
         labelling = [one for one in map(self._labelling, self._stacks) if one is not None]
         choices = Counter(one.choice for one in labelling if not self._labelled_before[one.group])
-        labels = (one for one in labelling if one.choice in _LABELS and one.stream is not Stream.RECHECK)
+        labels = (one for one in labelling if one.choice in _LABELS and one.stream not in NO_LOOKS)
         last = [one.choice for one in heapq.nlargest(RATE_OF, labels, key=lambda one: one.serial)]
         answered = (draw for stack in self._stacks.values() for _, draw in stack if draw is not None)
         return SessionProgress(
@@ -234,15 +252,15 @@ class SessionState:
     def _accepts(self, proposal: Proposal, group: int) -> bool:
         """Whether a proposal replaces what is in force on its group.
 
-        A recheck shows a decided image as if it were new, so its answer may replace 0. After an undo both 0 and
-        the number of the undo are right.
+        What is shown again looks as if it were new, so its answer may replace 0. After an undo both 0 and the number
+        of the undo are right.
         """
         current = self._in_force(group)
         if proposal.choice is Choice.UNDONE:
             return current is not None and current.serial == proposal.replaces
         if current is None:
             return proposal.replaces in (0, self._last.get(group, 0))
-        blinded = group in self._pending and self._pending[group].stream is Stream.RECHECK
+        blinded = group in self._pending and self._pending[group].stream in AGAIN
         return proposal.replaces == current.serial or (blinded and proposal.replaces == 0)
 
     def _decision(self, proposal: Proposal, group: int) -> dict[str, Any]:

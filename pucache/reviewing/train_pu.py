@@ -8,7 +8,8 @@ from typing import Any, overload
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..heads.minibatch import SGDSettings
-from ..labels.concepts import ConceptSource
+from ..labels.concepts import ConceptLabels, ConceptSource
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -18,6 +19,7 @@ from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from ..training.train_concepts import train_concepts
 from ..training.train_on_cache import train_on_cache
+from .agreement import BOTH
 from .session_labels import read_labels
 
 
@@ -41,7 +43,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     *,
     negatives: str | Path | RowValues | None = None,
     session: str | Path | None = None,
+    readers: str = BOTH,
     concepts: ConceptSource | None = None,
+    groups: GroupSource | None = None,
     exclusive: bool = False,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
@@ -75,10 +79,17 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         Known negatives, in the same forms.
     session : path, optional
         Folder of a review, such as ``cache.h5.review``, in place of `positives` and `negatives`: its labels, and its
-        audit, on which prior, recall, precision and F1 then rest.
+        audit, on which prior, recall, precision and F1 then rest. A folder of the sessions of concepts trains as
+        `concepts` does.
+    readers : str
+        Whose answers are the labels of a session with a second reader: both or first, as for `pucache.audit`.
     concepts : path, str or mapping, optional
         In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
         mapping, see `pucache.labels.concepts.open_concepts`.
+    groups : path, str or RowValues, optional
+        Rows that are not independent, such as those of one patient, video or site, as for
+        `pucache.labels.groups.read_groups`: a table ``key,group``, a pattern on keys, or one group a key or row. They
+        stay in one fold, count as one label, and intervals allow for them.
     exclusive : bool
         Only with `concepts`: an image has one of them at most, so that the positives of each are known negatives of the
         others.
@@ -137,9 +148,11 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         method=method,
     )
     opened = open_cache(cache)
+    labels: Any = positives if session is None else read_labels(opened, session, readers=readers)
+    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
+    concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:
-        how: dict[str, Any] = {"twins": twins, "all_rows": all_rows, "excluding": exclusive, "progress": progress}
-        return train_concepts(opened, concepts, classifier, **how)
-    labels = read_labels(opened, session) if positives is None else positives
-    data = LabelledCache.of(opened, labels, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device)
+        rows |= {"twins": twins, "excluding": exclusive}
+        return train_concepts(opened, concepts, classifier, progress=progress, **rows)
+    data = LabelledCache.of(opened, labels, twins, negatives=negatives, seed=number, device=device, **rows)
     return train_on_cache(classifier, data, progress=progress)

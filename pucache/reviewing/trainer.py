@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -37,6 +37,8 @@ class RankingResult:
     scores: np.ndarray  # float32 (n,); higher is more likely positive; known rows have scores too
     posterior: np.ndarray | None  # float32 (n,); None without a head, and with fewer than ten positives
     seconds: float  # that it took
+    doubted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    """Known rows that heads without them contradict, worst first, int64; none without a posterior."""
 
 
 class Trainer:

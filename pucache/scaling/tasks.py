@@ -31,24 +31,11 @@ Outcome = tuple[Any, Exception | None]
 def cluster_tasks(address: str | None = None, workers: int | None = None) -> Iterator[ShardTasks]:
     """Join a cluster and leave it at the end; a cluster that this process has joined already stays joined.
 
-    Parameters
-    ----------
-    address : str, optional
-        ``HOST:PORT`` of a running cluster, or ``auto`` for the cluster that this machine belongs to. By
-        default the one in RAY_ADDRESS; without it Ray is started on this machine and stopped at the end.
-    workers : int, optional
-        Number of tasks that run at once; by default all that have a core or a GPU.
-
-    Yields
-    ------
-    ShardTasks
-
-    Raises
-    ------
-    EngineError
-        The cluster cannot be reached, or runs another version of Ray or Python.
-    ValueError
-        Fewer than one worker, or an address although this process has joined a cluster already.
+    `address` is ``HOST:PORT`` of a running cluster, or ``auto`` for the cluster that this machine belongs to. By
+    default it is the one in RAY_ADDRESS; without it Ray is started on this machine and stopped at the end. `workers`
+    tasks run at once; by default all that have a core or a GPU. Raises `EngineError` where the cluster cannot be
+    reached, or runs another version of Ray or Python, and `ValueError` for fewer than one worker, or an address where
+    this process has joined a cluster already.
     """
     if workers is not None and workers < 1:
         raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")

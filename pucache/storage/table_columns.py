@@ -15,10 +15,12 @@ PATH_NAMES = tuple(  # of a manifest
     dict.fromkeys(("path", "image", "file", "filename", "url", "key", "image_path", "file_name", *_FILE_NAMES))
 )
 LABEL_NAMES = ("label", "labels", "class", "is_positive", "positive", "target", "truth", "choice")
+GROUP_NAMES = ("group", "groups", "group_id", "patient", "patient_id", "subject", "subject_id", "video", "site")
 # Columns by their meaning, and the names under which each may go; a table must have the first
 Wanted = Mapping[str, Sequence[str]]
 KEY_COLUMNS: Wanted = {"key": KEY_NAMES}
 MANIFEST_COLUMNS: Wanted = {"path": PATH_NAMES, "key": ("key",)}
+BOX_COLUMNS: Wanted = {side: (side,) for side in ("x", "y", "w", "h")}  # of a manifest that has all four
 _REVIEW = {"reviewed": ("reviewed",), "digest": ("digest",)}
 LABEL_COLUMNS: Wanted = {"key": KEY_NAMES, "label": LABEL_NAMES, **_REVIEW}
 CONCEPT_COLUMNS: Wanted = {
@@ -27,7 +29,8 @@ CONCEPT_COLUMNS: Wanted = {
     "label": ("label", "labels"),
     **_REVIEW,
 }
-_OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column"}
+GROUP_COLUMNS: Wanted = {"key": KEY_NAMES, "group": GROUP_NAMES}
+_OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column", "group": "--groups TABLE:COLUMN"}
 
 
 def plain_name(name: object) -> str:

@@ -1,4 +1,4 @@
-"""Rows of the forms that tables come in: CSV, JSON, JSON Lines, spreadsheets, lists of keys; `arrow_tables` has others.
+"""Rows of the forms that tables come in: CSV, JSON, JSON Lines, spreadsheets, lists of keys; `arrow` has others.
 
 Each form gives the names of the columns, and rows of text.
 """

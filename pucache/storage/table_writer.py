@@ -13,7 +13,6 @@ import numpy as np
 # name to values: an array, NaN for an empty cell, or texts without NUL as a list or as UTF-8 of dtype S, or None for
 # empty cells
 Columns = Mapping[str, Any]
-_ROW_GROUP = 1 << 16  # rows per row group of a Parquet file
 _LEAST = 1e-17  # from here up to `_MOST`, a number times a power of ten, exact up to 10^22, has six digits before the
 _MOST = 1e5  # point
 _TIE = 1e-6  # nearer than this to a tie the scaled number, rounded itself, decides nothing: Python rounds the exact one
@@ -40,75 +39,10 @@ def open_table(path: Path, types: Mapping[str, str], *, parquet: bool) -> Iterat
     `types` are Arrow's names of the type of each column, such as "string" and "float32". In CSV floating-point numbers
     are rounded as by `six_digits`, and texts are quoted.
     """
-    import pyarrow as arrow  # not for commands that write no table
+    from .arrow import csv_writer, parquet_writer, schema_of  # not for commands that write no table
 
-    schema = arrow.schema([(name, arrow.type_for_alias(alias)) for name, alias in types.items()])
-    with path.open("wb") as stream, (_parquet_writer if parquet else _csv_writer)(stream, schema) as write:
-        yield lambda columns: write(columns)
-
-
-@contextmanager
-def _csv_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
-    import pyarrow as arrow
-    from pyarrow import csv as arrow_csv
-
-    numbers = {field.name for field in schema if arrow.types.is_floating(field.type)}
-    wide = arrow.schema([(field.name, arrow.float64() if field.name in numbers else field.type) for field in schema])
-    stream.write((",".join(schema.names) + "\n").encode())
-    with arrow_csv.CSVWriter(stream, wide, write_options=arrow_csv.WriteOptions(include_header=False)) as writer:
-
-        def write(columns: Columns) -> None:
-            rounded = {
-                name: six_digits(values) if name in numbers and values is not None else values
-                for name, values in columns.items()
-            }
-            writer.write_table(_arrow_table(rounded, wide))
-
+    with path.open("wb") as stream, (parquet_writer if parquet else csv_writer)(stream, schema_of(types)) as write:
         yield write
-
-
-def _arrow_table(columns: Columns, schema: Any) -> Any:
-    """Arrow's table of columns, made of buffers: `pyarrow.array` imports pandas where that is installed."""
-    import pyarrow as arrow
-
-    arrays: list[Any] = []
-    for field in schema:
-        values, buffers = columns[field.name], [None]
-        if values is None:
-            arrays.append(arrow.nulls(len(arrays[0]), field.type))
-            continue
-        if arrow.types.is_string(field.type):
-            values = values if isinstance(values, np.ndarray) else np.array([text.encode() for text in values], "S")
-            characters = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), values.itemsize)
-            used = characters != 0
-            buffers.append(arrow.py_buffer(np.concatenate([[0], used.sum(1).cumsum()]).astype(np.int32)))
-            buffers.append(arrow.py_buffer(characters[used]))
-        else:
-            if values.dtype.kind == "f" and (empty := np.isnan(values)).any():
-                buffers = [arrow.py_buffer(np.packbits(~empty, bitorder="little"))]
-            buffers.append(arrow.py_buffer(np.ascontiguousarray(values, field.type.to_pandas_dtype())))
-        arrays.append(arrow.Array.from_buffers(field.type, len(values), buffers))
-    return arrow.Table.from_arrays(arrays, schema=schema)
-
-
-@contextmanager
-def _parquet_writer(stream: Any, schema: Any) -> Iterator[Callable[[Columns], None]]:
-    from pyarrow import concat_tables, parquet
-
-    waiting = schema.empty_table()
-    with parquet.ParquetWriter(stream, schema, use_dictionary=False) as writer:  # keys are unique
-
-        def write(columns: Columns) -> None:
-            """Write the row groups that are complete."""
-            nonlocal waiting
-            waiting = concat_tables([waiting, _arrow_table(columns, schema)])
-            while len(waiting) >= _ROW_GROUP:
-                writer.write_table(waiting.slice(0, _ROW_GROUP).combine_chunks())
-                waiting = waiting.slice(_ROW_GROUP)
-
-        yield write
-        if len(waiting):
-            writer.write_table(waiting.combine_chunks())
 
 
 def six_digits(values: np.ndarray) -> np.ndarray:

@@ -80,26 +80,12 @@ def has_columns(path: str | os.PathLike[str]) -> bool:
 
 
 def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) -> list[Row]:
-    """Read a table with a column of keys, or a text file with one key a line.
+    """Read a table with a column of keys, or a text file with one key a line: a dict per row, column name to cell.
 
-    Parameters
-    ----------
-    path : path or LabelTable
-        CSV, TSV, JSON, JSON Lines, a spreadsheet, Parquet, Feather, or a text file of keys; or the URL of one.
-    columns : mapping of str to sequence of str
-        Columns by their meaning, and the names under which each may go.
-
-    Returns
-    -------
-    list of dict of str to str
-        One dict per row, column name to cell. Columns that were wanted are called by their meaning; names of others are
-        in lower case, without spaces around them. Empty rows are left out.
-
-    Raises
-    ------
-    LabelError
-        The file is missing or no table; a column or a key is missing; two columns may be the one that is wanted, or it
-        cannot be read as text.
+    `columns` are those that are wanted, by their meaning, and the names under which each may go. They are called by
+    their meaning; names of others are in lower case, without spaces around them. Empty rows are left out. Raises
+    `LabelError` where the file is missing or no table, a column or a key is missing, two columns may be the one that is
+    wanted, or it cannot be read as text.
     """
     chosen = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
     label = chosen.label or ("label" if chosen.value is not None and "label" in columns else None)
@@ -122,27 +108,10 @@ def read_rows(
     *,
     encoding: str | None = None,
 ) -> Table:
-    """Read a table of any form; its `found` tells which column has which meaning.
+    """Read a table of any form, a path or a URL; its `found` tells which column has which meaning.
 
-    Parameters
-    ----------
-    path : path or str
-        A path or a URL.
-    columns : mapping of str to sequence of str
-        As for `read_table`.
-    named : mapping of str to str or None, optional
-        Columns that the user has named, by their meaning.
-    encoding : str, optional
-        As in `LabelTable`.
-
-    Returns
-    -------
-    Table
-
-    Raises
-    ------
-    LabelError
-        As `read_table`, but for keys that are missing.
+    `columns` and errors are as for `read_table`, but that keys may be missing. `named` are the columns that the user
+    has named, by their meaning; `encoding` is as in `LabelTable`.
     """
     given = {meaning: (column,) for meaning, column in (named or {}).items() if column is not None}
     wanted, name = {**given, **{each: columns[each] for each in columns if each not in given}}, _name(path)
@@ -185,7 +154,7 @@ def _read(
     head, ending = stream.read(8), _ending(path)
     stream.seek(0)
     if kind := _arrow_format(head, ending):
-        from .arrow_tables import arrow_table
+        from .arrow import arrow_table
 
         return arrow_table(stream, name, kind, find)
     data = stream.read()

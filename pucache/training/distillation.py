@@ -119,11 +119,13 @@ def distil(
     linear: CrossFit,
     tilt: Tilt,
     agreement: tuple[float, ...],
+    positives: int,
 ) -> Distillation:
     """Run the chains of all folds, and the one with all labels.
 
-    The `design` is of all rows; `linear` and the `tilt` of its held-out margins are those of the classifier, and
-    `agreement` is the result of `pucache.training.neighbour_evidence.agreement_gains`.
+    The `design` is of all rows; `linear` and the `tilt` of its held-out margins are those of the classifier,
+    `agreement` is the result of `pucache.training.neighbour_evidence.agreement_gains`, and `positives` the number of
+    labelled ones that are independent.
     """
     folds = linear.folds
     labels = ChainLabels.of(sampled.labels, sampled.fold, folds)
@@ -144,7 +146,7 @@ def distil(
         margins = design.margins(heads.take(np.arange(folds)), linear.fold[:, None])[:, 0]
     before, scores = sampled.take(linear.margins), _held_out_scores(sampled, labels, log_ratios, shares)
     gains = held_out_gains(before, scores, sampled.labels, sampled.fold)
-    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=int(sampled.labels.training_s.sum()))
+    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=positives)
     return Distillation(
         sampled=sampled,
         head=replace(heads.take([folds]), risk=linear.head.risk, clamped=linear.head.clamped),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -22,6 +25,7 @@ def estimate_prior(
     positives: str | Path | RowValues | Labels,
     *,
     negatives: str | Path | RowValues | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     methods: Sequence[str] = tuple(METHODS),
@@ -35,7 +39,7 @@ def estimate_prior(
 
     Parameters
     ----------
-    cache, positives, negatives, twins, all_rows
+    cache, positives, negatives, groups, twins, all_rows
         As for `pucache.train_pu`.
     methods, level, n_folds, seed, device, progress
         As for `estimate_prior_on`.
@@ -54,8 +58,9 @@ def estimate_prior(
     """
     check_request(methods, level=level, n_folds=n_folds)
     opened, number = open_cache(cache), drawn_seed(seed)
+    clusters = None if groups is None else read_groups(opened, groups)
     data = LabelledCache.of(
-        opened, positives, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device
+        opened, positives, twins, negatives=negatives, all_rows=all_rows, clusters=clusters, seed=number, device=device
     )
     return estimate_prior_on(
         data, methods=methods, level=level, n_folds=n_folds, seed=number, device=device, progress=progress
@@ -112,9 +117,11 @@ def estimates_by_method(
     The tilt takes those of the final head, as training does; the other methods those of the classifier before
     distillation, on which they were measured.
     """
-    bounds = data.training_labels.bounds
+    bounds, count = data.training_labels.bounds, label_count(model).labels
+    effect = model.estimates_.get("design_effect", 1.0)
+    grouped = {"design_effect": effect, "most_labels": np.inf if effect == 1 else count}
     return [
-        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds)
+        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds, **grouped)
         if method == "tilt"
         else PriorEstimate(method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level=level)
         for method in methods

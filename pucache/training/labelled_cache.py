@@ -16,7 +16,7 @@ from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
 from ..labels.labels import TWIN_COSINE, Labels, open_labels
-from ..labels.near_duplicates import DuplicateScan, groups, unlabelled_twins
+from ..labels.near_duplicates import DuplicateScan, groups, joined_groups, unlabelled_twins
 from ..labels.row_values import RowValues
 from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
 from ..storage.rows import RowMatrix, take_rows
@@ -41,6 +41,8 @@ class LabelledCache:
         Embeddings of the rows; may be mapped.
     group : ndarray of int64, (n,)
         Number of each row's group, see `pucache.labels.near_duplicates.groups`.
+    clusters : ndarray of int64, (n,), or None
+        Groups of rows that are not independent, which the user named (`pucache.labels.groups`), united with `group`.
     moments : Moments or None
         Of the embeddings; None where there is a GPU, which computes them from the rows that go up.
     rows : ndarray of int64, (n,), or None
@@ -58,6 +60,7 @@ class LabelledCache:
     moments: Moments | None
     rows: np.ndarray | None = None
     sample: UnlabelledSample | None = None
+    clusters: np.ndarray | None = None
     labelled_by_any: np.ndarray | None = None
     _designs: dict[str, DesignMatrix] = field(init=False, default_factory=dict, repr=False, compare=False)
     _shared: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)  # what knows no labels
@@ -77,43 +80,21 @@ class LabelledCache:
         """Number of all unlabelled rows of the cache, in the sample or not."""
         return int((self.s == 0).sum()) if self.sample is None else self.sample.unlabelled
 
+    @property
+    def together(self) -> np.ndarray:
+        """Groups of rows that stay in one fold and count as one label, int64 (n,)."""
+        return self.group if self.clusters is None else self.clusters
+
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Row numbers in the cache of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        ndarray of int64, (m,)
-        """
+        """Row numbers in the cache of some of these rows, int64 (m,)."""
         return rows if self.rows is None else self.rows[rows]
 
     def keys(self, rows: np.ndarray) -> list[str]:
-        """Keys of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        list of str
-        """
+        """Keys of some of these rows, int64 (m,)."""
         return self.cache.keys[self.cache_rows(rows)]
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Values of these rows, out of values of all rows of the cache.
-
-        Parameters
-        ----------
-        values : ndarray, (rows of the cache, ...)
-
-        Returns
-        -------
-        ndarray, (n, ...)
-        """
+        """Values of these rows, (n, ...), out of values of all rows of the cache."""
         return values if self.rows is None else values[self.rows]
 
     @classmethod
@@ -125,6 +106,7 @@ class LabelledCache:
         *,
         negatives: str | Path | RowValues | None = None,
         all_rows: bool = False,
+        clusters: np.ndarray | None = None,
         seed: int = 0,
         device: str = "auto",
     ) -> LabelledCache:
@@ -141,6 +123,8 @@ class LabelledCache:
             As for `pucache.train_pu`.
         all_rows : bool
             Take all unlabelled rows, however many there are.
+        clusters : ndarray of int64, (rows of the cache,), optional
+            Groups of rows that are not independent, see `pucache.labels.groups.read_groups`.
         seed : int
             Of the sample of unlabelled rows.
         device : str
@@ -158,7 +142,7 @@ class LabelledCache:
             The cache is damaged, or holds embeddings that are not finite.
         """
         labels = open_labels(cache, positives, negatives)
-        return cls.prepare(cache, labels, twins, all_rows=all_rows, seed=seed, device=device)
+        return cls.prepare(cache, labels, twins, all_rows=all_rows, clusters=clusters, seed=seed, device=device)
 
     @classmethod
     def prepare(
@@ -168,23 +152,11 @@ class LabelledCache:
         twins: float | None,
         *,
         all_rows: bool = False,
+        clusters: np.ndarray | None = None,
         seed: int = 0,
         device: str = "auto",
     ) -> LabelledCache:
-        """Join a cache with labels that were checked.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        labels : Labels
-            Unlike those of `of`, they may leave no row unlabelled.
-        twins, all_rows, seed, device
-            As for `of`.
-
-        Returns
-        -------
-        LabelledCache
-        """
+        """Join a cache with labels that were checked, which may leave no row unlabelled; the rest is as for `of`."""
         on_host = choose_device(device).type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
@@ -193,27 +165,19 @@ class LabelledCache:
             X = copied_rows(cache, numbers)
             group = groups(X, take_rows(cache.digest_matrix, numbers), cosine=twins)
             moments = Moments.of(X) if on_host else None
-            return cls(cache, labels.take(numbers), X, group, moments, numbers, sample)
+            clusters = None if clusters is None else joined_groups(group, clusters[numbers])
+            return cls(cache, labels.take(numbers), X, group, moments, numbers, sample, clusters)
         scan, sums = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins), MomentSums()
         for block_rows, block in cache.verified_blocks():
             scan.add(block_rows.start, block)
             if on_host:
                 sums.add(block)
         group = scan.groups(cache.matrix, cache.digest_matrix)
-        return cls(cache, labels, cache.matrix, group, sums.moments() if on_host else None)
+        clusters = None if clusters is None else joined_groups(group, clusters)
+        return cls(cache, labels, cache.matrix, group, sums.moments() if on_host else None, clusters=clusters)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
-        """Rows and training labels as the solvers take them; the same object for each device.
-
-        Parameters
-        ----------
-        device : str
-            ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-
-        Returns
-        -------
-        DesignMatrix
-        """
+        """Rows and training labels as the solvers take them; the same object for each device."""
         chosen = choose_device(device)
         if str(chosen) not in self._designs:
             training_s = self.training_labels.training_s

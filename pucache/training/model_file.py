@@ -74,6 +74,7 @@ class FittedState:
     encoder_: EncoderSpec | None
     neighbours_: NeighbourSettings | None
     method_: str
+    n_groups_: int | None = None
     pile_margins_: PileMargins | None = None
     pile_sample_: PileSample | None = None
 
@@ -88,7 +89,7 @@ class TrainedState(FittedState):
 
 def label_count(state: FittedState) -> LabelCount:
     """Number of labels that the estimates of a fitted model rest on."""
-    return _label_count(state.estimates_, state.n_labelled_)
+    return replace(_label_count(state.estimates_, state.n_labelled_), grouped=state.n_groups_ is not None)
 
 
 def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState, *, force: bool = False) -> None:
@@ -109,6 +110,8 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
     }
     if state.unlabelled_sample_ is not None:
         content["unlabelled_sample"] = state.unlabelled_sample_.to_json()
+    if state.n_groups_ is not None:
+        content["groups"] = state.n_groups_
     tensors = {"coef": state.coef_[0], "numbers": _numbers(state)}
     if state.pile_margins_ is not None and state.pile_sample_ is not None:
         margins, sample = state.pile_margins_, vars(state.pile_sample_)
@@ -169,6 +172,7 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
         encoder_=EncoderSpec.from_json(content["encoder"]) if content["encoder"] else None,
         neighbours_=NeighbourSettings.from_json(content["neighbours"]) if content.get("neighbours") else None,
         method_=content.get("method", "linear"),  # missing, as neighbours are, in files of version 0.1
+        n_groups_=content.get("groups"),  # missing where rows are independent
         pile_margins_=pile_margins,
         pile_sample_=pile_sample,
     )
@@ -237,6 +241,8 @@ def _check(state: FittedState) -> None:
         raise ValueError(f"its prior is {state.tilt_.prior}, its share {state.share_}, its penalty {state.penalty_}")
     if state.method_ not in ("linear", "distilled"):
         raise ValueError(f"its method is {state.method_!r}")
+    if state.n_groups_ is not None and not (type(state.n_groups_) is int and state.n_groups_ > 0):
+        raise ValueError(f"its number of groups is {state.n_groups_!r}")
     if state.classes_.shape != (2,):
         raise ValueError("it does not have two classes")
 

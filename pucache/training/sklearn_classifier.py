@@ -126,6 +126,8 @@ class PULinearClassifier(FittedState):
         cache that are not in the sample.
     unlabelled_sample_ : UnlabelledSample or None
         Sample of the unlabelled rows of a cache that `train_pu` took; None where it took all, and after `fit`.
+    n_groups_ : int or None
+        Number of groups among the rows trained on, where groups were given.
     n_confirmed_, n_negatives_ : int
         Numbers of reviewed rows: confirmed positives and known negatives.
     pile_margins_ : PileMargins or None
@@ -247,8 +249,9 @@ class PULinearClassifier(FittedState):
             values are taken too; `pos_label` names the positive one, by default the larger of two numbers.
         sample_weight : array, (n,), optional
             Row weights >= 0, normalised within the positives and within the unlabelled.
-        groups : array of int, (n,), optional
-            Rows of one group stay in one fold, such as `pucache.labels.near_duplicates.groups`.
+        groups : array of int or str, (n,), optional
+            Rows that are not independent, such as those of one patient, video or site: they stay in one fold, count as
+            one label, and intervals allow for them (`pucache.estimates.groups`).
         reviewed : array of int, (n,), optional
             For rows that `y` calls unlabelled: 1 confirmed positive, -1 known negative, 0 not reviewed.
             Heads are trained on them, but no estimate uses them, see `pucache.estimates.review_weights`.
@@ -289,11 +292,13 @@ class PULinearClassifier(FittedState):
 
             return neighbour_graph(rows, rows=numbers, device=str(device))
 
+        group = None if groups is None else np.unique(groups, return_inverse=True)[1]
         data = TrainingRows(
             design=DesignMatrix(rows, labels.training_s, None, device),
             labels=labels,
             graph=graph,
-            groups=None if groups is None else np.unique(groups, return_inverse=True)[1],
+            groups=group,
+            clusters=group,
             classes=classes,
         )
         return self.adopt(train_head(data, settings, progress))
@@ -584,12 +589,6 @@ def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.
     """Margins of embeddings (n, d) by K heads, float32 (n, K).
 
     Those of a row by one head depend on no other row. By several, their last bits depend on where the row lies.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    coef : ndarray of float32, (K, d)
-    intercept : ndarray of float64, (K,)
     """
     margins = np.empty((len(X), len(coef)), np.float32)
     step = max(1, _VALUES_AT_ONCE // X.shape[1])

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptLabels, ConceptSource, exclusive, joint_labels, open_concepts
+from ..labels.concepts import ConceptSource, exclusive, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import drawn_seed
@@ -26,11 +28,12 @@ R = TypeVar("R")
 
 def each_concept(
     cache: EmbeddingCache,
-    concepts: ConceptSource | ConceptLabels,
+    concepts: ConceptSource,
     work: Callable[[str, LabelledCache], R],
     *,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
+    clusters: np.ndarray | None = None,
     excluding: bool = False,
     seed: int = 0,
     device: str = "auto",
@@ -44,7 +47,7 @@ def each_concept(
         As for `pucache.labels.concepts.open_concepts`.
     work : callable
         Takes the name of a concept and its data.
-    twins, all_rows, seed, device
+    twins, all_rows, clusters, seed, device
         As for `LabelledCache.of`.
     excluding : bool
         As `exclusive` of `pucache.train_pu`.
@@ -54,10 +57,11 @@ def each_concept(
     results, failures
         As by `ConceptLabels.over_concepts`.
     """
-    opened = concepts if isinstance(concepts, ConceptLabels) else open_concepts(cache, concepts)
+    opened = open_concepts(cache, concepts)
     opened = exclusive(opened) if excluding else opened
     joint = joint_labels(opened.labels.values())
-    shared = LabelledCache.prepare(cache, joint, twins, all_rows=all_rows, seed=seed, device=device)
+    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": clusters, "seed": seed, "device": device}
+    shared = LabelledCache.prepare(cache, joint, twins, **rows)
     return opened.over_concepts(shared.of_concepts(opened.labels), work)
 
 
@@ -68,6 +72,7 @@ def train_concepts(
     *,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
+    clusters: np.ndarray | None = None,
     excluding: bool = False,
     progress: Progress | None = None,
 ) -> ConceptModels:
@@ -82,6 +87,8 @@ def train_concepts(
         With the parameters of all. A `random_state` that is no number draws one seed for all.
     twins, all_rows, excluding, progress
         As for `pucache.train_pu`, where `excluding` is `exclusive`.
+    clusters : ndarray of int64, (n,), optional
+        As for `LabelledCache.of`.
 
     Returns
     -------
@@ -96,5 +103,6 @@ def train_concepts(
         del model.held_out_margins_, model.classifier_margins_
         return model
 
-    rows = {"seed": parameters["random_state"], "device": parameters["device"], "excluding": excluding}
+    rows: dict[str, Any] = {"seed": parameters["random_state"], "device": parameters["device"]}
+    rows |= {"clusters": clusters, "excluding": excluding}
     return ConceptModels(*each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows))

@@ -13,6 +13,7 @@ from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
+from ..estimates.groups import design_effect
 from ..estimates.intervals import prior_range, stated_estimates
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
@@ -49,6 +50,7 @@ class TrainingRows:
     labels: TrainingLabels
     graph: GraphSource  # of the nearest neighbours of some rows, given their numbers, or of all rows, given None
     groups: np.ndarray | None = None  # (n,): rows of one group stay in one fold
+    clusters: np.ndarray | None = None  # (n,): these groups, where their rows may be different pictures
     sample: UnlabelledSample | None = None  # of the unlabelled rows, where the matrix has not all of them
     encoder: EncoderSpec | None = None
     # (m,): rows that any of several concepts labels: a sample for the graph holds them, so that one serves all
@@ -119,7 +121,8 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
     final = rows.design.margins(chosen.head)[:, 0]
     count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
-    prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited)
+    effect = _design_effect(rows, margins, count, linear.fold)
+    prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited, effect)
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
     if of_figures is not None:
         count = LabelCount.of(labels.training_s, groups=rows.groups, weights=labels.weights)
@@ -131,7 +134,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     threshold = choose_threshold(tilt, unlabelled, rule, share, near=None if count.has_estimates else prior)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
-    stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to)
+    stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
     on_scale = on_one_scale(margins, final, labels.s)  # as many rows are above the threshold as the head calls positive
     figures = stated_estimates(
         on_scale,
@@ -140,15 +143,18 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         prior=prior,
         prior_range=prior_range(prior, prior_estimate),
         threshold=threshold,
+        design_effect=effect,
         seed=settings.heads.seed,
     )
     called = on_scale[labels.s == 0] > threshold
     by_audit: dict[str, Any] = {}
     if audited is not None:
-        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, prior=prior, tilt=tilt)
+        drawn: dict[str, Any] = {"prior": prior, "tilt": tilt, "design_effect": effect}
+        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **drawn)
         by_audit = (narrower(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
     estimates = {"risk": risk, "clamped": clamped, **figures, **by_audit}
+    estimates |= {} if rows.clusters is None else {"design_effect": effect}
     _warn_of_chance(estimates)
     reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)
     estimated = None if reportable is None else reportable.prior
@@ -170,9 +176,12 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         unlabelled_sample_=rows.sample,
         classes_=rows.classes,
         encoder_=rows.encoder,
-        neighbours_=None if distillation is None else _neighbour_settings(distillation, given, rule, share, sum_to),
+        neighbours_=None
+        if distillation is None
+        else _neighbour_settings(distillation, given, rule, share, sum_to, effect),
         method_="linear" if chosen is linear else "distilled",
-        pile_margins_=PileMargins.of(*of_figures, given),
+        n_groups_=None if rows.clusters is None else len(np.unique(rows.clusters)),
+        pile_margins_=PileMargins.of(*of_figures, given, effect),
         pile_sample_=_pile_sample(rows, margins, final, settings.heads.seed),
         held_out_margins_=margins,
         classifier_margins_=linear.margins,
@@ -270,11 +279,17 @@ def _distil(rows: TrainingRows, linear: CrossFit, halves: np.ndarray, given: flo
     sampled = DistillationRows.of(rows.design, labels, linear.fold, rows.graph, rows.labelled_by_any)
     margins = sampled.design.margins(linear.of_halves)
     agreement = agreement_gains(margins, sampled.take(halves), sampled.labels, sampled.graph, prior=tilt.prior)
-    return distil(sampled, rows.design, linear, tilt, agreement)
+    count = LabelCount.of(labels.training_s, groups=rows.clusters, weights=labels.training_weights)
+    return distil(sampled, rows.design, linear, tilt, agreement, count.labels)
 
 
 def _neighbour_settings(
-    distillation: Distillation, given: float | None, rule: float | str, share: float, sum_to: float | None
+    distillation: Distillation,
+    given: float | None,
+    rule: float | str,
+    share: float,
+    sum_to: float | None,
+    effect: float,
 ) -> NeighbourSettings:
     """Calibrate the scores with neighbours; None for `sum_to` where no posterior is stated."""
     labels, scores = distillation.sampled.labels, distillation.scores
@@ -283,13 +298,33 @@ def _neighbour_settings(
         evidence=distillation.evidence,
         search=distillation.sampled.graph.search,
         share=distillation.share,
-        tilt=tilt if sum_to is None else stated_tilt(scores, labels.s, labels.weights, prior=sum_to),
+        tilt=tilt
+        if sum_to is None
+        else stated_tilt(scores, labels.s, labels.weights, prior=sum_to, design_effect=effect),
         threshold=choose_threshold(tilt, scores[labels.s == 0], rule, share),
     )
 
 
+def _design_effect(rows: TrainingRows, margins: np.ndarray, count: LabelCount, fold: np.ndarray) -> float:
+    """Rows that are worth an independent one; 1 without groups, and where the labels are too few for estimates."""
+    labels, groups = rows.labels, rows.clusters
+    if groups is None:
+        return 1.0
+    if count.labels == 1 < labels.s.sum():
+        log.warning(
+            "all %d labelled positives are of one group and count as one label: label positives of other groups",
+            labels.s.sum(),
+        )
+    return design_effect(margins, labels.s, labels.weights, groups, fold) if count.has_estimates else 1.0
+
+
 def _estimate_prior(
-    labels: TrainingLabels, margins: np.ndarray, count: LabelCount, given: float | None, audited: AuditedPrior | None
+    labels: TrainingLabels,
+    margins: np.ndarray,
+    count: LabelCount,
+    given: float | None,
+    audited: AuditedPrior | None,
+    effect: float,
 ) -> tuple[float, PriorEstimate | None, AuditedPrior | None, str]:
     """The prior as given, by audit and labels, from held-out margins, or assumed where the labels are too few.
 
@@ -297,7 +332,9 @@ def _estimate_prior(
     """
     prior, estimated, sources = given, None, ""
     if (prior is None or audited is not None) and count.has_estimates:
-        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds)
+        most = np.inf if effect == 1 else count.labels
+        grouped: dict[str, float] = {"design_effect": effect, "most_labels": most}
+        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds, **grouped)
         prior = estimated.prior
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))

@@ -38,7 +38,8 @@ def train_on_cache(
         design=data.design_matrix(classifier.device),
         labels=data.training_labels,
         graph=lambda rows: data.neighbour_graph(rows, classifier.device),
-        groups=data.group,
+        groups=data.together,
+        clusters=data.clusters,
         sample=data.sample,
         labelled_by_any=data.labelled_by_any,
         encoder=data.cache.encoder,
@@ -64,7 +65,8 @@ def scar_of(data: LabelledCache, model: PULinearClassifier) -> ScarCheck:
     margins, labels = model.classifier_margins_, data.training_labels
     prior = model.prior if model.method_ == "distilled" else model.tilt_.prior
     tilt = fit_tilt(margins, labels.s, labels.weights, prior)
-    return check_scar(data.X, data.labels, margins, tilt, group=data.group, seed=model.seed_)
+    groups = {"group": data.group, "clusters": data.clusters}
+    return check_scar(data.X, data.labels, margins, tilt, **groups, seed=model.seed_)
 
 
 def summary(model: PULinearClassifier) -> dict[str, Any]:
@@ -82,9 +84,10 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         ``prior``, `PULinearClassifier.prior_`, and ``prior_estimate``, fields of `prior_estimate_`, both None where the
         labels are too few for them; ``penalty``, ``threshold``, ``threshold_rule``, ``loss``,
         ``target_prior``, ``solver``, ``deploy_prior``; ``estimates``, `PULinearClassifier.estimates_`; ``note``, what
-        is not stated because the labels are too few, or "".
+        is not stated because the labels are too few, or ""; where groups were given, ``groups``, their number.
     """
     estimate, sample = model.prior_estimate_, model.unlabelled_sample_
+    groups = {} if model.n_groups_ is None else {"groups": model.n_groups_}
     return {
         "encoder": str(model.encoder_),
         "labelled_positives": model.n_labelled_,
@@ -103,7 +106,7 @@ def summary(model: PULinearClassifier) -> dict[str, Any]:
         "deploy_prior": None if model.deploy_prior is None else float(model.deploy_prior),
         "estimates": model.estimates_,
         "note": label_note(model),
-    }
+    } | groups
 
 
 def is_audited(model: PULinearClassifier) -> bool:

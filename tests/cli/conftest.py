@@ -25,8 +25,8 @@ def embedded(embedding):
 
 @pytest.fixture(scope="session")
 def trained(world, embedded):
-    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --out {w}/model.safetensors"
-    return run_json(command + " --device cpu", w=world)
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --device cpu"
+    return run_json(command + " --out {w}/model.safetensors", w=world)
 
 
 @pytest.fixture

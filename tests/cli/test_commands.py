@@ -97,7 +97,7 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
 
 
 def test_a_number_for_the_threshold_is_said_to_be_a_margin(world, trained, here):
-    said = run("train-pu {w}/cache.h5 --positives {w}/positives.txt --device cpu --threshold 0.95", w=world).stdout
+    said = run("train-pu {w}/cache.h5 --positives {w}/positives.txt --penalty 0.01 --threshold 0.95", w=world).stdout
     assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
 
 
@@ -108,7 +108,7 @@ def test_the_number_of_images_to_retrieve_is_taken_with_one_dash_or_two(world, e
 
 
 def test_train_says_its_method_and_why(world, trained, here):
-    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --device cpu "
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --device cpu "
     settings = trained["neighbours"]
     expected = f"method {trained['method']}: {settings['reason']}; neighbours by exact search"
     assert expected in run(command, w=world).stdout.splitlines()
@@ -175,7 +175,7 @@ REVIEW += "".join(f"red/{n:03}.png,1,1\n" for n in (8, 9, 10)) + "".join(f"rest/
 
 def test_known_negatives_change_training_and_are_told(world, embedded, here):
     Path("review.csv").write_text(REVIEW)
-    asked = "train-pu {w}/cache.h5 --positives review.csv --prior 0.15 --method linear --device cpu "
+    asked = "train-pu {w}/cache.h5 --positives review.csv --prior 0.15 --penalty 0.01 --method linear --device cpu "
     without, told = (run(asked + more, w=world).stdout for more in ("", "--negatives review.csv"))
     assert "8 labelled positives, 52 unlabelled (of them reviewed: 3 positive, 12 negative)" in told
     assert "(of them reviewed: 3 positive, 0 negative)" in without

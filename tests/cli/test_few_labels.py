@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMED = re.compile(r"\b(prior|recall|precision|F1|P?AUC)\b[ :=]+(about |≈ )?[\d.]+", re.IGNORECASE)
 INTERVAL = r"[\d.e-]+ to [\d.]+"
 ESTIMATED = ("prior", "recall", "precision", "f1", "auc", "pauc", "accuracy", "false_positive_rate", "nnpu", "upu")
-TRAIN = "train-pu cache.h5 --positives positives.txt --device cpu"
+TRAIN = "train-pu cache.h5 --positives positives.txt --penalty 0.01 --device cpu"
 PRIOR = "estimate-prior cache.h5 --positives positives.txt --device cpu"
 SWEEP = "sweep-priors cache.h5 --positives positives.txt --device cpu --priors 0.05,0.2 --penalty 0.01 --no-plot"
 REPORT = "report cache.h5 --positives positives.txt --device cpu --sample 40"

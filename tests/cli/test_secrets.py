@@ -28,7 +28,7 @@ URLS = {  # an URL with a secret, as people write them
 ARGUMENTS = {  # of each command, so that all but one argument are right
     "embed": "source={w}/images cache=new.h5 --device=cpu",
     "import-embeddings": "source={w}/X.npy cache=new.h5 --row-numbers",
-    "pretrain": "source={w}/images run_dir=run --device=cpu --epochs=1",
+    "pretrain": "source={w}/images run_dir=run --device=cpu --epochs=1 --backbone=test_resnet --stem=small",
     "train-pu": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
     "sweep-priors": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
     "estimate-prior": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
@@ -36,7 +36,7 @@ ARGUMENTS = {  # of each command, so that all but one argument are right
     "review": "cache={w}/none.h5 --positives={w}/positives.txt --device=cpu",  # would serve for ever
     "score": "model={w}/model.safetensors what={w}/cache.h5 --device=cpu",
     "evaluate": "scores={w}/truth.csv --truth={w}/truth.csv",
-    "report": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
+    "report": "cache={w}/cache.h5 --positives={w}/positives.txt --model={w}/model.safetensors --sample=3",
     "audit": "session={w}/cache.h5.review",
     "info": "cache={w}/cache.h5",
     "verify": "files={w}/cache.h5",

@@ -77,13 +77,13 @@ def test_a_step_is_compiled_once_where_much_training_is_left(
     compilings, steps = [], []
     monkeypatch.setattr(Training, "compile", lambda *arguments: compilings.append(len(steps)))
 
-    def ended_after_70(run, number, images, step=Training.step):
+    def ended_after_60(run, number, images, step=Training.step):
         steps.append(number)
-        if len(steps) == 70:
+        if len(steps) == 60:
             raise RunError("enough")
         return step(run, number, images)
 
-    monkeypatch.setattr(Training, "step", ended_after_70)
+    monkeypatch.setattr(Training, "step", ended_after_60)
     network = NetworkConfig("test_resnet", stem="small", size=SIDE)
     settings = {"device": "cuda", "precision": "fp32", "workers": 0, "decode": "once", "minutes": minutes}
     with contextlib.suppress(RunError):

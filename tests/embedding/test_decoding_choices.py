@@ -139,16 +139,17 @@ def run(*arguments):
 
 def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
     cache = tmp_path / "c.h5"
-    told = run("embed", scans, cache)
+    how = ("--device", "cpu", "--runtime", "torch")
+    told = run("embed", scans, cache, *how)
     assert "warning: 12 of 12 16-bit images use less than a sixteenth of the range" in told.output
     cache = tmp_path / "bright.h5"
-    assert "white-level=4095" in run("embed", scans, cache, "--white-level", "4095").output
-    assert "they differ in decoder" in run("embed", scans, cache).output
+    assert "white-level=4095" in run("embed", scans, cache, "--white-level", "4095", *how).output
+    assert "they differ in decoder" in run("embed", scans, cache, *how).output
     (tmp_path / "found.txt").write_text("".join(f"{number:02}.png\n" for number in range(5)))
     model = tmp_path / "m.safetensors"
     trained = run("train-pu", cache, "--positives", tmp_path / "found.txt", "--out", model)
     assert trained.exit_code == 0, trained.output
-    scored = run("score", model, scans, "--out", tmp_path / "s.csv")
+    scored = run("score", model, scans, "--out", tmp_path / "s.csv", *how)
     assert scored.exit_code == 0, scored.output
     assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
     assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()
@@ -197,5 +198,5 @@ def test_endings_beyond_the_first_are_counted(scans, tmp_path):
     for number, ending in enumerate("abcdefg"):
         (scans / f"x.{ending}").write_text("")
         (scans / f"{number}.docx").write_text("")
-    said = run("embed", scans, tmp_path / "c.h5").output
+    said = run("embed", scans, tmp_path / "c.h5", "--runtime", "torch").output
     assert "left out by their ending: 7 .docx, " in said and said.rstrip().endswith(", and 4 with other endings")

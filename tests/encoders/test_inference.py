@@ -73,7 +73,7 @@ def test_padding_changes_no_bit_of_a_row(count, seed):
 def test_the_model_is_frozen_sees_its_own_precision_and_gives_float32(precision):
     model = Recorder().train()
     rows = runtime(model, precision)(pixels(3))
-    assert model.seen[0].dtype == torch_dtype(precision) and rows.dtype == np.float32
+    assert model.seen[-1].dtype == torch_dtype(precision) and rows.dtype == np.float32
     np.testing.assert_allclose(rows, runtime()(pixels(3)), atol=0.05)  # dropout is off
     assert not model.weight.requires_grad and not model.seen[0].requires_grad
 

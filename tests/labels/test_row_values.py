@@ -193,6 +193,7 @@ def test_only_what_equals_0_or_1_passes(values, form):
 # --- functions -----------------------------------------------------------------------------------
 
 X, PLANTED, Y = planted(200, labelled=30)
+LINEAR = {"method": "linear", "penalty": 0.01}
 SHUFFLED = np.random.default_rng(1).permutation(200)
 
 
@@ -207,12 +208,12 @@ def series(cache, values):
 
 
 FUNCTIONS = {
-    "train_pu": lambda cache, s, y, folder: pucache.train_pu(cache, s, method="linear").coef_.tolist(),
-    "concepts": lambda cache, s, y, folder: pucache.train_pu(cache, concepts={"c": s}, method="linear")["c"].seed_,
+    "train_pu": lambda cache, s, y, folder: pucache.train_pu(cache, s, **LINEAR).coef_.tolist(),
+    "concepts": lambda cache, s, y, folder: pucache.train_pu(cache, concepts={"c": s}, **LINEAR)["c"].seed_,
     "estimate_prior": lambda cache, s, y, folder: pucache.estimate_prior(cache, s, methods=["tilt"]),
     "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, truth=y, priors=[0.3], seeds=[0]).rows,
     "retrieve_positives": lambda cache, s, y, folder: retrieve_positives(cache, s, k=9).keys,
-    "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=50)["true"],
+    "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=3)["true"],
     "write_review_page": lambda cache, s, y, folder: pucache.write_review_page(
         cache, retrieve_positives(cache, s, k=3), s, folder / "page.html"
     ),
@@ -236,7 +237,7 @@ def test_true_labels_are_checked_too(pile, tmp_path, name):
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):
-    model = pucache.train_pu(pile, PLANTED, method="linear")
+    model = pucache.train_pu(pile, PLANTED, **LINEAR)
     pucache.score(model, pile, tmp_path / "s.csv")
     figures = pucache.evaluate(tmp_path / "s.csv", series(pile, Y), positives=set(pile.keys[np.flatnonzero(PLANTED)]))
     assert figures["n"] == 170 and figures["auc"] > 0.9

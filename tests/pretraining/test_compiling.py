@@ -65,8 +65,7 @@ def assert_same_steps(network, how, within):
 # --- a step ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("views", ["natural", "overhead"])
+@pytest.mark.parametrize(("accumulate", "views"), [(1, "natural"), (2, "overhead")])
 def test_a_traced_step_is_the_plain_one_dropout_included(traced, caplog, accumulate, views):
     assert_same_steps(lambda: without_norms(0.3), recipe(accumulate=accumulate, views=views), 1e-5)
     assert warnings(caplog) == []
@@ -97,7 +96,7 @@ def test_where_compiling_fails_one_line_says_so_and_steps_are_plain(no_compiler,
 # --- a run -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("first", "then"), [("on", "off"), ("off", "on")])
+@pytest.mark.parametrize(("first", "then"), [("on", "off"), slow("off", "on")])
 def test_compiled_and_plain_runs_go_on_with_each_other(traced, photos, tmp_path, first, then):
     how = recipe(epochs=2)
     assert pretrain(photos, tmp_path / "run", NETWORK, how, minutes=1e-9, compile=first, **SETTINGS).steps == 1

@@ -1,10 +1,6 @@
 import json
 import logging
 import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -123,48 +119,6 @@ def test_what_is_not_whole_is_decoded_again(image_folder, tmp_path, how):
     before = all_of(decoded(folder, tmp_path / "run"))
     SPOILED[how](tmp_path / "run")
     assert torch.equal(all_of(decoded(folder, tmp_path / "run")), before)
-
-
-DECODING = """
-import sys, time
-from pathlib import Path
-from pucache.pretraining import dataset
-from test_dataset import decoded
-
-dataset._CHUNK = 2
-
-
-def chunks(*args, real=dataset._decoded_chunks, **options):
-    for number, chunk in enumerate(real(*args, **options)):
-        if number == 3:
-            print("half way", flush=True)
-            time.sleep(3600)
-        yield chunk
-
-dataset._decoded_chunks = chunks
-decoded(*map(Path, sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_decode_leaves_nothing_that_is_taken_for_whole_and_nothing_for_ever(image_folder, tmp_path):
-    folder = image_folder(20)
-    run = tmp_path / "run"
-    told = decoded(folder, run).failures
-    os.truncate(run / "images.u8", 100)
-    process = subprocess.Popen(
-        [sys.executable, "-c", DECODING, folder, run],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(__file__).parents[up]) for up in (0, 1, 2))},
-    )
-    with process:
-        assert process.stdout.readline() == b"half way\n"
-        process.send_signal(signal.SIGKILL)
-    left = {path.name for path in run.iterdir()}
-    assert "images.json" not in left and any(name.endswith(".partial") for name in left)
-    images = decoded(folder, run)
-    assert images.failures == told and len(all_of(images)) == 20
-    assert {path.name for path in run.iterdir()} == {"images.u8", "images.json"}
 
 
 def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_path, small_disk):

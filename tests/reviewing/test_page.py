@@ -502,6 +502,35 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
         expect(page.locator("#finish")).to_be_hidden()
 
 
+@needs_chromium
+def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, browser):
+    with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
+        shown = press(page, "a" * 30 + "r" * 30)
+        wait_until_saved(page)
+        expect(page.locator("#again")).to_be_hidden()
+        doubted = [shown[at][0] for at in (3, 40, 50)]
+        ranking = RankingResult(np.zeros(300, np.float32), None, 0.0, np.array(doubted))
+        opened.service.take_ranking(ranking, opened.session.label_serial)
+        expect(page.locator("#again")).to_have_text("Look again at 3 decisions")
+        page.click("#again")
+        wait_until(page, "!asking && exhausted")
+        press(page, "r")  # what is on the screen stays there
+        page.wait_for_selector(DECIDABLE)
+        assert page.text_content("#stage-badge") == "" and violations(page) == []
+        assert [row for row, _ in press(page, "rra")] == doubted
+        wait_until_saved(page)
+        assert choices_of(opened.session, doubted) == ["negative", "negative", "positive"]
+        expect(page.locator("#end-title")).to_have_text("You have looked again at every doubted decision")
+        page.keyboard.press("u")
+        wait_until_saved(page)
+        assert choice_of(opened.session, doubted[-1]) == "negative", "the answer of before stands again"
+        press(page, "r")
+        wait_until_saved(page)
+        expect(page.locator("#back")).to_be_visible()
+        page.click("#back")
+        expect(page.locator("#again")).to_be_hidden()
+
+
 def hold_against_the_truth(page, cache, folder, hidden, decided):
     """Hold the numbers on the page against the truth, and against `pucache audit`; returns the zone, and what is told.
 

@@ -60,6 +60,18 @@ def test_posterior_is_a_probability_from_ten_positives_on(pile):
     assert many.posterior is not None and (many.posterior >= 0).all() and (many.posterior <= 1).all()
 
 
+def test_wrong_decisions_are_doubted_first(pile):
+    X, y = pile
+    s, reviewed = labels(y, 12, 80)
+    reviewed[np.flatnonzero(y)[12:40]] = 1
+    score = X[:, :4].astype(np.float32).sum(1)
+    unseen = np.flatnonzero((s == 0) & (reviewed == 0))
+    wrong = min(unseen[~y[unseen]], key=lambda row: score[row]), max(unseen[y[unseen]], key=lambda row: score[row])
+    reviewed[list(wrong)] = 1, -1
+    doubted = Ranker(X).fit(s, reviewed).doubted
+    assert set(wrong) <= set(doubted[:10].tolist()) and set(doubted) <= set(np.flatnonzero(reviewed | s))
+
+
 def test_warm_start_ranks_as_cold_start(pile, graph):
     """A review, in which decisions are also changed, ends where a new ranker begins."""
     X, y = pile

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 from pucache import estimate_prior, train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import SessionError, SessionLockedError
-from pucache.labels.labels import Labels
+from pucache.labels.labels import TWIN_COSINE, Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.second_reader import open_second_reader
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_labels import read_labels
 from pucache.reviewing.session_state import Proposal, StaleDecisionError
@@ -359,6 +361,9 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
         (draw,) = session.draw(rng, Stream.ZONE)
         decide(session, draw.row, NEGATIVE)
         assert audit(session) == audit(folder) and audit(folder).zone.draws == 1
+    with open_second_reader(cache, folder, "ben", TWIN_COSINE) as session:
+        assert session.urns == (27,) and decide(session, 5).unknown == 27
+    assert audit(folder).agreement.second == "ben" and audit(folder).found == 2
 
 
 def test_a_session_is_read_while_it_runs(session, cache):
@@ -473,26 +478,33 @@ def test_a_folder_that_cannot_be_written_is_named(cache, tmp_path):
         open_session(cache, folder=tmp_path / "file/s")
 
 
-def review_until_killed(cache, pipe, seed):
+def review_until_killed(opened, pipe, seed):
     """In a child process: draw and decide at random, and report each acknowledged decision."""
     rng = np.random.default_rng(seed)
-    with open_session(cache, labels_of(len(cache))) as session:
+    with opened() as session:
         while True:
             if rng.random() < 0.1:
                 session.draw(rng, Stream.AUDIT, 1)
-            row = int(rng.integers(len(cache)))
+            row = int(rng.integers(len(session.cache)))
             decision = decide(session, row, list(Choice)[rng.integers(3)])
             os.write(pipe, decision.serial.to_bytes(4, "big"))
 
 
-def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
+@pytest.mark.parametrize("reader", ["first", "second"])
+def test_killed_servers_lose_no_acknowledged_decision(tmp_path, reader):
+    """The second reader of a session whose first one is open, too."""
     cache, draw, acknowledged = pile_of(tmp_path, 300), random.Random(0), 0
+    opened = partial(open_session, cache, labels_of(300))
+    if reader == "second":
+        first = opened()
+        decide(first, 10)
+        opened = partial(open_second_reader, cache, first.folder, "ben", TWIN_COSINE)
     for number in range(6):
         reader, writer = os.pipe()
         child = os.fork()
         if not child:
             try:
-                review_until_killed(cache, writer, number)
+                review_until_killed(opened, writer, number)
             except BaseException:
                 traceback.print_exc()
                 os._exit(1)
@@ -504,11 +516,14 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path):
         while data := os.read(reader, 4):
             acknowledged = int.from_bytes(data, "big")
         os.close(reader)
-        with open_session(cache, labels_of(300)) as session:
+        with opened() as session:
             entries = session.entries()
             assert len(entries) >= acknowledged
             assert replay(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
     assert acknowledged > 20
+    if reader == "second":
+        decide(first, 11)
+        first.close()
 
 
 def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their_own(tmp_path, rng):

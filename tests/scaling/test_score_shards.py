@@ -24,7 +24,7 @@ def shards(tmp_path, monkeypatch):
     """Shards of 700, 0, 1 and 599 rows, read in blocks of 50."""
     monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 50 * D * 4)
-    monkeypatch.setattr("pucache.storage.table_writer._ROW_GROUP", 64)
+    monkeypatch.setattr("pucache.storage.arrow._ROW_GROUP", 64)
     (tmp_path / "shards").mkdir()
     for name, rows in {"a": slice(0, 700), "b": slice(0, 0), "c": slice(700, 701), "d": slice(701, N)}.items():
         keys = [f'{row:04},"é".png' for row in range(N)[rows]]

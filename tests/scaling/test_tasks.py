@@ -12,7 +12,6 @@ from helpers.shard_tasks import Deadly
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import EngineError
-from pucache.retrieval.retrieve import retrieve_positives
 from pucache.scaling.rank_shards import rank_shards
 from pucache.scaling.score_shards import score_shards
 from pucache.scaling.tasks import cluster_tasks, cores_per_task
@@ -93,18 +92,6 @@ def test_killed_workers_change_no_byte_of_scores(cluster, folder, tmp_path):
         written, expected = (sorted(where.iterdir()) if parts else [where] for where in (out, local))
         assert [path.read_bytes() for path in written] == [path.read_bytes() for path in expected]
     assert not list(tmp_path.rglob(".*"))
-
-
-@pytest.mark.slow
-def test_killed_workers_change_no_ranking(cluster, folder, tmp_path):
-    model = PULinearClassifier.load(folder / "model.safetensors")
-    deadly = Deadly.of(model, tmp_path / "lives", 2)
-    for ours, theirs in ((model, deadly), (None, None)):
-        local = retrieve_positives(folder / "shards", folder / "found.txt", ours, k=None, device="cpu")
-        ranking = rank_shards(folder / "shards", folder / "found.txt", theirs, k=None)
-        assert ranking.rows.tolist() == local.rows.tolist()
-        assert ranking.scores.tobytes() == local.scores.tobytes()
-    assert not list(deadly.lives.iterdir())
 
 
 @pytest.mark.slow

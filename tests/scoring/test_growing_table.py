@@ -1,5 +1,7 @@
 """`score(append=True)`: a table that grows from source to source."""
 
+import functools
+
 import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
@@ -17,9 +19,10 @@ X, S, _ = planted(200, labelled=40)
 WEEKS = {"one": ["a.png", "b.png", "c,d.png"], "two": ["b.png", "ä.png"]}  # b.png is another image in each
 
 
+@functools.cache
 def trained(seed=0, labelled=40):
     rows, s, _ = planted(200, labelled=labelled, seed=seed)
-    return PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
+    return PULinearClassifier(prior=0.3, penalty=0.01, device="cpu").fit(rows, s)
 
 
 @pytest.fixture(scope="module")

@@ -39,6 +39,14 @@ def trained(tmp_path_factory):
     return model, folder, pixels[250:], X[250:]
 
 
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """The graph of the model for images from 0 to 255, alone in its folder, and what was said of it."""
+    model, run_folder, *_ = trained
+    path = tmp_path_factory.mktemp("exported") / "m.onnx"
+    return path, export_onnx(model, path, weights=run_folder)
+
+
 def run(path, inputs):
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
@@ -50,13 +58,16 @@ def preprocessing(path):
 
 
 @pytest.mark.parametrize("kind", ["uint8", slow("float32")])
-def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trained, kind):
+def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trained, exported, kind):
     model, folder, pixels, X = trained
-    report = export_onnx(model, tmp_path / "m.onnx", weights=folder, images=kind)
+    path, report = exported
+    if kind != "uint8":
+        path = tmp_path / "m.onnx"
+        report = export_onnx(model, path, weights=folder, images=kind)
     margins = model.margins(X)
     inputs = pixels.numpy() if kind == "uint8" else pixels.numpy().astype(np.float32) / 255
     for count in (1, 7, len(X)):
-        found = run(tmp_path / "m.onnx", inputs[:count])
+        found = run(path, inputs[:count])
         assert list(found) == ["embedding", "margin", "posterior", "label"] == list(report.outputs)
         np.testing.assert_allclose(found["embedding"], X[:count], atol=1e-3)
         np.testing.assert_allclose(found["margin"], margins[:count], atol=2e-2)
@@ -64,25 +75,25 @@ def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trai
         far = np.abs(margins[:count] - model.threshold_) > 2e-2
         assert (found["label"] == (margins[:count] > model.threshold_))[far].all()
     assert 0 < found["label"].sum() < len(X)
-    graph = onnx.load(str(tmp_path / "m.onnx"))
+    graph = onnx.load(str(path))
     onnx.checker.check_model(graph)
     facts = {entry.key: entry.value for entry in graph.metadata_props}
     assert EncoderSpec.from_json(facts["encoder"]) == model.encoder_
-    assert b"site-packages" not in (tmp_path / "m.onnx").read_bytes(), "no path of the machine that wrote it"
-    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+    assert b"site-packages" not in path.read_bytes(), "no path of the machine that wrote it"
+    assert [file.name for file in path.parent.iterdir()] == ["m.onnx"]
 
 
-def test_images_of_any_size_are_resized_inside_as_pucache_does(tmp_path, trained):
+def test_images_of_any_size_are_resized_inside_as_pucache_does(trained, exported):
     model, folder, pixels, _ = trained
     encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
-    report = export_onnx(model, tmp_path / "m.onnx", weights=folder)
+    path, report = exported
     assert report.inputs == {"images": "uint8 (n, height, width, 3)"}
-    assert preprocessing(tmp_path / "m.onnx").endswith("the shorter side keeps 48 pixels")
+    assert preprocessing(path).endswith("the shorter side keeps 48 pixels")
     for size in [(60, 24), (24, 95), (7, 5), (301, 200)]:
         resized = torch.nn.functional.interpolate(pixels[:60].permute(0, 3, 1, 2), size, mode="bilinear")
         images = resized.permute(0, 2, 3, 1).numpy()
         expected = model.margins(encoder([Image.fromarray(image) for image in images]))
-        np.testing.assert_allclose(run(tmp_path / "m.onnx", images)["margin"], expected, atol=2e-2)
+        np.testing.assert_allclose(run(path, images)["margin"], expected, atol=2e-2)
 
 
 @pytest.mark.slow

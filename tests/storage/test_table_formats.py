@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from helpers.refusals import one_line
 from helpers.spreadsheets import write_ods, write_xlsx
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import feather, ipc, parquet
 
@@ -115,6 +115,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@settings(max_examples=25)
 @given(keys=KEYS, labels=st.data())
 def test_every_form_gives_the_rows_that_were_written(tmp_path_factory, form, keys, labels):
     ending, write = FORMS[form]

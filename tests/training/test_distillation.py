@@ -43,7 +43,9 @@ class Start:
         return replace(whole, **changes)
 
     def distil(self, sampled=None, agreement=AGREEMENT):
-        return distil(sampled or self.rows(), self.design, self.linear, self.tilt, agreement)
+        sampled = sampled or self.rows()
+        positives = int(sampled.labels.training_s.sum())
+        return distil(sampled, self.design, self.linear, self.tilt, agreement, positives)
 
 
 @pytest.fixture(scope="module")

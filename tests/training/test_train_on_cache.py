@@ -47,6 +47,36 @@ def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_give
             model.check_fits(cache)
 
 
+def test_groups_stay_in_one_fold_with_their_twins_and_count_as_one_label(tmp_path):
+    rows = np.repeat(X, 3, axis=0) + np.random.default_rng(0).normal(scale=0.1, size=(360, X.shape[1]))
+    rows[1] = rows[100]  # a twin in another group
+    cache = write_cache(tmp_path / "cache.h5", rows.astype(np.float32))
+    s, groups = np.repeat(S, 3), np.arange(360) // 3
+    data = LabelledCache.of(cache, s, clusters=groups)
+    assert len(np.unique(data.together)) == 119 and data.together[1] == data.together[100] == data.together[101]
+    assert len(np.unique(data.group)) > 300, "twins stay what they are"
+    for fold in deal_folds(s, 5, 0, data.together).T:
+        assert all(len(np.unique(fold[data.together == one])) == 1 for one in np.unique(data.together))
+    grouped, alone = (train_pu(cache, s, groups=one, device="cpu") for one in (groups, None))
+    assert grouped.estimates_["labels"] < alone.estimates_["labels"]
+    assert grouped.estimates_["design_effect"] > 1.5 and "design_effect" not in alone.estimates_
+    ends = [one.estimates_["recall_high"] - one.estimates_["recall_low"] for one in (grouped, alone)]
+    assert ends[0] > ends[1]
+    assert summary(grouped)["groups"] == grouped.n_groups_ == 119 and "groups" not in summary(alone)
+    path = tmp_path / "m.safetensors"
+    grouped.save(path)
+    assert PULinearClassifier.load(path).n_groups_ == 119
+    alone.save(path)
+    assert PULinearClassifier.load(path).n_groups_ is None
+
+
+def test_positives_of_one_group_are_one_label_which_a_line_says(cache, caplog):
+    s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
+    model = train_pu(cache, s, groups="(found)", device="cpu")
+    assert "all 30 labelled positives are of one group and count as one label" in caplog.text
+    assert model.estimates_["labels"] == 1 and model.prior_ is None
+
+
 @pytest.mark.parametrize(("value", "dtype"), [(np.nan, np.float16), (-np.inf, np.float32)])
 def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)

@@ -19,7 +19,7 @@ NOISE = np.random.default_rng(1).normal(size=len(X)).astype(np.float32)
 def said(caplog, X, s=S):
     caplog.clear()
     with caplog.at_level(logging.WARNING, "pucache"):
-        PULinearClassifier(method="linear").fit(X, s)
+        PULinearClassifier(method="linear", penalty=0.01).fit(X, s)
     return [record.getMessage() for record in caplog.records]
 
 
@@ -47,11 +47,12 @@ def test_labels_of_other_rows_are_noticed(caplog):
     assert any("no better than chance" in text for text in said(caplog, X, np.random.default_rng(0).permutation(S)))
 
 
-@pytest.mark.parametrize("scale", [1e-6, 1e-12, 1e-14, 1e-16, 1e8])
-def test_the_unit_of_the_embeddings_does_not_matter(scale):
-    whole, scaled = PULinearClassifier(method="linear").fit(X, S), X * np.float32(scale)
-    margins = PULinearClassifier(method="linear").fit(scaled, S).margins(scaled)
-    assert np.corrcoef(margins, whole.margins(X))[0, 1] > 0.999
+def test_the_unit_of_the_embeddings_does_not_matter():
+    whole = PULinearClassifier(method="linear").fit(X, S).margins(X)
+    for scale in (1e-12, 1e-16, 1e8):
+        scaled = X * np.float32(scale)
+        margins = PULinearClassifier(method="linear").fit(scaled, S).margins(scaled)
+        assert np.corrcoef(margins, whole)[0, 1] > 0.999
 
 
 @pytest.mark.parametrize("scale", [1e-19, 1e-22, 1e-30, 1e-40])
@@ -75,8 +76,8 @@ def test_the_caller_keeps_its_own_setting_of_denormals(on):
 
 
 FUNCTIONS = {
-    "train_pu": lambda cache, out: pucache.train_pu(cache, S, device="cpu"),
-    "concepts": lambda cache, out: pucache.train_pu(cache, concepts={"one": S}, device="cpu"),
+    "train_pu": lambda cache, out: pucache.train_pu(cache, S, device="cpu", penalty=0.01),
+    "concepts": lambda cache, out: pucache.train_pu(cache, concepts={"one": S}, device="cpu", penalty=0.01),
     "estimate_prior": lambda cache, out: pucache.estimate_prior(cache, S, device="cpu"),
     "sweep_priors": lambda cache, out: pucache.sweep_priors(cache, S, PULinearClassifier(device="cpu"), priors=[0.3]),
     "retrieve_positives": lambda cache, out: pucache.retrieve_positives(cache, S, device="cpu"),

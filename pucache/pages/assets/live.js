@@ -136,7 +136,7 @@ function start() {
   onEach("#export", "click", exportFiles);
   onEach("#closing-audit, #closing-zone", "click", switchAudit);
   listenToPast();
-  onEach("[data-finish]", "click", switchFinish);
+  onEach("[data-only]", "click", switchOnly);
   recall();
   link({
     state: onState,

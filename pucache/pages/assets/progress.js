@@ -20,7 +20,7 @@ function onRanking(newest) {
   const first = version === undefined;
   version = newest;
   exhausted = false;
-  wantsBetter = !first && !finishing;
+  wantsBetter = !first && !only;
   if (!asking) refill();
 }
 
@@ -48,6 +48,7 @@ function drawProgress() {
     ? "Only images drawn at random are shown. Press again to go back to the ranking."
     : "Shows images drawn at random, and says how many are hidden among them: few draws say much about the likeliest.";
   drawFinish(counts.random_undecided ?? 0);
+  drawAgain(counts.doubted ?? 0);
   const reviewer = counts.reviewer ? `Reviewer: ${visible(counts.reviewer)}.` : "";
   byId("learning").textContent = `${reviewer} ${counts.training ? trainingText() : ""}`;
 }
@@ -75,11 +76,21 @@ function drawStatements([first, ...others]) {
 
 function drawFinish(open) {
   const images = `${number(open)} random image${open === 1 ? "" : "s"}`;
+  const finishing = only === "random";
   byId("finish").hidden = !open && !finishing;
   byId("finish").textContent = finishing ? "Go on with the review" : `Finish: decide ${images}`;
   byId("finish").setAttribute("aria-pressed", finishing);
   const text = "In the limit, random images that were skipped or left out count as positive until they are decided.";
   byId("finish-text").textContent = open ? text : "";
+}
+
+function drawAgain(doubted) {
+  const looking = only === "doubted";
+  byId("again").hidden = !doubted && !looking;
+  byId("again").textContent = looking ? "Go on with the review" : `Look again at ${number(doubted)} decision${doubted === 1 ? "" : "s"}`;
+  byId("again").setAttribute("aria-pressed", looking);
+  const text = "The model, trained without them, doubts these. Decide them as if they were new; the last answer counts.";
+  byId("again-text").textContent = doubted ? text : "";
 }
 
 /* What the trainer works on: before any decision only the labels that the review began with. */
@@ -142,12 +153,13 @@ async function switchAudit(button) {
   refill();
 }
 
-/* Shows the random images without a label alone, or goes back; images not shown yet are exchanged. */
-function switchFinish() {
-  finishing = !finishing;
-  toFinish = finishing;
+/* Shows random images without a label alone, or doubted decisions, or goes back; images not shown yet are exchanged. */
+function switchOnly({ dataset }) {
+  only = only === dataset.only ? "" : dataset.only;
+  toAsk = Boolean(only);
   wantsBetter = true;
-  announce(finishing ? "random images without a decision" : "the review goes on");
+  const shown = { random: "random images without a decision", doubted: "decisions to look at again" };
+  announce(shown[only] ?? "the review goes on");
   drawProgress();
   showMore();
 }

@@ -14,8 +14,8 @@ let current = 0;
 let isPage = false;
 let version; // of the ranking
 let exhausted = false; // whether the server had no further image
-let finishing = false; // whether only random images without a label are shown,
-let toFinish = false; // and whether they are yet to be asked for, all at once
+let only = ""; // what alone is shown: "random" images without a label, or "doubted" decisions,
+let toAsk = false; // and whether they are yet to be asked for, all at once
 let skippedAgain = false; // whether images that were skipped here may come again
 
 /* ---- Images to come ---------------------------------------------------------------------------- */
@@ -46,20 +46,21 @@ async function refill() {
 async function ask() {
   if (asking) return;
   const better = wantsBetter;
-  const [finish, first] = [finishing, toFinish];
+  const [asked, first] = [only, toAsk];
   const spare = better ? unseen().slice(first ? 0 : 2) : [];
   const missing = first ? MOST : exhausted ? 0 : Math.max(0, wanted());
   const count = Math.max(spare.length, missing);
   if (!count && !holds) return;
-  wantsBetter = holds = toFinish = false;
+  wantsBetter = holds = toAsk = false;
   asking = true;
   try {
     const undecided = items.filter((item) => !decisionOf(item) && !spare.includes(item));
     const keep = [...new Set([...undecided, ...waiting].map(({ row }) => row))];
-    const { images, state } = await call("/api/next", { count, keep, finish });
+    const { images, state } = await call("/api/next", { count, keep, only: asked });
     skippedAgain ||= first;
-    take(images, spare, state.ranking_version);
-    exhausted ||= (finish && finishing) || count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
+    if (asked === "doubted") leave(images);
+    take(images, spare, state.ranking_version, asked === "doubted");
+    exhausted ||= (asked && asked === only) || count > 0 && !images.some(({ row }) => items.some((item) => item.row === row && !decisionOf(item)));
     onState(state);
   } finally {
     asking = false;
@@ -67,7 +68,7 @@ async function ask() {
   if (wantsBetter || holds || (wanted() > 0 && !exhausted)) await ask();
 }
 
-function take(images, spare, ranking) {
+function take(images, spare, ranking, correction) {
   const gone = spare.filter((item) => !item.seen);
   for (const item of gone) items.splice(items.indexOf(item), 1);
   const held = items.filter((item) => !decisionOf(item) || (decisionOf(item) === "skipped" && !skippedAgain));
@@ -75,13 +76,21 @@ function take(images, spare, ranking) {
   for (const { row, key, problem, note, serial } of images) {
     if (taken.has(row)) continue;
     const again = gone.find((item) => item.row === row);
-    items.push(again ?? newItem({ row, key, problem: problem ?? "", note: note ?? "", version: ranking }));
+    items.push(again ?? newItem({ row, key, problem: problem ?? "", note: note ?? "", version: ranking, correction }));
     if (serial || !inForce.has(row)) inForce.set(row, serial ?? 0);
   }
   skippedAgain = false;
   loadAhead();
   if (isPage && (gone.length || images.length)) drawPage();
   if (!items[current]?.seen || isPage) draw();
+}
+
+/* A decision that is looked at again comes without its answer, as a new image does. */
+function leave(images) {
+  const again = (item) => decisionOf(item) && images.some(({ row }) => row === item.row);
+  const before = items.slice(0, current).filter(again).length;
+  items.splice(0, items.length, ...items.filter((item) => !again(item)));
+  current -= before;
 }
 
 /* ---- Loading ----------------------------------------------------------------------------------- */

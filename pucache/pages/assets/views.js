@@ -95,15 +95,18 @@ function drawEnd(ended) {
   const [title, text] = exhausted ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
   clearTimeout(free);
   if (title === NONE_FREE) free = setTimeout(showMore, FREE_SECONDS * 1000);
-  byId("skipped-again").hidden = !exhausted || !counts.skipped || finishing;
-  byId("back").hidden = !exhausted || !finishing;
+  byId("skipped-again").hidden = !exhausted || !counts.skipped || Boolean(only);
+  byId("back").hidden = !exhausted || !only;
   byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
   byId("end-title").textContent = title;
   byId("end-text").textContent = text;
 }
 
 function lastWords() {
-  if (finishing) {
+  if (only === "doubted") {
+    return ["You have looked again at every doubted decision", "The limits count your last answers."];
+  }
+  if (only) {
     const open = counts.random_undecided ?? 0;
     if (!open) return ["Every random image is decided", "The limit counts no undecided image as positive."];
     return [`${number(open)} random image${open === 1 ? " has" : "s have"} no decision`, "The limit counts them as positive."];

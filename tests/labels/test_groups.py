@@ -1,0 +1,117 @@
+"""Groups in every form that people have them in."""
+
+import re
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from helpers.planted import write_cache
+from helpers.refusals import one_line
+
+from pucache.errors import LabelError
+from pucache.labels.groups import read_groups
+from pucache.labels.near_duplicates import joined_groups
+from pucache.storage.tables import LabelTable
+
+KEYS = ["p1/a.png", "p1/b.png", "p2/a.png", "p2/b.png", "p3/a.png", "p3/b.png"]
+GROUPS = ["x", "x", "y", "y", "x", "z"]
+NUMBERS = [0, 0, 2, 2, 0, 5]  # first row of each group
+ORDER = [3, 1, 5, 0, 2, 4]
+BY_KEY = {KEYS[row]: GROUPS[row] for row in ORDER}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
+    return write_cache(tmp_path_factory.mktemp("six") / "six.h5", X, KEYS)
+
+
+IN_MEMORY = {
+    "list": GROUPS,
+    "array": np.array(GROUPS),
+    "numbers": [7, 7, 2, 2, 7, 0],
+    "dict": BY_KEY,
+    "Series by key": pd.Series(BY_KEY),
+    "Series by position": pd.Series(GROUPS),
+    "frame": pd.DataFrame({"key": list(BY_KEY), "patient": list(BY_KEY.values())}),
+    "frame of groups": pd.DataFrame({"filename": list(BY_KEY), "group": list(BY_KEY.values()), "other": 1}),
+    "Arrow table": pa.table({"key": list(BY_KEY), "group": list(BY_KEY.values())}),
+}
+
+
+@pytest.mark.parametrize("form", IN_MEMORY)
+def test_groups_in_memory_are_joined_by_key_or_by_position(cache, form):
+    assert read_groups(cache, IN_MEMORY[form]).tolist() == NUMBERS
+
+
+def test_groups_in_a_table_are_of_the_usual_column_the_only_other_or_the_one_that_is_named(cache, tmp_path):
+    rows = [f"{key},{group}" for key, group in BY_KEY.items()]
+    tables = {
+        "usual.csv": ["path,group", *rows],
+        "other.csv": ["key,camera", *rows],
+        "named.csv": ["key,camera,extra", *(f"{row},1" for row in rows)],
+        "tabs.tsv": [line.replace(",", "\t") for line in ["key,group", *rows]],
+    }
+    for name, lines in tables.items():
+        (tmp_path / name).write_text("\n".join(lines))
+    pa.parquet.write_table(pa.table({"key": list(BY_KEY), "site": list(BY_KEY.values())}), tmp_path / "t.parquet")
+    for name in ("usual.csv", "other.csv", "named.csv:camera", "tabs.tsv", "t.parquet", "t.parquet:site"):
+        assert read_groups(cache, f"{tmp_path}/{name}").tolist() == NUMBERS, name
+    assert read_groups(cache, tmp_path / "usual.csv").tolist() == NUMBERS
+    with pytest.raises(LabelError, match="columns camera, extra; name that of groups: TABLE:COLUMN"):
+        read_groups(cache, tmp_path / "named.csv")
+
+
+def test_a_pattern_is_searched_in_keys_and_its_first_parentheses_are_the_group(cache):
+    assert read_groups(cache, "(.*)/[^/]*").tolist() == [0, 0, 2, 2, 4, 4]
+    assert read_groups(cache, r"p\d/(.)\.png").tolist() == [0, 1, 0, 1, 0, 1]
+    assert read_groups(cache, re.compile("/(a)|(b)")).tolist() == [0, 1, 0, 3, 0, 5]
+
+
+def test_keys_are_matched_as_those_of_labels_are(cache, tmp_path):
+    (tmp_path / "g.csv").write_text("key,group\n" + "\n".join(f"{key.upper()},{one}" for key, one in BY_KEY.items()))
+    with pytest.raises(LabelError, match="--match-keys case"):
+        read_groups(cache, tmp_path / "g.csv")
+    assert read_groups(cache, LabelTable(str(tmp_path / "g.csv"), match_keys="auto")).tolist() == NUMBERS
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"p1/a.png": "x", "p1/b.png": "x", "p2/a.png": "y", "elsewhere.png": "y"},
+        ["x", "x", "y", None, float("nan"), " "],
+        "(p1|p2/a)",
+    ],
+    ids=["dict", "list", "pattern"],
+)
+def test_images_without_a_group_are_groups_of_their_own_and_are_counted(cache, caplog, given):
+    assert read_groups(cache, given).tolist() == [0, 0, 2, 3, 4, 5]
+    assert "3 of 6 images a group; the other 3 count as groups of their own" in caplog.text
+    assert ("1 of its keys are not in the cache ('elsewhere.png')" in caplog.text) == isinstance(given, dict)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("nowhere.csv", "no such file: nowhere.csv; expected groups as a table"),
+        ("(", "neither a file nor a regular expression"),
+        (r"\(p", "has no group in parentheses"),
+        ("(q)", r"gives none of the 6 images a group; keys are paths, such as 'p1/a.png'"),
+        ("(p)", "all 6 images are of the one group 'p'"),
+        (["x"] * 6, "all 6 images are of the one group 'x'"),
+        (["x", "y"], "expected a group for each of 6 rows"),
+        ({"q/1.png": "x"}, "1 of its keys are not in the cache"),
+        (set(KEYS), "groups are given by key"),
+        (pd.Series(GROUPS, index=ORDER), "groups are given by key"),
+        (pd.DataFrame({"key": [KEYS[0], KEYS[0]], "group": ["x", "y"]}), "1 keys in the groups have two groups"),
+        (np.zeros((6, 2)), "expected a group for each"),
+    ],
+)
+def test_what_names_no_groups_is_refused_in_one_line(cache, given, message):
+    assert re.search(message, one_line(LabelError, read_groups, cache, given))
+
+
+def test_groups_that_share_a_row_are_one():
+    assert joined_groups(np.array([0, 0, 2, 3, 4]), np.array([0, 1, 1, 3, 3])).tolist() == [0, 0, 0, 3, 3]
