@@ -6,7 +6,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,10 +122,12 @@ def read_scores(path: str | Path, *, concept: str | None = None, source: str | N
     found = {name: name if name == "key" else prefix + name for name in COLUMNS}
     concepts = [name.removesuffix("_label") for name in names if name.endswith("_label")]
     if not set(found.values()) <= set(names) and concepts and concept not in concepts:
-        raise LabelError(f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept")
-    types = {column: TYPES[name] for name, column in found.items()} | ({"source": "string"} if source else {})
-    columns = read_columns(path, types)
-    columns = _of_source(columns, source, path)
+        all_at_once = ", or evaluate their kinds with --exclusive" if "kind" in names else ""
+        raise LabelError(
+            f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept{all_at_once}"
+        )
+    types = {column: TYPES[name] for name, column in found.items()}
+    columns = _read_of_source(path, names, types, source)
     table = {name: columns[column] for name, column in found.items()}
     return table | {"label": table["label"].astype(int)}
 
@@ -135,15 +137,19 @@ def read_kinds(path: str | Path, *, source: str | None = None) -> tuple[dict[str
     names = column_names(path)
     if "kind" not in names:
         raise LabelError(f"{path} has no column kind; score with a folder of models and --exclusive")
-    types = {"key": "string", "kind": "string"} | ({"source": "string"} if source else {})
-    columns = _of_source(read_columns(path, types), source, path)
+    columns = _read_of_source(path, names, {"key": "string", "kind": "string"}, source)
     return columns, [name.removesuffix("_label") for name in names if name.endswith("_label")]
 
 
-def _of_source(columns: dict[str, np.ndarray], source: str | None, path: str | Path) -> dict[str, np.ndarray]:
-    """Rows of one source, or all."""
+def _read_of_source(
+    path: str | Path, names: Sequence[str], types: dict[str, str], source: str | None
+) -> dict[str, np.ndarray]:
+    """Columns of a table that has `names`: all rows, or those of one source."""
     if source is None:
-        return columns
+        return read_columns(path, types)
+    if "source" not in names:
+        raise LabelError(f"{path} has no column source, as score --append writes; leave out --source")
+    columns = read_columns(path, types | {"source": "string"})
     of_source = columns["source"] == source
     if not of_source.any():
         known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
