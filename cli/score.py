@@ -129,16 +129,11 @@ def score(
             "--shards N, then score FOLDER"
         )
     if engine == "ray":
-        if exclusive:
-            raise ValueError("exclusive is for a folder of models; leave it out with the engine ray")
-        if append or day is not None or moved:
-            raise ValueError("a table grows on this machine; leave out the engine ray, or --append, --day and --moved")
-        if neighbours is not None:
-            raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
-        if isinstance(classifier, ConceptModels):
-            raise ValueError(
-                "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
-            )
+        given = {"append": append, "day": day, "moved": moved, "neighbours": neighbours, "exclusive": exclusive}
+        here = [f"--{name}" for name, value in given.items() if value]
+        if here or isinstance(classifier, ConceptModels):
+            what_for = " and ".join(here) or "a folder of models"
+            raise ValueError(f"scores are made on this machine alone with {what_for}; leave out the engine ray")
         cluster: dict[str, Any] = {"workers": workers, "address": address, "force": force}
         report = score_shards(classifier, what, out, parts=parts, deploy_prior=deploy_prior, **cluster)
     else:

@@ -90,18 +90,16 @@ def exclusive(concepts: ConceptLabels) -> ConceptLabels:
 
     Raises `LabelError` where an image is a positive of two.
     """
-    positive = np.array([labels.positive for labels in concepts.labels.values()])  # (K, n)
-    twice = np.flatnonzero(positive.sum(0) > 1)
-    if len(twice):
-        names = " and ".join(name for name, one in zip(concepts.labels, positive[:, twice[0]], strict=True) if one)
+    counts = np.sum([labels.positive for labels in concepts.labels.values()], axis=0)
+    if (twice := np.flatnonzero(counts > 1)).size:
+        names = " and ".join(name for name, one in concepts.labels.items() if one.positive[twice[0]])
         raise LabelError(
             f"{len(twice):,} images are labelled with several concepts, the first with {names}; of concepts that "
             "exclude each other an image has one: remove the others, or leave out --exclusive"
         )
-    others = {name: positive.any(0) & ~one for name, one in zip(concepts.labels, positive, strict=True)}
     labels = {
-        name: replace(labels, reviewed=np.where(others[name], np.int8(-1), labels.reviewed))
-        for name, labels in concepts.labels.items()
+        name: replace(one, reviewed=np.where((counts > 0) & ~one.positive, np.int8(-1), one.reviewed))
+        for name, one in concepts.labels.items()
     }
     return replace(concepts, labels=labels)
 

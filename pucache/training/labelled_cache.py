@@ -189,18 +189,7 @@ class LabelledCache:
         return self._designs[str(chosen)]
 
     def neighbour_graph(self, rows: np.ndarray | None, device: str) -> NeighbourGraph:
-        """Graph of the nearest neighbours; that of all rows of a cache is kept beside it.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,), or None
-            Only these rows; None for all.
-        device : str
-
-        Returns
-        -------
-        NeighbourGraph
-        """
+        """Graph of the nearest neighbours of `rows`, int64 (m,), or of all; that of a whole cache is kept beside it."""
         from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
 
         kept_rows, graph = self._shared.get("graph", (None, None))
@@ -216,18 +205,10 @@ class LabelledCache:
         return graph
 
     def of_concepts(self, concepts: Mapping[str, Labels]) -> Iterator[tuple[str, LabelledCache]]:
-        """These rows with the labels of one concept after another; what knows no labels is prepared once.
+        """Yield name and rows with the labels of one concept after another; what knows no labels is prepared once.
 
-        Parameters
-        ----------
-        concepts : dict of str to Labels
-            Of all rows of the cache; `pucache.labels.concepts.joint_labels` of them are the labels of this one.
-
-        Yields
-        ------
-        name : str
-        data : LabelledCache
-            Its rows are freed before the next.
+        `concepts` are labels of all rows of the cache, and `pucache.labels.concepts.joint_labels` of them the labels of
+        this one. The rows of a concept are freed before the next.
         """
         for name, labels in concepts.items():
             of_rows = labels if self.rows is None else labels.take(self.rows)

@@ -438,17 +438,7 @@ class PULinearClassifier(FittedState):
             yield rows, margins[:, 0]
 
     def all_margins(self, cache: EmbeddingCache, progress: Progress | None = None) -> np.ndarray:
-        """Margins of every row of a cache, as `margins_of`.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        progress : Progress, optional
-
-        Returns
-        -------
-        ndarray of float32, (n,)
-        """
+        """Margins of every row of a cache, float32 (n,), as `margins_of`."""
         margins, progress = np.empty(len(cache), np.float32), progress or Silent()
         progress.start(len(cache), "scoring")
         for rows, block in self.margins_of(cache):
