@@ -51,6 +51,7 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: tests/cli/test_demo.py": 2,
     REVIEW: 1,
     "runs in: tests/cli/test_command_imports.py": 1,
+    "runs in: tests/cli/test_session_folders.py": 1,
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 2,
     "not run: needs a GPU; parsed only": 1,
