@@ -20,7 +20,7 @@ from ..errors import LabelError, PUCacheError, one_line
 from ..storage.table_columns import CONCEPT_COLUMNS
 from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
-from .label_files import decided_rows, match_keys, name_first
+from .label_files import decided_rows, match_rows, name_first
 from .labels import Labels, open_labels
 from .row_values import RowValues
 
@@ -180,7 +180,7 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
         }
     if not is_url(concepts) and not path.exists():
         raise LabelError(f"no such file: {path}; expected a table with the columns key,concept or a folder of lists")
-    table = match_keys(read_table(concepts, CONCEPT_COLUMNS), cache.keys, concepts)  # a LabelTable names its columns
+    table = match_rows(cache, read_table(concepts, CONCEPT_COLUMNS), concepts)  # a LabelTable names its columns
     if table and "concept" not in table[0]:
         columns = ", ".join(table[0])
         raise LabelError(f"{path} has columns {columns}; expected key,concept and possibly label; or a folder of lists")
@@ -192,7 +192,7 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
 
 def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) -> Labels:
     if isinstance(given, Path | LabelTable):
-        given, source = match_keys(read_table(given), cache.keys, given), str(given)
+        given, source = match_rows(cache, read_table(given), given), str(given)
     if not (isinstance(given, list) and given and isinstance(given[0], Row)):  # values in memory, or Labels
         return open_labels(cache, given)
     table = given

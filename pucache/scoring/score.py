@@ -486,7 +486,7 @@ def encoder_of(
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder))
+    options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder), tiles=expected.tiles)
     opened = options.load(like=expected) if existing is None else open_encoder(options, like=existing)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:
