@@ -152,6 +152,17 @@ PAGES = (
         "a text encoder, and caches by the bundled encoder",
         "",
     ),
+    ResultPage(
+        "groups",
+        "intervals on groups of augmented copies, with and without `groups=`",
+        "quality.groups",
+        "CIFAR.h5",
+        40,
+        CIFAR,
+        BY_HAND,
+        "a cache by pucache embed",
+        "",
+    ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
 )

@@ -56,7 +56,9 @@ def demo(folder: str, review: bool, device: str) -> None:
         serve(*_pile(folder), device=device, announce=lambda line: click.echo(output.printable(line)))
     elif not output.wants_json():
         cache, positives = map(shlex.quote, _pile(folder))
-        click.echo(f"\nto find the hidden dresses yourself:\n  pucache review {cache} --positives {positives}")
+        found = result["found_by_words"]
+        start = f"--words {shlex.quote(found['words'])}" if found else f"--positives {positives}"
+        click.echo(f"\nto find the hidden dresses yourself:\n  pucache review {cache} {start}")
 
 
 def _pile(folder: str) -> tuple[str, str]:
@@ -65,6 +67,9 @@ def _pile(folder: str) -> tuple[str, str]:
 
 
 def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
+    if found := result["found_by_words"]:
+        shown = f"{found['positives']} of the first {found['images']} images"
+        yield f"by the words {found['words']!r} alone, without an example, {shown} are dresses"
     yield f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
     estimated = _estimated(result["prior"], result["prior_interval"])
     yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"

@@ -10,6 +10,7 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
+from pucache.images.regions import BOXES, check_tiles
 from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
@@ -39,6 +40,18 @@ _SHOWN_ENDINGS = 4
     "--key-column",
     metavar="NAME",
     help="Column of the keys of a manifest, or of Parquet files.  [default: the paths in them]",
+)
+@options.option(
+    "--tiles",
+    metavar="RxC|SIDE",
+    help="Embed parts of each image in place of the whole: a grid such as 3x3, or squares of so many pixels, such as "
+    "512.",
+)
+@options.option(
+    "--overlap",
+    type=click.IntRange(min=1),
+    metavar="PIXELS",
+    help="By how much squares of --tiles SIDE overlap.  [default: 0]",
 )
 @options.encoding_of_text
 @options.option(
@@ -94,6 +107,8 @@ def embed(
     encoding: str | None,
     labels_to: str | None,
     label_column: str | None,
+    tiles: str | None,
+    overlap: int | None,
     **rest: Any,
 ) -> None:
     """Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.
@@ -109,6 +124,7 @@ def embed(
     pucache embed photos/ cache.h5 --encoder open_clip:ViT-B-32:laion2b_s34b_b79k   # then also --words
     pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
     pucache embed 'shards/{00000..00099}.tar' cache.h5 --labels-to labels.csv --label-column cls
+    pucache embed photos/ parts.h5 --tiles 3x3          # or --tiles 512 --overlap 64
     pucache embed photos/ shards/1.h5 --shard 1/4       # then train on shards/, or pucache pack
     pucache embed s3://bucket/photos s3://bucket/shards --engine ray --shards 64 --address head:6379
     """
@@ -118,7 +134,9 @@ def embed(
     check_distinct([("--labels-to", labels_to or "-"), ("CACHE", cache)])
     check_outputs(("labels_to", labels_to, TABLE), force=rest["force"])
     names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
-    encoder_options = EncoderOptions(name=encoder, **{name: rest.pop(name) for name in names})
+    encoder_options = EncoderOptions(
+        name=encoder, **{name: rest.pop(name) for name in names}, tiles=_tiles(tiles, overlap)
+    )
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened: Any = source
     if key_column is not None or encoding is not None or labels_to is not None:
@@ -142,6 +160,17 @@ def embed(
         more["profile"] = report.profile.summary()
     output.print_result(_result(report) | more, lines)
     output.exit_for_failures(len(report.failures), strict)
+
+
+def _tiles(tiles: str | None, overlap: int | None) -> str:
+    """Tiles as an encoder describes them; raises ValueError for an overlap of others than squares."""
+    if overlap is not None and not (tiles or "").isdecimal():
+        raise ValueError("--overlap is for squares of --tiles SIDE, such as --tiles 512 --overlap 64; leave it out")
+    if tiles == BOXES:
+        raise ValueError("--tiles boxes is what a manifest with columns x, y, w and h has; leave it out")
+    chosen = (tiles or "") + (f" overlap {overlap}" if overlap else "")
+    check_tiles(chosen)
+    return chosen
 
 
 def _write_labels(labels: list[tuple[str, str]], path: str) -> None:

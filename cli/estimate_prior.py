@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -32,6 +33,7 @@ _NO_INTERVAL = (
     help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
 )
 @options.option("--level", default=0.9, help="Confidence level of the interval of tilt, in (0, 1).")
+@options.groups
 @options.twins
 @options.all_rows
 @options.device
@@ -42,6 +44,7 @@ def estimate_prior(
     positives: Any,
     negatives: Any,
     concepts: Any,
+    groups: Any,
     twins: float | None,
     methods: tuple[str, ...],
     all_rows: bool,
@@ -66,6 +69,7 @@ def estimate_prior(
     request = {"methods": methods, "progress": terminal_progress(), **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
     opened = open_cache(cache)
+    rows |= options.groups_named(opened, groups)
     if concepts is not None:
         _estimate_concepts(opened, concepts, rows | {"twins": twins}, request)
         return
@@ -80,7 +84,7 @@ def _estimate(data: LabelledCache, request: dict[str, Any]) -> tuple[dict[str, A
     """Result for JSON, and the estimates; none where the labels are too few."""
     from pucache.training.estimate_prior import estimate_prior_on
 
-    count = LabelCount.of(data.s, groups=data.group)
+    count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
     estimates = estimate_prior_on(data, **request) if count.has_estimates else []
     result = {"labelled_positives": int(data.s.sum()), "unlabelled": data.n_unlabelled, "note": count.sentence}
     return result | {"estimates": {one.method: vars(one) for one in estimates} or None}, estimates

@@ -27,6 +27,12 @@ from . import options, output
     help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
 )
 @options.option("--concept", metavar="NAME", help="Concept to evaluate, where SCORES has several.")
+@options.option(
+    "--exclusive",
+    is_flag=True,
+    help="Evaluate the kinds that score --exclusive gave: accuracy, and precision and recall of each. The truth is "
+    "a table with the columns key,concept.",
+)
 @options.option("--source", metavar="NAME", help="Source whose rows are evaluated, where score --append wrote SCORES.")
 @options.as_json
 def evaluate(
@@ -35,6 +41,7 @@ def evaluate(
     positives: str | None,
     at: tuple[int, ...],
     concept: str | None,
+    exclusive: bool,
     source: str | None,
 ) -> None:
     """Compute the metrics of SCORES against true labels.
@@ -42,8 +49,9 @@ def evaluate(
     \b
     pucache evaluate scores.csv --truth truth.csv --positives found.txt
     pucache evaluate kinds.csv --truth dresses.csv --concept dress
+    pucache evaluate kinds.csv --truth truth.csv --exclusive
     """
-    result = run(scores, truth, positives=positives, at=at, concept=concept, source=source)
+    result = run(scores, truth, positives=positives, at=at, concept=concept, exclusive=exclusive, source=source)
     lines = [
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
         for name, value in result.items()

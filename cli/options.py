@@ -237,6 +237,15 @@ groups = option(
 )
 
 
+def groups_named(cache: EmbeddingCache, groups: Any) -> dict[str, Any]:
+    """Groups for the library, as its argument `clusters`."""
+    if groups is None:
+        return {}
+    from pucache.labels.groups import read_groups
+
+    return {"clusters": read_groups(cache, groups)}
+
+
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
     """Value of --twins: None stands for equal bytes only."""
     if not cosine > 0:
@@ -317,6 +326,7 @@ _COLUMNS = all_of(
         help="How to match keys that are spelled otherwise than in the cache: auto, or rules joined by + of quotes, "
         "slashes, url, unicode, case, hash, numbers, endings, folders, ends and names.",
     ),
+    option("--all-parts", is_flag=True, help="In a cache of parts, take labels of an image for all its parts."),
     encoding_of_text,
 )
 _TABLES = ("positives", "negatives", "concepts", "truth")
@@ -329,7 +339,7 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **parameters: Any) -> Any:
         columns = {name: parameters.pop(f"{name}_column") for name in ("key", "label")}
         columns["value"] = parameters.pop("label_value")
-        exact = parameters.pop("label_value_exact")
+        exact, all_parts = parameters.pop("label_value_exact"), parameters.pop("all_parts")
         text = {name: parameters.pop(name) for name in ("encoding", "match_keys")}
         files = [name for name in _TABLES if parameters.get(name) is not None]
         if isinstance(grouped := parameters.get("groups"), LabelTable):
@@ -342,8 +352,9 @@ def label_columns(command: Callable[..., Any]) -> Callable[..., Any]:
             raise ValueError("--key-column, --label-column and --label-value are for a table of labels; name one")
         if any(value is not None for value in text.values()) and not files:
             raise ValueError("--encoding and --match-keys are for files of labels; name one")
-        if any(value is not None for value in (*columns.values(), *text.values())):
-            parameters.update({name: LabelTable(parameters[name], **columns, **text, exact=exact) for name in files})
+        if all_parts or any(value is not None for value in (*columns.values(), *text.values())):
+            settings: dict[str, Any] = {**columns, **text, "exact": exact, "all_parts": all_parts}
+            parameters.update({name: LabelTable(parameters[name], **settings) for name in files})
         return command(*args, **parameters)
 
     return _COLUMNS(run)
@@ -388,6 +399,15 @@ def check_session(session: str | None) -> None:
     """Raise ValueError where --session names a file."""
     if session is not None and os.path.isfile(session):
         raise ValueError(f"--session takes the folder of a review, such as cache.h5.review; {session} is a file")
+
+
+def is_of_concepts(session: str | None) -> bool:
+    """Whether a folder of a review holds a session for each of several concepts."""
+    if session is None:
+        return False
+    from pucache.reviewing.concept_sessions import concept_folders
+
+    return bool(concept_folders(session))
 
 
 def labels_named(

@@ -37,6 +37,7 @@ _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AU
     type=click.IntRange(min=3),
     help="Greatest number of images on the map.",
 )
+@options.groups
 @options.twins
 @options.option("--out", default="report.html", metavar="FILE", help="Page to write.")
 @options.all_rows
@@ -95,6 +96,9 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     counts = f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled"
     counts += f" (of them {confirmed:,} confirmed)" if confirmed else ""
     lines = [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]
+    if "groups" in numbers:
+        groups, found, called = (f"{numbers['groups'][name]:,}" for name in ("groups", "found", "called"))
+        lines.append(f"known positives are in {found} of {groups} groups; images of {called} more are called positive")
     if interval_of(estimates, "recall") is not None:
         audited = numbers["audit_draws"]
         names = [name for name in _FIGURES if not audited or name != "auc"]  # which the audit says nothing about

@@ -31,8 +31,8 @@ from . import options, output
 @options.option(
     "--second-reader",
     metavar="NAME",
-    help="Begin a log of NAME beside that of the first reader, or go on with it: the same images, without his answers. "
-    "With --export, of this reader.",
+    help="Begin a log of NAME beside that of the first reader, or go on with it: the same images, without their "
+    "answers.",
 )
 @options.groups
 @options.twins
@@ -62,7 +62,6 @@ def review(
     positives: str | None,
     concepts: str | None,
     session: str | None,
-    second_reader: str | None,
     no_browser: bool,
     export: bool,
     device: str,
@@ -86,7 +85,7 @@ def review(
     options.check_session(session)
     if export:
         _refuse_what_serves()
-        _export(cache, session, second_reader)
+        _export(cache, session)
         return
     from pucache.reviewing.serve import review as serve
 
@@ -98,7 +97,6 @@ def review(
         positives,
         concepts=concepts,
         session=session,
-        second_reader=second_reader,
         open_browser=not no_browser,
         device=device,
         announce=lambda line: click.echo(output.escaped(line)),  # the token of its own address is for the user
@@ -109,19 +107,19 @@ def review(
 def _refuse_what_serves() -> None:
     """Refuse options that --export would ignore."""
     context = click.get_current_context()
-    taken = ("cache", "session", "second_reader", "export", "as_json")
+    taken = ("cache", "session", "export", "as_json")
     for parameter in context.command.params:
         source = context.get_parameter_source(parameter.name or "")
         if parameter.name not in taken and source is click.core.ParameterSource.COMMANDLINE:
             raise ValueError(f"{parameter.opts[0]} is for the page, which --export does not open; leave it out")
 
 
-def _export(cache: tuple[str, ...], folder: str | None, reader: str | None) -> None:
+def _export(cache: tuple[str, ...], folder: str | None) -> None:
     """Write the labels of a session into its folder, and say which commands take them."""
     from pucache.reviewing.export import export_session
-    from pucache.reviewing.second_reader import read_reader
+    from pucache.reviewing.session import read_session
 
-    with read_reader(list(cache), folder, reader) as session:
+    with read_session(list(cache), folder) as session:
         written = export_session(session)
     (path,), positive, negative = written["files"], written["positive"], written["negative"]
     lines = [f"wrote {path}: {positive:,} positive, {negative:,} negative", *written["commands"]]

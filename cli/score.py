@@ -52,6 +52,12 @@ from .progress import terminal_progress
     "estimated among the new images. With auto, images that are in --out already keep posterior and label.",
 )
 @options.option(
+    "--exclusive",
+    is_flag=True,
+    help="Only for a folder of models: an image has one of the concepts, or none. The column kind names it; posteriors "
+    "sum to at most one.",
+)
+@options.option(
     "--append",
     is_flag=True,
     help="Keep the rows of other sources that --out holds. The table then has the columns source, day and model too, "
@@ -73,6 +79,7 @@ def score(
     cache: str | None,
     neighbours: str | None,
     deploy_prior: float | str | None,
+    exclusive: bool,
     append: bool,
     day: str | None,
     moved: bool,
@@ -103,6 +110,7 @@ def score(
     pucache score model.safetensors new-photos/ --neighbours cache.h5
     pucache score model.safetensors week-2/ --out weekly.csv --append --day 2026-01-12
     pucache score models/ cache.h5 --out scores.parquet
+    pucache score models/ cache.h5 --out kinds.csv --exclusive
     pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
     """
     keep_freed_memory()  # before the first thread, or large array
@@ -121,14 +129,11 @@ def score(
             "--shards N, then score FOLDER"
         )
     if engine == "ray":
-        if append or day is not None or moved:
-            raise ValueError("a table grows on this machine; leave out the engine ray, or --append, --day and --moved")
-        if neighbours is not None:
-            raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
-        if isinstance(classifier, ConceptModels):
-            raise ValueError(
-                "a folder of models is scored with on this machine; leave out the engine ray, or name a model"
-            )
+        given = {"append": append, "day": day, "moved": moved, "neighbours": neighbours, "exclusive": exclusive}
+        here = [f"--{name}" for name, value in given.items() if value]
+        if here or isinstance(classifier, ConceptModels):
+            what_for = " and ".join(here) or "a folder of models"
+            raise ValueError(f"scores are made on this machine alone with {what_for}; leave out the engine ray")
         cluster: dict[str, Any] = {"workers": workers, "address": address, "force": force}
         report = score_shards(classifier, what, out, parts=parts, deploy_prior=deploy_prior, **cluster)
     else:
@@ -141,6 +146,7 @@ def score(
             neighbours=neighbours,
             parts=parts,
             deploy_prior=deploy_prior,
+            exclusive=exclusive,
             append=append,
             day=day,
             moved=moved,
@@ -151,7 +157,7 @@ def score(
             **encoder,
         )
     name = without_secrets(out)
-    output.print_result(_result(report, name), _lines(report, name), out=out)
+    output.print_result(_result(report, name), _lines(report, name, exclusive), out=out)
     output.exit_for_failures(report.failures, strict)
 
 
@@ -166,13 +172,16 @@ def _result(report: ScoreReport, name: str) -> dict[str, Any]:
     }
 
 
-def _lines(report: ScoreReport, name: str) -> list[str]:
+def _lines(report: ScoreReport, name: str, exclusive: bool) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
     tables = "1 table" if report.parts == 1 else f"{report.parts:,} tables"
     where = f"{tables} in {name}" if report.parts else name
-    lines = output.concept_lines({n: {"above the threshold": f"{c:,}"} for n, c in (report.concepts or {}).items()})
+    counted = "images" if exclusive else "above the threshold"
+    lines = output.concept_lines({n: {counted: f"{c:,}"} for n, c in (report.concepts or {}).items()})
     of = f" by {len(report.concepts):,} models" if report.concepts else ""
     called = "" if report.concepts else f"; {report.positives:,} above the threshold{by}"
+    if exclusive:
+        called = f"; {report.rows - report.positives:,} of no kind"
     lines.append(f"wrote {report.rows:,} scores{of} to {where}{called}")
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"

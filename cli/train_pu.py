@@ -36,6 +36,12 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.caches
 @options.labels(session=True, many=True)
 @options.option(
+    "--exclusive",
+    is_flag=True,
+    help="With --concepts: an image has one of them at most, so that what is labelled with one is a known negative of "
+    "the others.",
+)
+@options.option(
     "--prior",
     default="auto",
     metavar="FLOAT|auto",
@@ -81,6 +87,7 @@ def train_pu(
     session: str | None,
     readers: str,
     concepts: Any,
+    exclusive: bool,
     prior: float | str,
     groups: Any,
     twins: float | None,
@@ -101,19 +108,24 @@ def train_pu(
     pucache train-pu cache.h5 --positives found.txt
     pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
-    from pucache.labels.groups import read_groups
     from pucache.training.labelled_cache import LabelledCache
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
+    alone = concepts is None and not options.is_of_concepts(session)
+    if alone and exclusive:
+        raise ValueError("--exclusive is for --concepts; leave it out with one list of positives")
+    if alone:
+        out = out or "model.safetensors"
+        check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
-    rows["clusters"] = None if groups is None else read_groups(opened, groups)
+    rows |= options.groups_named(opened, groups)
     if concepts is not None:
-        _train_concepts(opened, concepts, classifier, rows | {"twins": twins}, out or "models", metrics, force)
+        rows |= {"twins": twins, "excluding": exclusive}
+        _train_concepts(opened, concepts, classifier, rows, out or "models", metrics, force)
         return
-    out = out or "model.safetensors"
-    check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
+    assert out is not None
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
     model, scar, result = _train(data, classifier, out, force)
     lines = [

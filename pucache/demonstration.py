@@ -24,6 +24,7 @@ from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
 from .embedding.embed import embed
 from .encoders.encoder import load_encoder
+from .encoders.sentence_encoder import is_at_hand
 from .errors import OutputError
 from .estimates.metrics import with_labels
 from .images.decoding import decode
@@ -41,9 +42,9 @@ from .storage.atomic import make_folder, replacing
 from .storage.file_kinds import MARK
 from .training.train_on_cache import label_note
 
-POSITIVE_CLASS = "dress"
+POSITIVE_CLASS, WORDS = "dress", "a dress"
 LABELLED_OF_EACH = 20  # images of each kind in kinds.csv
-CONTACT_SHEET_IMAGES, REVIEW_PAGE_IMAGES = 60, 200
+CONTACT_SHEET_IMAGES, REVIEW_PAGE_IMAGES, WORDS_IMAGES = 60, 200, 20
 IMAGE_FOLDERS = ("pile", "new")
 TILE_SIDE = 28  # pixels of an image on the packaged sheet
 DATA = Path(__file__).parent / "data"
@@ -67,8 +68,8 @@ def demo(
     -------
     dict
         Counts, the prior and its interval, metrics of pucache and of a supervised classifier, and the
-        time in seconds, ready for JSON. Estimates are None where the labels are too few for them
-        (`pucache.estimates.label_requirements`).
+        time in seconds, ready for JSON; where a text encoder is installed, also what words find, else None.
+        Estimates are None where the labels are too few for them (`pucache.estimates.label_requirements`).
 
     Raises
     ------
@@ -79,13 +80,14 @@ def demo(
     folder = Path(folder)
     unpack(folder)
     pile, new = _embed_images(folder, device, progress)
+    y = read_truth(folder / "truth.csv", pile.keys)
+    by_words = _found_by_words(pile, y, device, progress) if is_at_hand() else None
     labels = Labels.read(pile, folder / "positives.txt")
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
     estimate = model.prior_estimate_
     ranking = retrieve_positives(pile, labels, model, k=None, device=device)
     ranking.save(folder / "ranked.csv")
-    y = read_truth(folder / "truth.csv", pile.keys)
     y_ranked = y[ranking.rows]
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
     write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), labels, folder / "review.html", progress=progress)
@@ -95,6 +97,7 @@ def demo(
     metrics = evaluate(folder / "scores.csv", folder / "truth.csv")
     metrics["average_precision_hidden"] = float(average_precision_score(y_ranked, ranking.scores))
     return {
+        "found_by_words": by_words,
         "labelled_positives": int(labels.s.sum()),
         "unlabelled": int((labels.s == 0).sum()),
         "prior": model.prior_,
@@ -114,6 +117,12 @@ def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[
     return [
         embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
     ]
+
+
+def _found_by_words(pile: EmbeddingCache, y: np.ndarray, device: str, progress: Progress | None) -> dict[str, Any]:
+    """What words find, without an example."""
+    first = retrieve_positives(pile, words=WORDS, k=WORDS_IMAGES, device=device, progress=progress)
+    return {"words": WORDS, "images": len(first.rows), "positives": int(y[first.rows].sum())}
 
 
 # --- images ------------------------------------------------------------------------------------

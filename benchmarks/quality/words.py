@@ -1,6 +1,6 @@
 """Words in place of examples: looks until positives are found, and a review that begins with words.
 
-    python -m benchmarks.quality.words CIFAR.h5 FASHION.h5 [--reviews N] [--out docs/results/words.md]
+    python -m benchmarks.quality.words CIFAR.h5 FASHION.h5 [--reviews N] [--rows N] [--out docs/results/words.md]
 
 The caches are of the bundled encoder, with keys CLASS/NAME: the training images of CIFAR-10 and images of
 Fashion-MNIST. Each class is looked for by its name, where it is 1 % (and 5 %) of a pile of all other classes, drawn
@@ -24,7 +24,10 @@ from benchmarks.common.command_line import write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.quality.review_pile import AHEAD, decide
-from pucache import EmbeddingCache
+from pucache import EmbeddingCache, retrieve_positives
+from pucache.encoders.backbones import class_texts
+from pucache.encoders.class_words import KNOWN
+from pucache.encoders.sentence_encoder import SentenceEncoder
 from pucache.labels.labels import Labels
 from pucache.retrieval.query import Query, QueryScorer
 from pucache.reviewing.first_ranking import ENOUGH, positives_known
@@ -34,6 +37,40 @@ from pucache.reviewing.session import open_session
 
 WANTED, EXAMPLES, GOAL = 20, 20, 0.8
 SHARES = (0.01, 0.05)
+FORMS, LIMITS = ("{}", "a {}"), (0.40, 0.44, 0.48, 0.52, 0.56)
+# nouns, written down before their cosines were looked at: kinds of things that ImageNet has a class of, by other names
+# where there are any, and kinds that it has none of
+HELD = """
+airplane, ambulance, ant, apple, arm chair, baby bed, backpack, ball of wool, balloon, banana, bathtub, beach, bear,
+bee, beetle, bell, bicycle, bike helmet, bikini, binoculars, bird, boat, bookcase, bottle, bridge, broccoli, broom,
+bus, butterfly, camel, camera, candle, canoe, car, car tyre, castle, cat, cell phone, chimpanzee, church, clock,
+coffee, coffee mug, computer, corn, cowboy hat, crab, crocodile, cucumber, dog, dragonfly, drum, duck, eagle,
+electric guitar, elephant, fire engine, fish, flute, fly, fountain, fox, frog, garbage truck, goat, goldfish, goose,
+grasshopper, guitar, hammer, hamburger, hamster, helmet, horse, hot dog, ice cream, iron for clothes, jeans,
+jellyfish, kangaroo, keyboard, knife, ladybird, laptop, lemon, leopard, lighthouse, lion, lipstick, lizard, lobster,
+mailbox, microphone, monkey, motorbike, mountain, mushroom, necklace, orange, owl, palace, panda, parrot, penguin,
+piano, pig, pillow, pineapple, pizza, polar bear, pumpkin, purse, rabbit, refrigerator, sailing boat, sandals,
+saxophone, scorpion, screw, seal, shark, sheep, ship, shopping cart, skunk, snail, snake, sock, sofa, spider,
+squirrel, starfish, stethoscope, stove, strawberry, suit, sunglasses, swan, syringe, table, teapot, television,
+tent, tiger, toilet, tractor, traffic light, train, truck, turtle, umbrella, vase, violin, volcano, wallet, washing
+machine, wedding dress, whale, wolf, worm, zebra
+"""
+NOT_HELD = """
+anger, autumn leaves, bacteria, bamboo, banknote, bat, blood cell, bone fracture, bruise, carrot, cave painting,
+cell division, chess game, child, chromosome, circuit board, city at night, clam, cloud, coin, cooking, corrosion,
+crack in concrete, crowd, dance, deer, diamond, doctor, dolphin, donkey, drone, earring, earthquake damage, elderly
+woman, escalator, explosion, face, factory, fern, fire, flag, flood, fog, foot, forest, freckles, funeral, galaxy,
+giraffe, glacier, gold, graffiti, grass, hair, hand, handshake, handwriting, happiness, helicopter, human skeleton,
+ice skating, ink drawing, justice, key, king, kiss, landslide, leaf, lightning, logo, map, meadow, meat, mildew,
+milk, mold on bread, moon, moose, mosquito, moss, moth, needle, night sky, noise, northern lights, nurse, octopus,
+oil painting, oil spill, onion, passport, person, planet, plant disease, police officer, portrait, pothole, protest,
+radar image, railway track, rain, rainbow, raccoon, rhinoceros, rice, ring, river, road, robot, rose, running, rust,
+sadness, satellite image, scar, scissors, seaweed, shadow, shrimp, signature, skin rash, skyscraper, sleeping man,
+smile, smoke, snow, soldier, solar eclipse, spectrogram, spine, squid, stained tissue, staircase, stamp, statue,
+steak, sugar, summer, sunflower, sunset, tattoo, teacher, tears, thumb, tomato, tooth decay, toothbrush, tornado,
+tree, tulip, tumour, tunnel, ultrasound, virus, war, waterfall, water surface, weed in a field, wheat, window, wing,
+winter, wood grain, woman, wound, wrinkles, x-ray of the chest, youth
+"""
 
 
 def pile_rows(y: np.ndarray, share: float) -> np.ndarray:
@@ -122,16 +159,85 @@ def section(title: str, path: Path, count: int) -> list[str]:
     return text
 
 
+def known() -> list[str]:
+    """How many nouns are said to be unknown, by the limit of the cosine to the nearest class."""
+    encode, nouns = SentenceEncoder(), {"held": HELD, "not held": NOT_HELD}
+    of_classes = encode(class_texts())
+    cosines = {
+        (name, form): (encode([form.format(" ".join(noun.split())) for noun in text.split(",")]) @ of_classes.T).max(1)
+        for name, text in nouns.items()
+        for form in FORMS
+    }
+    lines = [
+        [
+            f"{limit:.2f}",
+            *(
+                f"{np.mean(each < limit if name == 'held' else each >= limit):.1%}"
+                for (name, _), each in cosines.items()
+            ),
+        ]
+        for limit in LIMITS
+    ]
+    head = [
+        "limit",
+        *(
+            f"{what}, “{form.format('noun')}”"
+            for what in ("held, said to be unknown", "not held, said to be known")
+            for form in FORMS
+        ),
+    ]
+    counts = [len(cosines[name, FORMS[0]]) for name in nouns]
+    text = (
+        f"{counts[0]} nouns of which ImageNet has a class, and {counts[1]} of which it has none; the limit is {KNOWN}."
+    )
+    return ["## What is said to be unknown", "", text, "", table(head, lines), ""]
+
+
+def times(cache: EmbeddingCache, rows: int) -> list[str]:
+    """Seconds of a query of so many rows, which repeat those of a cache, beside the ranking by labelled positives."""
+    with tempfile.TemporaryDirectory() as folder:
+        X = np.resize(np.asarray(cache.take(np.arange(len(cache))), np.float16), (rows, cache.encoder.dim))
+        large = write_row_cache(Path(folder) / "rows.h5", X, cache.encoder)
+        del X
+        examples = np.arange(EXAMPLES)
+        np.save(Path(folder) / "like.npy", large.take(examples))
+        labels = [large.keys[row] for row in examples]
+        queries: dict[str, dict] = {
+            "--words": {"words": "a frog"},
+            "--like": {"like": Path(folder) / "like.npy"},
+            "by similarity": {"positives": labels},
+        }
+        lines = []
+        for name, query in queries.items():
+            seconds = []
+            for _ in range(3):
+                began = time.perf_counter()
+                retrieve_positives(large, k=100, **query)
+                seconds.append(time.perf_counter() - began)
+            lines.append([name, f"{min(seconds):.1f}", f"{np.median(seconds):.1f}"])
+    text = f"Seconds of a query of {rows:,} rows of {cache.encoder.dim} numbers in float16, thrice:"
+    return ["## Time", "", text, "", table(["query", "least", "median"], lines), ""]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cifar", type=Path)
     parser.add_argument("fashion", type=Path)
     parser.add_argument("--reviews", type=int, default=0)
+    parser.add_argument("--rows", type=int, default=0)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    text = ["# Words", "", "`python -m benchmarks.quality.words CIFAR.h5 FASHION.h5 --reviews 10`: " + PURPOSE, ""]
+    text = [
+        "# Words",
+        "",
+        "`python -m benchmarks.quality.words CIFAR.h5 FASHION.h5 --reviews 10 --rows 1000000`: " + PURPOSE,
+        "",
+    ]
     text += section("CIFAR-10", options.cifar, options.reviews)
     text += section("Fashion-MNIST", options.fashion, options.reviews)
+    text += known()
+    if options.rows:
+        text += times(EmbeddingCache(options.cifar), options.rows)
     write_page("\n".join([*text, environment(), ""]), options.out)
 
 

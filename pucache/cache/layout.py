@@ -15,7 +15,7 @@ from .checksums import ChecksumTable, rows_per_hash
 from .hdf5 import Attributes, DatasetExtent
 
 FORMAT = "pucache"
-VERSION = 2
+VERSION, PARTS_VERSION = 2, 3  # of caches of whole images, and of parts of images
 DTYPES: dict[str, np.dtype] = {"float16": np.dtype("<f2"), "float32": np.dtype("<f4")}
 ATTRIBUTES = ("format", "version", "encoder", "created", "pucache_version", "source")
 OPTIONAL_ATTRIBUTES = ("shard", "reordered")
@@ -42,10 +42,10 @@ class FileAttributes:
         version = attributes["version"]
         if attributes["format"] != FORMAT:
             raise CacheError(f"{path} is an HDF5 file but not a pucache cache (no format attribute 'pucache')")
-        if version is not None and version != VERSION:
+        if version is not None and version not in (VERSION, PARTS_VERSION):
             raise CacheError(
                 f"{path} is a pucache cache of format version {version}; this pucache {__version__} reads "
-                f"version {VERSION}: upgrade pucache, or embed again"
+                f"versions {VERSION} and {PARTS_VERSION}: upgrade pucache, or embed again"
             )
         for name in ATTRIBUTES:
             require(path, attributes[name] is not None, f"it lacks the attribute {name}")
@@ -53,6 +53,7 @@ class FileAttributes:
             encoder = EncoderSpec.from_json(str(attributes["encoder"]))
         except (ValueError, TypeError, RecursionError) as error:
             raise CacheError(f"{path} is damaged: its encoder attribute cannot be read; {REMEDY}") from error
+        require(path, version == version_of(encoder), f"its encoder is not one of format version {version}")
         return cls(
             encoder=encoder,
             created=str(attributes["created"]),
@@ -61,6 +62,11 @@ class FileAttributes:
             shard=str(attributes["shard"] or ""),
             reordered=bool(attributes["reordered"]),
         )
+
+
+def version_of(encoder: EncoderSpec) -> int:
+    """Format version of a cache of an encoder."""
+    return PARTS_VERSION if encoder.tiles else VERSION
 
 
 def check_layout(path: str | Path, extents: dict[str, DatasetExtent], table: ChecksumTable, *, dim: int) -> None:

@@ -21,7 +21,7 @@ from . import hdf5
 from .checksums import ColumnChecksums, ColumnHasher, append_table, rows_per_hash
 from .hdf5 import DatasetExtent
 from .keys import encode_keys
-from .layout import COLUMNS, FAILURES, FORMAT, VERSION
+from .layout import COLUMNS, FAILURES, FORMAT, version_of
 from .mapped_file import as_bytes
 
 
@@ -61,7 +61,7 @@ def write_file(
         "size_mtime": ((n, 2), np.dtype("<i8")),
         **{name: (texts.shape, texts.dtype) for name, texts in zip(FAILURES, recorded, strict=True)},
     }
-    attributes: hdf5.Attributes = {"format": FORMAT, "version": VERSION, "encoder": encoder.to_json()}
+    attributes: hdf5.Attributes = {"format": FORMAT, "version": version_of(encoder), "encoder": encoder.to_json()}
     attributes |= {"created": created or creation_time(), "pucache_version": __version__, "source": source}
     attributes |= {"shard": shard} if shard else {}
     attributes |= {"reordered": 1} if reordered else {}

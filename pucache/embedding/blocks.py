@@ -49,6 +49,7 @@ class ImagesToEmbed:
             chunk_size=rows,
             embedded_digests=self.lookup.sorted_digests,
             decoding=Decoding.of(self.encoder.spec.decoder),
+            tiles=self.encoder.spec.tiles,
         )
 
 

@@ -35,7 +35,9 @@ from ..encoders.spec import BUNDLED, EncoderSpec
 from ..errors import CacheError, SourceError
 from ..images.decoding import Decoding
 from ..images.listing import Listing, check_shard, check_shard_images, in_reading_order, take_shard
+from ..images.regions import BOXES
 from ..images.source import Source, open_source
+from ..images.tiling import list_images
 from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
@@ -168,6 +170,7 @@ def embed(
     runtime: str = "auto",
     batch_size: int | None = None,
     decoding: Decoding | None = None,
+    tiles: str = "",
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
     moved: bool = False,
@@ -189,9 +192,9 @@ def embed(
     encoder : str, path or Encoder
         ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG`` or the folder of an encoder from `pretrain`, see
         `pucache.load_encoder`.
-    weights, device, precision, runtime, batch_size, decoding
+    weights, device, precision, runtime, batch_size, decoding, tiles
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
-        existing cache are used if this machine supports them.
+        existing cache are used if this machine supports them. A manifest with columns x, y, w and h has ``boxes``.
     reuse, prune, moved, verify, shard, dtype, force
         See `pucache.embedding.embed.EmbedOptions`.
     workers : int, optional
@@ -219,7 +222,7 @@ def embed(
         An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
         SOURCE_DATE_EPOCH is not a time.
     """
-    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding)
+    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding, tiles)
     if isinstance(encoder, str | os.PathLike):
         settings = dataclasses.replace(settings, name=encoder)
     elif settings != EncoderOptions():
@@ -277,10 +280,10 @@ def run_embedding(
         started = time.monotonic()
         if isinstance(encoder, EncoderOptions):
             with profile.stage("loading"):
-                encoder = open_encoder(encoder, like=encoder_of_existing(cache))
+                encoder = open_encoder(with_boxes(encoder, source), like=encoder_of_existing(cache))
         if listing is None:
             with profile.stage("listing"):
-                everything = source.scan()
+                everything = list_images(source, encoder.spec.tiles, Decoding.of(encoder.spec.decoder))
                 listing = take_shard(everything, options.shard)
                 check_shard_images(listing, options.shard, everything, source.name)
         plan = _Plan(source, destination, existing, listing, encoder.spec, options)
@@ -306,6 +309,11 @@ def run_embedding(
         profile=profile,
         cosine=plan.cosine,
     )
+
+
+def with_boxes(encoder: EncoderOptions, source: Source) -> EncoderOptions:
+    """Options of an encoder for the boxes that a manifest names, where it names any and no tiles are asked for."""
+    return dataclasses.replace(encoder, tiles=encoder.tiles or (BOXES if getattr(source, "boxes", None) else ""))
 
 
 class _Plan:
@@ -343,7 +351,7 @@ class _Plan:
         self.parts = Parts(destination.local, spec, self.dtype, name=destination.name)
         if not options.moved:
             _require_source(source, [*([file] if file else []), *self.parts.files])
-        self.existing = ExistingCache(file, listing, self.keys)
+        self.existing = ExistingCache(file, listing, self.keys, spec.tiles)
         if options.verify:
             self.existing.check()
         self.inventory = self.existing.inventory(self.parts, prune=options.prune)

@@ -18,6 +18,7 @@ from ..cache.reader import CacheFile
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, OutputError
 from ..images.listing import UNKNOWN, Listing
+from ..images.regions import MARK, image_of
 from ..storage.atomic import fsync_directory
 
 log = logging.getLogger("pucache")
@@ -28,8 +29,8 @@ Picks = list[tuple[CacheFile, np.ndarray]]
 class ExistingCache:
     """The cache that is there before a run, compared with what is listed now."""
 
-    def __init__(self, file: CacheFile | None, listing: Listing, keys: np.ndarray):
-        self.file, self._listing, self._keys = file, listing, keys
+    def __init__(self, file: CacheFile | None, listing: Listing, keys: np.ndarray, tiles: str = ""):
+        self.file, self._listing, self._keys, self._tiles = file, listing, keys, tiles
         self.intact = np.arange(0 if file is None else len(file))  # rows that are as they were written
         self._is_repaired = self._is_checked = False
         self.damaged = 0  # rows that `check` has given up
@@ -50,7 +51,9 @@ class ExistingCache:
         unlisted[rows[rows >= 0]] = False
         failed = find_sorted(cached_keys, encode_keys(list(self._listing.failures)))
         unlisted[failed[failed >= 0]] = False
-        in_failed_folder = _rows_in_folders(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
+        if self._tiles:  # no part of such an image is known now
+            unlisted &= ~_rows_beginning(cached_keys, [key + MARK for key in self._listing.failures])
+        in_failed_folder = _rows_beginning(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
         self.is_unchanged = _equal_times(size_mtime, rows, self._listing.size_mtime)
         self.unchanged = self.intact[rows[self.is_unchanged]]
         self.unlistable = self.intact[unlisted & in_failed_folder]
@@ -68,6 +71,8 @@ class ExistingCache:
         failed = {
             key: reason for (key, reason), is_current in zip(failures.items(), current, strict=True) if is_current
         }
+        if self._tiles:
+            failed = _by_image(failed, self._listing.keys, self._keys)
         is_missing = ~has_row
         if not retry_failures:
             is_missing[positions[current]] = False
@@ -202,14 +207,34 @@ def _equal_times(size_mtime: np.ndarray, rows: np.ndarray, listed: np.ndarray) -
     return equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
 
 
-def _rows_in_folders(sorted_keys: np.ndarray, folders: list[str]) -> np.ndarray:
-    """Whether each key lies in one of the folders, which end in a slash; bool, (n,)."""
-    is_inside = np.zeros(len(sorted_keys), bool)
-    for folder in (folder.encode() for folder in folders):
-        # "0" follows "/" in ASCII, so it ends the range of keys that begin with the folder
-        first, last = np.searchsorted(sorted_keys, np.array([folder, folder[:-1] + b"0"]))
-        is_inside[first:last] = True
-    return is_inside
+def _rows_beginning(sorted_keys: np.ndarray, prefixes: list[str]) -> np.ndarray:
+    """Whether each key begins with one of the prefixes, such as a folder with its slash; bool, (n,)."""
+    begins = np.zeros(len(sorted_keys), bool)
+    for prefix in map(str.encode, prefixes):
+        begins[_range_of(sorted_keys, prefix)] = True
+    return begins
+
+
+def _range_of(sorted_keys: np.ndarray, prefix: bytes) -> slice:
+    """The keys that begin with a prefix, whose last character is ASCII; the next one ends their range."""
+    ends = np.array([prefix, prefix[:-1] + bytes([prefix[-1] + 1])])
+    return slice(*np.searchsorted(sorted_keys, ends).tolist())
+
+
+def _by_image(failures: dict[str, str], keys: list[str], encoded_keys: np.ndarray) -> dict[str, str]:
+    """Failures of parts of images; those of several, all listed ones of an image for one reason, become the image's."""
+    reasons: dict[str, dict[str, str]] = {}
+    for key, reason in failures.items():
+        reasons.setdefault(image_of(key), {})[key] = reason
+    merged: dict[str, str] = {}
+    for image, of_parts in reasons.items():
+        listed = keys[_range_of(encoded_keys, f"{image}{MARK}".encode())]
+        are_all = len(of_parts) > 1 and set(of_parts) == {key for key in listed if image_of(key) == image}
+        if are_all and len(set(of_parts.values())) == 1:
+            merged[image] = f"{next(iter(of_parts.values()))} (all {len(of_parts):,} parts)"
+        else:
+            merged |= of_parts
+    return merged
 
 
 def _set_aside(cache: Path) -> Path:

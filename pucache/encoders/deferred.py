@@ -16,7 +16,7 @@ from ..devices import choose_device
 from ..errors import EncoderError
 from ..images.decoding import DECODER, Decoding
 from . import pretrained_file
-from .spec import BUNDLED, EncoderSpec, preprocessing_fields, weights_digest
+from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped, weights_digest
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class EncoderOptions:
 
     Parameters
     ----------
-    name, weights, device, precision, runtime, batch_size, decoding
+    name, weights, device, precision, runtime, batch_size, decoding, tiles
         As for `pucache.load_encoder`.
     """
 
@@ -41,6 +41,7 @@ class EncoderOptions:
     runtime: str = "auto"
     batch_size: int | None = None
     decoding: Decoding | None = None
+    tiles: str = ""
 
     def load(self, *, like: EncoderSpec | None) -> Encoder:
         """Load the encoder, see `pucache.load_encoder`.
@@ -90,6 +91,7 @@ def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     if options.device not in ("auto", "cpu"):
         choose_device(options.device)  # imports torch
     is_sound = (options.batch_size is None or options.batch_size > 0) and not like.normalization
+    is_sound = is_sound and options.tiles == like.tiles
     return is_sound and options.precision in ("auto", like.precision) and options.runtime in ("auto", like.runtime)
 
 
@@ -112,7 +114,7 @@ def _pretrained_agrees(folder: str | Path, like: EncoderSpec, decoding: Decoding
         tensors, description = pretrained_file.read(folder)
     except EncoderError:
         return False  # `load_encoder` raises the error
-    preprocessing = preprocessing_fields(description.preprocessing())
+    preprocessing = preprocessing_fields(uncropped(description.preprocessing(), like.tiles))
     decoder = decoding.decoder if decoding else description.decoder
     named: dict[str, Any] = {"name": description.encoder_name, "weights": weights_digest(tensors), "decoder": decoder}
     return replace(like, **named, **preprocessing) == like

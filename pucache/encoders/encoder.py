@@ -21,10 +21,11 @@ from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError, UnknownEncoderError
 from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess
+from ..images.regions import check_tiles
 from . import image_text, pretrained_file
 from .backbones import bundled, configuration, digest, from_timm, transform
 from .inference import Runtime
-from .spec import BUNDLED, EncoderSpec, preprocessing_fields
+from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped
 
 
 class Encoder:
@@ -64,6 +65,7 @@ def load_encoder(
     runtime: str = "auto",
     batch_size: int | None = None,
     decoding: Decoding | None = None,
+    tiles: str = "",
     like: EncoderSpec | None = None,
 ) -> Encoder:
     """Load a frozen encoder.
@@ -87,6 +89,9 @@ def load_encoder(
     decoding : Decoding, optional
         Choices on the way from bytes to pixels, such as the white level of 16-bit images; by default the usual ones, or
         those that an encoder from `pretrain` was trained with. Embeddings of other choices are never mixed.
+    tiles : str
+        How images are cut into parts, each of which becomes a row: rows and columns such as ``3x3``, a side in pixels
+        such as ``512`` or ``512 overlap 64``, or ``boxes`` for those of a manifest. By default images are whole.
     like : EncoderSpec, optional
         Encoder of an existing cache. Where precision and runtime are ``auto``, its settings are
         used if this machine supports them, so that the cache can be continued.
@@ -100,8 +105,9 @@ def load_encoder(
     EncoderError
         The name is unknown, or the weights are missing or of another model.
     ValueError
-        The device, precision, runtime or batch size cannot be used.
+        The device, precision, runtime, batch size or tiles cannot be used.
     """
+    check_tiles(tiles)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch size must be at least 1, got {batch_size}")
     chosen = choose_device(device)
@@ -111,6 +117,7 @@ def load_encoder(
     decoder, configuration = config.pop("decoder", DECODER), config.pop("configuration", "")
     weights_digest = digest(model)  # of an image-text model both towers', before the runtime folds and converts them
     model = model.visual if configuration else model
+    config = uncropped(config, tiles)
     spec = EncoderSpec(
         name=name,
         weights=weights_digest,
@@ -121,6 +128,7 @@ def load_encoder(
         precision=precision,
         runtime=runtime,
         configuration=configuration,
+        tiles=tiles,
     )
     if batch_size is not None:
         _check_memory(batch_size, spec.input_size)

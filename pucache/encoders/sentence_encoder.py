@@ -38,6 +38,12 @@ _OF_TORCH = {  # names of tensors in a layer
 }
 
 
+def is_at_hand() -> bool:
+    """Whether there is a text encoder without a folder that the user names."""
+    parts = [importlib.util.find_spec(name) for name in ("tokenizers", _PACKAGE)]
+    return parts[0] is not None and (parts[1] is not None or bool(os.environ.get(VARIABLE)))
+
+
 class SentenceEncoder:
     """Encoder of sentences: mean of the last layer's tokens, at unit norm.
 

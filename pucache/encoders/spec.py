@@ -21,7 +21,7 @@ _JSON_TYPES: dict[str, type | tuple[type, ...]] = {
 
 
 BUNDLED = "bundled"  # name of the encoder whose weights an installed package carries
-OPTIONAL = {"normalization", "configuration", "origin"}  # fields that JSON leaves out where they are empty
+OPTIONAL = {"normalization", "configuration", "origin", "tiles"}  # fields that JSON leaves out where they are empty
 ROUNDING = ("precision", "runtime")  # fields that change no more than the rounding of an embedding
 
 
@@ -56,6 +56,9 @@ class EncoderSpec:
         sha256 over architecture and tokenizer of an image-text model of open_clip; else empty.
     origin : str
         Absolute path of the file or folder that embeddings were imported from; else empty. It is not compared.
+    tiles : str
+        How images are cut into the parts that are embedded: ``3x3``, ``512``, ``512 overlap 64`` (pixels), or ``boxes``
+        of a manifest; empty for whole images. Parts are resized to `input_size` without a crop.
     """
 
     name: str
@@ -74,6 +77,7 @@ class EncoderSpec:
     normalization: str = ""
     configuration: str = ""
     origin: str = field(default="", compare=False)
+    tiles: str = ""
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
@@ -153,7 +157,13 @@ class EncoderSpec:
         decoder = f", decoder {self.decoder}" if self.decoder.startswith("torchvision") else ""
         decoder += "".join(f", {choice}" for choice in self.decoder.split(";")[1:])
         normalization = f", {self.normalization}-normalized" if self.normalization else ""
-        return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization})"
+        tiles = f", tiles {self.tiles}" if self.tiles else ""
+        return f"{self.name} ({self.dim}-d{weights}{computation}{decoder}{normalization}{tiles})"
+
+
+def uncropped(config: dict[str, Any], tiles: str) -> dict[str, Any]:
+    """timm's configuration for parts of images, of which the whole is resized: a crop would lose what is at seams."""
+    return config | {"crop_pct": 1.0, "crop_mode": "squash"} if tiles else config
 
 
 def preprocessing_fields(config: Mapping[str, Any]) -> dict[str, Any]:

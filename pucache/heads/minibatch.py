@@ -54,16 +54,7 @@ class SGDSettings:
             raise ValueError(f"epochs, batch_size and learning_rate must be positive, got {self}")
 
     def passes(self, n: int) -> int:
-        """Number of epochs for n rows.
-
-        Parameters
-        ----------
-        n : int
-
-        Returns
-        -------
-        int
-        """
+        """Number of epochs for n rows."""
         return max(self.epochs, -(-self.min_steps // -(-n // self.batch_size)))
 
 

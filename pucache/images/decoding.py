@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import re
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 from PIL import ExifTags, Image, JpegImagePlugin
@@ -20,6 +21,7 @@ _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b
 MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 # Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
 DECODER = "pillow-2"
+REDUCED = "at 1/"  # begins what is told of an image that was too large to be decoded whole
 _JPEG, _JPEG_START, _END_OF_JPEG = ("JPEG", "MPO"), b"\xff\xd8", b"\xff\xd9"
 _MOST_BUFFERED = 3 << 29  # bytes of coefficients of a progressive JPEG, which its decoder keeps as a whole
 _TRUNCATED = ("image file is truncated", "broken PNG file", "Truncated File Read", "unrecognized data stream")
@@ -28,6 +30,7 @@ _TRUNCATED = ("image file is truncated", "broken PNG file", "Truncated File Read
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
+_Result = TypeVar("_Result")
 _DECODER = re.compile(re.escape(DECODER) + r"(?:;white-level=(\d{1,5}))?(;accept-truncated)?(;large-images)?")
 
 
@@ -113,27 +116,44 @@ def decode(data: bytes, sufficient_side: int | None = None, decoding: Decoding =
 
 def decode_and_note(data: bytes, sufficient_side: int | None = None, decoding: Decoding = USUAL) -> Decoded:
     """Decode as `decode` does, and say what is to be known of the image."""
-    if not data:
+    return _read_image(data[:12], lambda: _decode(data, sufficient_side, decoding))
+
+
+def upright_size(stream: BinaryIO, decoding: Decoding = USUAL) -> tuple[int, int]:
+    """Width and height after the EXIF orientation, by the header alone; raises `ImageError` as `decode` does."""
+    head = stream.read(12)
+
+    def size() -> tuple[int, int]:
+        image = _open(stream, decoding)
+        width, height = image.size
+        return (height, width) if _orientation(image) in _TURNED else (width, height)
+
+    return _read_image(head, size)
+
+
+def _read_image(head: bytes, read: Callable[[], _Result]) -> _Result:
+    """What `read` returns, or an `ImageError` in place of any other; `head` are the file's first bytes."""
+    if not head:
         raise ImageError("empty file (0 bytes)")
     try:
-        return _decode(data, sufficient_side, decoding)
+        return read()
     except ImageError:
         raise
     except Image.UnidentifiedImageError as error:
-        if data[4:8] == b"ftyp" and data[8:12] in _HEIF_BRANDS and "HEIF" not in FORMATS:
+        if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and "HEIF" not in FORMATS:
             _register_heif()
-            return decode_and_note(data, sufficient_side, decoding)
+            return _read_image(head, read)
         raise ImageError("not an image in a known format") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
 
 
 def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Decoded:
-    image = _open(data, decoding)
+    image = _open(io.BytesIO(data), decoding)
     partial, wide = _reduce(image, sufficient_side), is_wide(image)
     if lost := _load(image, decoding):
         if image.format in _JPEG:  # with an end after its last bytes the decoder gives the rows that it holds back
-            image = _open(data + _END_OF_JPEG, decoding)
+            image = _open(io.BytesIO(data + _END_OF_JPEG), decoding)
             _reduce(image, sufficient_side)
             _load(image, decoding)
         if all(least == most for least, most in np.atleast_2d(image.getextrema())):
@@ -147,14 +167,14 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         return Decoded(_to_rgb(_upright(image)), None, partial)
 
     def load_bytes(raw_mode: str) -> np.ndarray:
-        again = _open(data, decoding)
+        again = _open(io.BytesIO(data), decoding)
         take_bytes(again, raw_mode)
         _load(again, decoding)
         return np.asarray(again)
 
     if decoding.white_level == WHITE and image.format != "PPM" and (high := high_byte_peak(np.asarray(image))):
         return Decoded(_to_rgb(_upright(image)), high, partial)
-    values, opacity = colour_values(_open(data, decoding), load_bytes)
+    values, opacity = colour_values(_open(io.BytesIO(data), decoding), load_bytes)
     if decoding.white_level == WHITE:
         return Decoded(_to_rgb(_upright(image)), peak(values), partial)
     colours = Image.fromarray(np.broadcast_to(to_bytes(values, decoding.white_level), (*values.shape[:2], 3)).copy())
@@ -163,14 +183,17 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
     return Decoded(_to_rgb(_upright(colours, image)), peak(values), partial)
 
 
-def _open(data: bytes, decoding: Decoding) -> Any:
+def _open(stream: BinaryIO, decoding: Decoding) -> Any:
     """Open an image, whose pixels are not decoded yet; raises `ImageError` where there are too many of them."""
+    stream.seek(0)
     try:
-        image: Any = Image.open(io.BytesIO(data), formats=FORMATS)
+        image: Any = Image.open(stream, formats=FORMATS)
     except Image.DecompressionBombError as error:
-        if not data.startswith(_JPEG_START):
+        stream.seek(0)
+        if stream.read(len(_JPEG_START)) != _JPEG_START:
             raise ImageError(f"more than {MAX_PIXELS:,} pixels") from error
-        image = JpegImagePlugin.JpegImageFile(io.BytesIO(data))  # which does not look at their number
+        stream.seek(0)
+        image = JpegImagePlugin.JpegImageFile(stream)  # which does not look at their number
     width, height = image.size
     if width * height <= MAX_PIXELS:
         return image
@@ -184,16 +207,21 @@ def _open(data: bytes, decoding: Decoding) -> Any:
     return image
 
 
+def largest_scale(size: tuple[int, int]) -> int:
+    """The n of 1/n, the largest part of its size at which an image is decoded: 1, 2, 4 or 8."""
+    return next((scale for scale in (1, 2, 4) if size[0] * size[1] <= MAX_PIXELS * scale**2), 8)
+
+
 def _reduce(image: Any, sufficient_side: int | None) -> str:
     """Have a JPEG decoded at a part of its size; says so where it would be too large otherwise."""
     if image.format not in _JPEG:
         return ""
     width, height = image.size
-    least = next(scale for scale in (1, 2, 4, 8) if width * height <= MAX_PIXELS * scale**2)
+    least = largest_scale(image.size)
     side = min(width, height) // least
     side = side if sufficient_side is None else min(side, sufficient_side)
     image.draft(None, (side, side))
-    return f"at 1/{round(width / image.width)} of its {width} x {height} pixels" if least > 1 else ""
+    return f"{REDUCED}{round(width / image.width)} of its {width} x {height} pixels" if least > 1 else ""
 
 
 def _load(image: Any, decoding: Decoding) -> str:
@@ -231,12 +259,19 @@ _ORIENTATIONS = {  # EXIF orientation: the operation that makes the image uprigh
 }
 
 
+_TURNED = (5, 6, 7, 8)  # orientations by which width and height change places
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF has no orientation; the pixels are intact
+        return 1
+
+
 def _upright(image: Image.Image, described: Image.Image | None = None) -> Image.Image:
     """Turn an image as its EXIF data, or those of another image, say."""
-    try:
-        operation = _ORIENTATIONS.get((described or image).getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF has no orientation; the pixels are intact
-        return image
+    operation = _ORIENTATIONS.get(_orientation(described or image))
     return image if operation is None else image.transpose(operation)
 
 

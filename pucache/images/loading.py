@@ -18,7 +18,7 @@ import multiprocessing.connection
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,9 +28,11 @@ from PIL import Image
 
 from ..allocator import keep_freed_memory
 from ..errors import ImageError, SourceError, picklable_error
-from .decoding import USUAL, Decoding, decode_and_note
+from .decoding import USUAL, Decoding
 from .listing import UNKNOWN
-from .source import Source, image_digest
+from .regions import split_key, whole_key
+from .source import Source, image_digest, part_digest
+from .tiling import decode_pieces
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +75,8 @@ class ChunkLoader:
     """Loads the images of a source, a chunk at a time; an image's position is the index of its key in `keys`.
 
     `sizes` are the bytes of each image when it was listed, or `UNKNOWN`. Images whose content digest is among
-    `embedded_digests`, S32 and sorted, are neither decoded nor embedded.
+    `embedded_digests`, S32 and sorted, are neither decoded nor embedded. With `tiles` the keys are of parts of images:
+    the parts of an image that follow each other are in one chunk, and it is read and decoded once for them.
     """
 
     def __init__(
@@ -86,15 +89,29 @@ class ChunkLoader:
         chunk_size: int,
         embedded_digests: np.ndarray | None = None,
         decoding: Decoding = USUAL,
+        tiles: str = "",
     ):
         self.keys = keys
-        self.shape = (chunk_size, *resize.input_size, 3)  # of the pixels of a full chunk
+        self._split = split_key if tiles else whole_key
+        self._starts = _image_starts(self._images(0, len(keys)), chunk_size) if tiles else []
+        self._starts = [*(self._starts or range(0, len(keys), chunk_size)), len(keys)]
+        largest = max([chunk_size, *(stop - start for start, stop in itertools.pairwise(self._starts))])
+        self.shape = (largest, *resize.input_size, 3)  # of the pixels of a full chunk
         self._source, self._resize, self._sizes, self._decoding = source, resize, sizes, decoding
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
 
     def __len__(self) -> int:
         """Number of chunks."""
-        return -(-len(self.keys) // self.shape[0])
+        return len(self._starts) - 1
+
+    def _images(self, start: int, stop: int) -> Iterator[range]:
+        """Positions of each image: one, or those of its parts."""
+        while start < stop:
+            end, image = start + 1, self._split(self.keys[start])[0]
+            while end < stop and self._split(self.keys[end])[0] == image:
+                end += 1
+            yield range(start, end)
+            start = end
 
     def __call__(
         self,
@@ -104,48 +121,56 @@ class ChunkLoader:
         on_image: Callable[[int], None] | None = None,
     ) -> Chunk:
         """Load a chunk into ``pixels``, of `shape`; ``on_image`` is called with each position before it is read."""
-        chunk_size = self.shape[0]
-        first = number * chunk_size
+        first, stop = self._starts[number : number + 2]
         if pixels is None:
             import torch
 
-            pixels = torch.empty(self.shape, dtype=torch.uint8)
+            pixels = torch.empty((stop - first, *self.shape[1:]), dtype=torch.uint8)
         chunk = Chunk(first=first, outcomes=[], to_embed=[], pixels=pixels, seconds=[0.0] * len(STAGES))
-        for position in range(first, min(len(self.keys), first + chunk_size)):
+        for positions in self._images(first, stop):
             if on_image is not None:
-                on_image(position)
+                on_image(positions[0])
             try:
-                chunk.outcomes.append(self._load(position, chunk))
+                chunk.outcomes += self._load(positions, chunk)
             except ImageError as error:
-                chunk.outcomes.append(str(error))
+                chunk.outcomes += [str(error)] * len(positions)
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
-    def _load(self, position: int, chunk: Chunk) -> bytes:
-        """Load one image into the chunk and return its digest."""
+    def _load(self, positions: range, chunk: Chunk) -> list[bytes | str]:
+        """Load one image, or its parts, into the chunk; return the digest of each, or the reason why a part failed."""
         times = [time.perf_counter()]
         try:
-            data = self._read(position)
+            data = self._read(positions[0])
             times.append(time.perf_counter())
+            regions = [self._split(self.keys[position])[1] for position in positions]
             digest = image_digest(data)
+            outcomes: list[bytes | str] = [part_digest(digest, region) for region in regions]
             times.append(time.perf_counter())
-            if not self._is_embedded(digest):
-                decoded = decode_and_note(data, self._resize.sufficient_side, self._decoding)
+            wanted = [at for at, one in enumerate(outcomes) if not self._is_embedded(one)]  # type: ignore[arg-type]
+            if wanted:
+                sides = self._resize.sufficient_side, max(self._resize.input_size)
+                decoded, pieces = decode_pieces(data, [regions[at] for at in wanted], *sides, self._decoding)
                 times.append(time.perf_counter())
-                chunk.pixels[len(chunk.to_embed)] = self._resize(decoded.image)
-                chunk.to_embed.append(position)
+                for at, piece in zip(wanted, pieces, strict=True):
+                    try:
+                        chunk.pixels[len(chunk.to_embed)] = self._resize(piece())
+                    except ImageError as error:
+                        outcomes[at] = str(error)
+                        continue
+                    chunk.to_embed.append(positions[at])
+                    if decoded.partial:
+                        chunk.partial[positions[at]] = decoded.partial
                 if decoded.peak is not None:
                     chunk.peaks.append(decoded.peak)
-                if decoded.partial:
-                    chunk.partial[position] = decoded.partial
-            return digest
+            return outcomes
         finally:
             times.append(time.perf_counter())
             for stage, (began, ended) in enumerate(itertools.pairwise(times)):
                 chunk.seconds[stage] += ended - began
 
     def _read(self, position: int) -> bytes:
-        data = self._source.read(self.keys[position])
+        data = self._source.read(self._split(self.keys[position])[0])
         listed = self._sizes[position]
         if listed not in (UNKNOWN, len(data)):
             raise ImageError(f"changed while it was read: {listed} bytes when listed, {len(data)} now; embed again")
@@ -157,6 +182,15 @@ class ChunkLoader:
         index = np.searchsorted(self._embedded_digests, np.bytes_(digest))
         # compared as bytes, because numpy's S32 drops trailing zero bytes
         return self._embedded_digests[index : index + 1].tobytes() == digest
+
+
+def _image_starts(images: Iterable[range], chunk_size: int) -> list[int]:
+    """Positions at which chunks of whole images begin: each of at most so many positions, or of one image."""
+    starts = [0]
+    for image in images:
+        if image.stop - starts[-1] > chunk_size and image.start > starts[-1]:
+            starts.append(image.start)
+    return starts
 
 
 def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,15 +11,17 @@ from itertools import islice
 from ..errors import LabelError, MissingExtraError, SourceError
 from ..storage.filesystem import open_filesystem
 from ..storage.retries import error_text, is_permanent, remedy_for, with_retries
-from ..storage.table_columns import KEY_COLUMNS, MANIFEST_COLUMNS
-from ..storage.tables import TABLES, read_rows
+from ..storage.table_columns import BOX_COLUMNS, KEY_COLUMNS, MANIFEST_COLUMNS
+from ..storage.tables import TABLES, Row, read_rows
 from ..storage.urls import has_password, is_url, without_secrets
 from .folder import read_local
 from .listing import Listing, ListingBuilder, source_name
+from .regions import Region
 from .remote import read_image, size_mtime
 
 MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
 _REMOTE_THREADS = 16
+_MOST_SIDE = 10**9  # pixels
 _BATCH = 10_000  # images looked up at a time, because a pool keeps two kilobytes for each that is pending
 
 
@@ -27,50 +30,84 @@ class ManifestSource:
 
     Paths are relative to the manifest, absolute, or URLs. The key is the path as written, including the
     query of a URL, unless the table has a ``key`` column beside its ``path`` column, or `key` names one. A key must not
-    hold a password.
+    hold a password. A table with columns ``x``, ``y``, ``w`` and ``h`` names parts of images, in pixels.
     """
 
     def __init__(self, manifest: str, *, key: str | None = None, encoding: str | None = None):
         self.name = source_name(manifest, key=key, encoding=encoding)
         self._location, self._key, self._encoding = manifest, key, encoding
-        self._paths: dict[str, str] | None = None
+        self._paths: dict[str, str] = {}
+        self._boxes: dict[str, list[Region]] = {}
 
     @property
     def paths(self) -> dict[str, str]:
         """Key to the full path or URL of each image."""
-        if self._paths is None:
-            self._paths = self._load()
+        if not self._paths:
+            self._load()
         return self._paths
 
-    def _load(self) -> dict[str, str]:
+    @property
+    def boxes(self) -> dict[str, list[Region]]:
+        """Key to the parts of each image; empty where the manifest names whole images."""
+        return self._boxes if self.paths else {}
+
+    def _load(self) -> None:
         folder = self._location.rsplit("/", 1)[0]
         paths: dict[str, str] = {}
-        for key, path in self._rows():
+        boxes: dict[str, list[Region]] = {}
+        for key, path, box in self._rows():
             if has_password(key):
                 raise SourceError(
                     f"{self.name} names {without_secrets(key)} with its password, which a key must not hold; "
                     "add a 'key' column (in a .csv or .tsv)"
                 )
-            if key in paths:
-                raise SourceError(f"{self.name} names {key!r} twice; keys must be unique (add a 'key' column)")
-            paths[key] = path if is_url(path) or os.path.isabs(path) else f"{folder}/{path}"
+            full = path if is_url(path) or os.path.isabs(path) else f"{folder}/{path}"
+            if box is not None and paths.get(key, full) != full:
+                raise SourceError(f"{self.name} names two files as {key!r}; keys must be unique (add a 'key' column)")
+            if key in paths and box in boxes.get(key, [None]):
+                what = repr(key) if box is None else f"the box {box} of {key!r}"
+                raise SourceError(f"{self.name} names {what} twice; keys must be unique (add a 'key' column)")
+            paths[key] = full
+            if box is not None:
+                boxes.setdefault(key, []).append(box)
         if not paths:
             raise SourceError(f"{self.name} names no image")
-        return paths
+        self._boxes, self._paths = boxes, paths
 
-    def _rows(self) -> Iterator[tuple[str, str]]:
-        """Yield key and path of each row."""
+    def _rows(self) -> Iterator[tuple[str, str, Region | None]]:
+        """Yield key, path and box of each row."""
         named = {"key": self._key} if self._key is not None else {}
-        columns = {**KEY_COLUMNS, **MANIFEST_COLUMNS} if named else MANIFEST_COLUMNS
+        columns = {**(KEY_COLUMNS if named else {}), **MANIFEST_COLUMNS, **BOX_COLUMNS}
         try:
             table = read_rows(self._location, columns, named, encoding=self._encoding)
         except LabelError as error:
             raise SourceError(str(error)) from error
         path = table.found.get("path") or table.found["key"]
         key = table.found.get("key", path)
+        sides = [table.found[side] for side in BOX_COLUMNS if side in table.found]
         for row in table.rows:
             if row[path]:
-                yield row[key] or row[path], row[path]
+                yield (
+                    row[key] or row[path],
+                    row[path],
+                    self._box(row, sides) if len(sides) == len(BOX_COLUMNS) else None,
+                )
+
+    def _box(self, row: Row, sides: list[str]) -> Region:
+        """The box of a row, of whole pixels: fractions are rounded outwards."""
+        try:
+            x, y, w, h = (float(row[side] or "nan") for side in sides)
+            box = Region(math.floor(x), math.floor(y), math.ceil(x + w), math.ceil(y + h))
+            box = box._replace(w=box.w - box.x, h=box.h - box.y)
+        except (ValueError, OverflowError):
+            box = Region(-1, 0, 0, 0)
+        if min(box) < 0 or max(box) >= _MOST_SIDE or not (box.w and box.h):
+            given = ", ".join(f"{side} = {row[side] or 'nothing'}" for side in sides)
+            raise SourceError(
+                f"{self.name} names a box that is none in row {row.line} ({given}); expected the left and upper edge "
+                "from 0, and a width and a height above 0, in pixels"
+            )
+        return box
 
     def scan(self) -> Listing:
         """Look up size and modification time of every image; a missing image becomes a failure.

@@ -18,6 +18,7 @@ from .listing import Listing, is_image, is_special_file
 from .manifest import MANIFESTS, ManifestSource
 from .parquet import EXTENSIONS as PARQUET
 from .parquet import ParquetSource, split_options
+from .regions import Region
 from .remote import EXPECTED, RemoteFolder
 from .tar import COMPRESSED, CompressedTarSource, TarSource
 from .zip import ZipSource
@@ -138,6 +139,14 @@ def _check_options(options: dict[str, str], allowed: tuple[str, ...], name: str)
             raise ValueError(f"{what}, which is for {kinds}; {name} is none: leave it out")
 
 
+def local_path(source: Source, key: str) -> str:
+    """Absolute path of an image file of this machine; "" for any other."""
+    if isinstance(source, LocalFolder):
+        return os.path.abspath(os.path.join(source.name, key))
+    path = source.paths.get(key, "://") if isinstance(source, ManifestSource) else "://"
+    return "" if "://" in path else os.path.abspath(path)
+
+
 def _holds_parquet(folder: str) -> bool:
     """Whether a local folder holds Parquet files and no images at its top; ends at the first image."""
     found = False
@@ -155,3 +164,8 @@ def _holds_parquet(folder: str) -> bool:
 def image_digest(data: bytes) -> bytes:
     """Content digest of encoded image bytes: SHA-256, 32 bytes."""
     return hashlib.sha256(data).digest()
+
+
+def part_digest(digest: bytes, region: Region | None) -> bytes:
+    """Digest of a part of the image with this digest, which covers the region too; that of the image for None."""
+    return digest if region is None else hashlib.sha256(digest + str(region).encode()).digest()

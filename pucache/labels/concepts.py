@@ -20,7 +20,7 @@ from ..errors import LabelError, PUCacheError, one_line
 from ..storage.table_columns import CONCEPT_COLUMNS
 from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
-from .label_files import decided_rows, match_keys, name_first
+from .label_files import decided_rows, match_rows, name_first
 from .labels import Labels, open_labels
 from .row_values import RowValues
 
@@ -83,6 +83,25 @@ class ConceptLabels:
             name, reason = next((name, failures[name]) for name in self.labels)
             raise LabelError(f"the work failed for each of {len(failures):,} concepts; {name}: {reason}")
         return results, failures
+
+
+def exclusive(concepts: ConceptLabels) -> ConceptLabels:
+    """Labels of kinds of which an image has one: the positives of each are known negatives of all others.
+
+    Raises `LabelError` where an image is a positive of two.
+    """
+    counts = np.sum([labels.positive for labels in concepts.labels.values()], axis=0)
+    if (twice := np.flatnonzero(counts > 1)).size:
+        names = " and ".join(name for name, one in concepts.labels.items() if one.positive[twice[0]])
+        raise LabelError(
+            f"{len(twice):,} images are labelled with several concepts, the first with {names}; of concepts that "
+            "exclude each other an image has one: remove the others, or leave out --exclusive"
+        )
+    labels = {
+        name: replace(one, reviewed=np.where((counts > 0) & ~one.positive, np.int8(-1), one.reviewed))
+        for name, one in concepts.labels.items()
+    }
+    return replace(concepts, labels=labels)
 
 
 ConceptSource = str | Path | LabelTable | Mapping[str, Positives] | ConceptLabels
@@ -161,7 +180,7 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
         }
     if not is_url(concepts) and not path.exists():
         raise LabelError(f"no such file: {path}; expected a table with the columns key,concept or a folder of lists")
-    table = match_keys(read_table(concepts, CONCEPT_COLUMNS), cache.keys, concepts)  # a LabelTable names its columns
+    table = match_rows(cache, read_table(concepts, CONCEPT_COLUMNS), concepts)  # a LabelTable names its columns
     if table and "concept" not in table[0]:
         columns = ", ".join(table[0])
         raise LabelError(f"{path} has columns {columns}; expected key,concept and possibly label; or a folder of lists")
@@ -173,7 +192,7 @@ def _read(cache: EmbeddingCache, concepts: str | os.PathLike[str]) -> dict[str, 
 
 def _labels(cache: EmbeddingCache, given: Positives | list[Row], source: str) -> Labels:
     if isinstance(given, Path | LabelTable):
-        given, source = match_keys(read_table(given), cache.keys, given), str(given)
+        given, source = match_rows(cache, read_table(given), given), str(given)
     if not (isinstance(given, list) and given and isinstance(given[0], Row)):  # values in memory, or Labels
         return open_labels(cache, given)
     table = given

@@ -21,7 +21,7 @@ from .key_matching import offered_rule
 from .label_files import match_keys, name_first
 from .row_values import RowValues, check_order, columns_of, index_of
 
-GroupSource = str | Path | LabelTable | RowValues
+GroupSource = str | Path | LabelTable | re.Pattern[str] | RowValues
 log = logging.getLogger("pucache")
 
 

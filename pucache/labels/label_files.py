@@ -11,8 +11,9 @@ import numpy as np
 
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
+from ..images.regions import MARK, image_of, parse_region
 from ..storage.label_cells import is_blank, meaning
-from ..storage.table_columns import KEY_NAMES
+from ..storage.table_columns import CONCEPT_COLUMNS, KEY_NAMES
 from ..storage.tables import LabelTable, Row, read_table
 from ..storage.urls import is_url
 from .key_globs import compile_glob
@@ -74,7 +75,7 @@ def read_decisions(cache: EmbeddingCache, listing: str | os.PathLike[str], label
     """
     table = _read_listing(listing)
     if table is None:
-        rows = _matching_rows(cache.keys, str(listing))
+        rows = _rows_by_glob(cache, listing)
         return rows, np.zeros(len(rows), bool)
     return decided_rows(cache, table, label, listing)
 
@@ -83,7 +84,7 @@ def decided_rows(
     cache: EmbeddingCache, table: list[Row], label: int, listing: str | os.PathLike[str]
 ) -> tuple[np.ndarray, np.ndarray]:
     """As `read_decisions`, of a table that was read from `listing`."""
-    table = _rows_with_label(match_keys(table, cache.keys, listing), label, listing)
+    table = _rows_with_label(match_rows(cache, table, listing), label, listing)
     sources = sorted({file.source for file in cache.files})
     rows = _row_numbers(cache.keys, table, listing, "the cache", sources)
     _check_digests(cache, rows, table, listing)
@@ -128,6 +129,24 @@ def read_truth(path: str | os.PathLike[str], keys: Sequence[str]) -> np.ndarray:
     if not (y >= 0).any():
         raise _no_scores(truth, keys, path)
     return y
+
+
+def read_kinds(path: str | os.PathLike[str], keys: Sequence[str]) -> list[str | None]:
+    """True kind of each key by a table ``key,concept``: "" for an image of none, None where the table lacks the key.
+
+    Raises `LabelError` where the table cannot be read, gives a key two kinds, or shares no key with `keys`.
+    """
+    table = _matched(read_table(path, CONCEPT_COLUMNS), path, keys)
+    if table and "concept" not in table[0]:
+        raise LabelError(f"{path} has columns {', '.join(table[0])}; expected key,concept: the kind of each image")
+    kinds: dict[str, str] = {}
+    for row in _rows_with_label(table, 1, path) if table and "label" in table[0] else table:
+        kind = (row["concept"] or "").strip()
+        if (other := kinds.setdefault(row["key"], kind)) != kind:
+            raise LabelError(f"{path} calls {row['key']} {other or 'none'} and {kind or 'none'}; keep one kind")
+    if not kinds.keys() & set(keys):
+        raise _no_scores(kinds, keys, path)
+    return [kinds.get(key) for key in keys]
 
 
 def _matched(table: list[Row], path: str | os.PathLike[str], keys: Sequence[str]) -> list[Row]:
@@ -282,7 +301,7 @@ def _remedy(unknown: Sequence[str], are_known: Callable[[list[str]], bool]) -> s
     return f"without {prefix!r} at the beginning they are there: remove it" if prefix else ""
 
 
-def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
+def _matching_rows(keys: Sequence[str], pattern: str) -> np.ndarray:
     """Rows whose key matches a glob, int64 (m,), ascending."""
     try:
         matches = compile_glob(pattern)
@@ -293,6 +312,51 @@ def _matching_rows(keys: Keys, pattern: str) -> np.ndarray:
         example = f", such as {keys[0]!r}" if len(keys) else ""
         raise LabelError(f"no key matches {pattern!r}; keys are paths relative to the source{example}")
     return rows
+
+
+def _rows_by_glob(cache: EmbeddingCache, listing: str | os.PathLike[str]) -> np.ndarray:
+    """Rows whose key matches a glob, or in a cache of parts whose image does, where the glob names no parts."""
+    pattern = str(listing)
+    if not cache.encoder.tiles or MARK in pattern:
+        return _matching_rows(cache.keys, pattern)
+    images = list(map(image_of, cache.keys))
+    matching = set(np.array(images, object)[_matching_rows(images, pattern)].tolist())
+    _require_all_parts(listing, sorted(matching), cache.keys)
+    return np.array([row for row, image in enumerate(images) if image in matching], np.int64)
+
+
+def match_rows(cache: EmbeddingCache, table: list[Row], path: str | os.PathLike[str]) -> list[Row]:
+    """Rows of a table as `match_keys`, with one for each part of an image where all are asked for."""
+    table = match_keys(table, cache.keys, path)
+    return _rows_of_parts(table, cache.keys, path) if cache.encoder.tiles else table
+
+
+def _rows_of_parts(table: list[Row], keys: Keys, path: str | os.PathLike[str]) -> list[Row]:
+    """Rows of a table, with one for each part in place of that of an image, where the user asks for it."""
+    unknown = {row["key"] for row in table if not parse_region(row["key"].rpartition(MARK)[2])}
+    parts: dict[str, list[str]] = {}
+    for key in keys if unknown else ():
+        if (image := image_of(key)) in unknown:
+            parts.setdefault(image, []).append(key)
+    if not parts:
+        return table
+    _require_all_parts(path, list(parts), keys)
+    expanded: list[Row] = []
+    for row in table:
+        for key in parts.get(row["key"], [row["key"]]):
+            copy = Row(row, key=key)
+            copy.line = row.line
+            expanded.append(copy)
+    return expanded
+
+
+def _require_all_parts(path: str | os.PathLike[str], images: Sequence[str], keys: Keys) -> None:
+    """Raise `LabelError` where labels of whole images are not meant for all their parts."""
+    if not (isinstance(path, LabelTable) and path.all_parts):
+        raise LabelError(
+            f"{path} names {len(images):,} whole image{'s' * (len(images) > 1)} ({name_first(images)}) of a cache of "
+            f"parts of images; name the parts, such as {keys[0]!r}, or label all parts of each with --all-parts"
+        )
 
 
 def _is_reviewed(row: Row, path: str | os.PathLike[str]) -> bool:

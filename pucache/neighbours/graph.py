@@ -99,24 +99,8 @@ def neighbour_graph(
 def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progress | None = None) -> NeighbourGraph:
     """Read the graph kept beside a cache; where there is none of this cache, make it and keep it.
 
-    Where it cannot be kept, such as in a folder that is read-only, a warning says so.
-
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    device, progress
-        As for `neighbour_graph`.
-
-    Returns
-    -------
-    NeighbourGraph
-
-    Raises
-    ------
-    CacheError
-        The cache is damaged, or holds embeddings that are not finite.
-    ValueError
-        A parameter is outside its domain.
+    Where it cannot be kept, such as in a folder that is read-only, a warning says so. Parameters and errors are those
+    of `neighbour_graph`.
     """
     graph = kept_graph(cache)
     if graph is None:

@@ -69,22 +69,10 @@ class NeighbourGraph:
         return len(self.rows)
 
     def weighted_means(self, values: np.ndarray) -> np.ndarray:
-        """Means of values over the neighbours of each row, weighted by exp(cosine / `TEMPERATURE`).
+        """Means of values over the neighbours of each row, weighted by exp(cosine / `TEMPERATURE`), (m,) or (m, C).
 
-        Parameters
-        ----------
-        values : ndarray of float32 or float64, (n,) or (n, C)
-            Of the rows of the pile.
-
-        Returns
-        -------
-        ndarray of the type of `values`, (m,) or (m, C)
-            A row without neighbours gets the mean of `values` over the pile.
-
-        Raises
-        ------
-        ValueError
-            `values` has fewer rows than the pile.
+        `values`, float32 or float64, (n,) or (n, C), are of the rows of the pile; `ValueError` where they are fewer. A
+        row without neighbours gets the mean of `values` over the pile.
         """
         n, last = len(values), self.rows.max(initial=-1)
         if n <= last:

@@ -15,6 +15,7 @@ from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.intervals import are_uninformative, interval_of, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
+from ..labels.groups import GroupSource, group_source, read_groups
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import Seed, drawn_seed
@@ -25,7 +26,7 @@ from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.train_concepts import each_concept
 from .html import between, number, render, visible, write
-from .report import write_report
+from .report import how_given, write_report
 from .report_numbers import train
 from .thumbnails import thumbnails
 
@@ -42,6 +43,7 @@ def report_concepts(
     sample: int = 1500,
     seed: Seed = 0,
     device: str = "auto",
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
@@ -58,7 +60,7 @@ def report_concepts(
     path : path
         Overview to write; the pages of the concepts are written into the folder of its name without the suffix.
     models : ConceptModels or path of a folder of models, optional
-    images, sample, seed, device, twins, all_rows, command, force, progress
+    images, sample, seed, device, groups, twins, all_rows, command, force, progress
         As for `pucache.report`.
 
     Returns
@@ -75,14 +77,15 @@ def report_concepts(
     opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
+    groups = group_source(groups) if isinstance(groups, str) else groups
     trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
     labels = open_concepts(opened, concepts)
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
-    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images)))
+    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images, groups)))
     for file in [path, *pages.values()]:
         check_output(file, PAGE, inputs=inputs, force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
-    settings |= {"all_rows": all_rows or None, "command": command}
+    settings |= {"all_rows": all_rows or None, "command": command, "groups": how_given(groups)}
     called: dict[str, np.ndarray] = {}  # rows of the cache
     intervals: dict[str, tuple[float, float] | None] = {}  # of the prior
 
@@ -98,9 +101,9 @@ def report_concepts(
         intervals[name] = content.prior_interval
         return of_page | {"called": len(rows)}
 
-    numbers, failures = each_concept(
-        opened, labels, write_page, twins=twins, all_rows=all_rows, seed=seed, device=device
-    )
+    clusters = None if groups is None else read_groups(opened, groups)
+    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": clusters, "seed": seed, "device": device}
+    numbers, failures = each_concept(opened, labels, write_page, twins=twins, **rows)
     shared = _shared(called)
     page = render(
         "concept_report",

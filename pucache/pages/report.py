@@ -21,6 +21,7 @@ from ..errors import CacheError
 from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
+from ..labels.groups import GroupSource, group_source, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues, open_truth
 from ..labels.sample import UnlabelledSample
@@ -59,6 +60,7 @@ def report(
     sample: int = 1500,
     seed: Seed = 0,
     device: str = "auto",
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
@@ -94,6 +96,8 @@ def report(
     seed : int, RandomState, Generator or None
         Seed of the samples and the map, and of the training if `model` is None.
     device : str
+    groups : path, str or RowValues, optional
+        As for `pucache.train_pu`; positives are also counted by group then.
     twins : float or None
         As for `pucache.train_pu`.
     all_rows : bool
@@ -127,7 +131,11 @@ def report(
     y = None if truth is None else open_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    named = [name for name in (positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)]
+    groups = group_source(groups) if isinstance(groups, str) else groups
+    clusters = None if groups is None else read_groups(cache, groups)
+    named = [
+        name for name in (groups, positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)
+    ]
     path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images), force=force)
     if classifier is not None:
         classifier.check_fits(cache)
@@ -138,12 +146,19 @@ def report(
         open_source(images)  # fails before the training rather than after it
     sample_seed = seed if classifier is None else classifier.seed_
     data = LabelledCache.of(
-        cache, positives, twins, negatives=negatives, all_rows=all_rows, seed=sample_seed, device=device
+        cache,
+        positives,
+        twins,
+        negatives=negatives,
+        all_rows=all_rows,
+        clusters=clusters,
+        seed=sample_seed,
+        device=device,
     )
     known = None if y is None else data.take(y)
     content = train(data, classifier, truth=known, seed=seed, device=device, progress=progress)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
-    settings |= {"all_rows": all_rows or None, "command": command}
+    settings |= {"all_rows": all_rows or None, "command": command, "groups": how_given(groups)}
     labels = {"positives": positives, "negatives": negatives}
     new = None if later is None else check_new_images(classifier or content.trained, later)
     return write_report(content, path, labels, settings, progress, new=new)
@@ -195,9 +210,15 @@ def write_report(
     return numbers
 
 
+def how_given(groups: GroupSource | None) -> str:
+    """How groups were given, for the provenance; "" without any."""
+    named = getattr(groups, "pattern", groups)
+    return "" if named is None else str(named) if isinstance(named, str | os.PathLike) else "given in memory"
+
+
 def warnings(numbers: dict[str, Any]) -> list[str]:
     """Warnings to read before trusting the page, as text."""
-    count, sample = LabelCount(numbers["labels"]), numbers["unlabelled_sample"]
+    count, sample = LabelCount(numbers["labels"], "groups" in numbers), numbers["unlabelled_sample"]
     tilt, *others = [estimate["prior"] for estimate in numbers["prior_estimates"].values()] or [None]
     ratio = median(others) / tilt if others and count.has_points else 1.0
     sentences: Any = template("report_sentences").module

@@ -143,7 +143,7 @@ def train(
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
-    count = LabelCount.of(data.s, groups=data.together)
+    count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
     prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
     data.release()
     ranker = model or trained
@@ -169,7 +169,8 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
         and F1 then rest; `audit_statements` say what follows from them, in the words of the review.
         `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
-        model if it was trained on other labels.
+        model if it was trained on other labels. Where groups were given, `groups` has the numbers of them, of those
+        that hold a known positive, and of further ones of which an undecided image is above the threshold.
     """
     data, trained, held_out, count = report.data, report.trained, report.held_out, report.count
     failures, reviewed, true = data.cache.failures, data.labels.reviewed, held_out.true()
@@ -214,7 +215,17 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         },
         "prior_matters": _prior_matters(trained),
         "figures": _figures(report),
-    }
+    } | _groups(report)
+
+
+def _groups(report: TrainedReport) -> dict[str, Any]:
+    group, labels = report.data.clusters, report.data.labels
+    if group is None:
+        return {}
+    found = np.unique(group[labels.positive])
+    called = group[labels.unlabelled & (report.margins > np.float32(report.ranker.threshold_))]
+    counts = {"groups": len(np.unique(group)), "found": len(found), "called": len(np.setdiff1d(called, found))}
+    return {"groups": counts}
 
 
 def _prior_matters(model: PULinearClassifier) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import io
 import math
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,11 +20,12 @@ from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
-from ..images.decoding import FORMATS, Decoding, decode
-from ..images.folder import LocalFolder
+from ..images.decoding import FORMATS, Decoding, upright_size
 from ..images.manifest import ManifestSource
+from ..images.regions import Region, split_key, whole_key
 from ..images.shards import ShardSource
-from ..images.source import Source, image_digest, open_source
+from ..images.source import Source, image_digest, local_path, open_source, part_digest
+from ..images.tiling import decode_pieces
 from ..progress import Progress, Silent
 from ..storage.retries import RetriesExhausted
 from ..storage.urls import is_url
@@ -99,11 +99,12 @@ class RowImages:
         digest = file.digests[row - self._starts[file_number]].tobytes()
         decoding = Decoding.of(file.encoder.decoder)
         source, key = self._source(file.source), self._cache.keys[row]
+        key, region = split_key(key) if file.encoder.tiles else whole_key(key)
         host = _host(source, key)
         since, problem = self._silent.get(host, (-math.inf, ""))
         if time.monotonic() - since < SILENT_SECONDS:  # it is not asked four times for each picture
             return RowImage(problem=problem)
-        image, answered = _read(source, key, digest, side, decoding)
+        image, answered = _read(source, key, region, digest, side, decoding)
         if not answered:
             self._silent[host] = time.monotonic(), image.problem
         return image
@@ -150,12 +151,12 @@ def _has_no_answer(error: Exception) -> bool:
 
 
 def _read(
-    source: Source | str, key: str, expected_digest: bytes, side: int, decoding: Decoding
+    source: Source | str, key: str, region: Region | None, expected_digest: bytes, side: int, decoding: Decoding
 ) -> tuple[RowImage, bool]:
     """The image, and whether its host answered."""
     if isinstance(source, str):
         return RowImage(problem=source), True
-    path = _local_path(source, key)
+    path = local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
@@ -164,21 +165,16 @@ def _read(
         return RowImage(problem=one_line(error)), not _has_no_answer(error)
     width, height = _size(data)
     try:
-        picture = _picture(data, side, decoding, large=not 0 < width * height <= LARGE)
+        picture = _picture(data, region, side, decoding, large=not 0 < width * height <= LARGE)
+        if region is not None:
+            left, top, right, bottom = region.box(upright_size(io.BytesIO(data), decoding))
+            width, height = right - left, bottom - top
     except PUCacheError as error:
         return RowImage(None, width, height, one_line(error), path), True
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
-    changed = any(expected_digest) and image_digest(data) != expected_digest
+    changed = any(expected_digest) and part_digest(image_digest(data), region) != expected_digest
     return RowImage(picture, width, height, CHANGED if changed else "", path), True
-
-
-def _local_path(source: Source, key: str) -> str:
-    """Absolute path of an image file of this machine; "" for any other."""
-    if isinstance(source, LocalFolder):
-        return os.path.abspath(os.path.join(source.name, key))
-    path = source.paths.get(key, "://") if isinstance(source, ManifestSource) else "://"
-    return "" if "://" in path else os.path.abspath(path)
 
 
 def _size(data: bytes) -> tuple[int, int]:
@@ -190,9 +186,9 @@ def _size(data: bytes) -> tuple[int, int]:
         return 0, 0
 
 
-def _picture(data: bytes, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
+def _picture(data: bytes, region: Region | None, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = decode(data, side, decoding)
+        picture = next(decode_pieces(data, [region], side, 0, decoding)[1])()
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 

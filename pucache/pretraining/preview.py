@@ -39,34 +39,12 @@ def show_views(
     seed: int = 0,
     force: bool = False,
 ) -> int:
-    """Draw a few images of a source and their views into a PNG.
+    """Draw a few images of a source, each beside its views, into a PNG; returns the number of images drawn.
 
-    Parameters
-    ----------
-    source : str, path or Source
-        What `pucache.images.source.open_source` takes or returns.
-    path : path or str
-        Of the PNG.
-    network : NetworkConfig, optional
-        Determines the size of the views.
-    recipe : str or Recipe
-        Determines the views.
-    seed : int
-        Seed of the choice of images and of their views.
-    force : bool
-        Replace a file at `path` that is no PNG; never an image of the source.
-
-    Returns
-    -------
-    int
-        Number of images drawn.
-
-    Raises
-    ------
-    SourceError
-        The source holds no image, or none that can be used.
-    OutputError
-        The PNG cannot be written.
+    `source` is what `pucache.open_source` takes or returns. The network determines the size of the views, the recipe
+    the views, and `seed` the choice of images. `force` replaces a file at `path` that is no PNG; never an image of the
+    source. Raises `SourceError` where the source holds no image, or none that can be used, and `OutputError` where the
+    PNG cannot be written.
     """
     path = check_output(path, PNG, inputs=files_read(source), force=force)
     recipe = find_recipe(recipe)

@@ -36,12 +36,13 @@ from .similarity import Similarity
 if TYPE_CHECKING:
     from ..encoders.encoder import Encoder
 
+_RANK_OFFSET = 60  # the usual one of reciprocal rank fusion
 _TASK_ROWS = 1 << 12  # that one thread scores at once
 
 
 @dataclass(frozen=True)
 class Query:
-    """What is looked for: words, or what is like some pictures or vectors.
+    """What is looked for: words, what is like some pictures or vectors, or both.
 
     Attributes
     ----------
@@ -65,8 +66,6 @@ class Query:
         for text in (*self.words, *self.not_words):
             if not text.strip():
                 raise ValueError("words are empty; say what is looked for, such as 'a dress'")
-        if self.words and self.like:
-            raise ValueError("words and pictures are two ways to begin; name one of them")
         for name in ("not_words", "text_encoder"):
             if getattr(self, name) and not self.words:
                 raise ValueError(f"{name} goes with words; name some")
@@ -77,10 +76,11 @@ class Query:
         return bool(self.words or self.like)
 
     def __str__(self) -> str:
-        if self.like:
-            return f"likeness to {', '.join(map(without_secrets, self.like))}"
         words, not_words = (" or ".join(f"“{text}”" for text in texts) for texts in (self.words, self.not_words))
-        return f"the words {words}" + (f", not {not_words}" if not_words else "")
+        likeness = f"likeness to {', '.join(map(without_secrets, self.like))}" if self.like else ""
+        if not words:
+            return likeness
+        return f"the words {words}" + (f", not {not_words}" if not_words else "") + (likeness and f", and {likeness}")
 
     @classmethod
     def of(
@@ -124,7 +124,7 @@ class QueryScorer:
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row.
+        """Score every row; by words and pictures together by the ranks that each gives it (`_together`).
 
         Raises
         ------
@@ -135,19 +135,23 @@ class QueryScorer:
         SourceError, LabelError
             Pictures or vectors cannot be read, or do not fit.
         """
+        found, note = [], ""
+        if self.query.words:
+            score_rows, note = self._by_words(cache)
+            found.append(Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note))
         if self.query.like:
             vectors = np.concatenate([self._vectors(cache, source) for source in self.query.like])
-            return Similarity(device=self.device).of_vectors(cache, vectors, progress)
-        score_rows, note = self._by_words(cache)
-        return Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note)
+            found.append(Similarity(device=self.device).of_vectors(cache, vectors, progress))
+        return found[0] if len(found) == 1 else Scores(_together([each.values for each in found]), note=note)
 
     def _by_words(self, cache: EmbeddingCache) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
         """Scores of embeddings by the words, and a line on what they stand for."""
         spec, query = cache.encoder, self.query
         if spec.name == BUNDLED and not spec.normalization and query.weights is None:
-            from ..encoders.class_words import score_by_classes  # imports torch and timm
+            from ..encoders.class_words import SAMPLE, score_by_classes  # imports torch and timm
 
-            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder())
+            sample = cache.take(np.unique(np.linspace(0, len(cache) - 1, SAMPLE).astype(np.int64)))
+            return score_by_classes(query.words, query.not_words, query.text_encoder, parent_folder(), sample)
         if spec.configuration and query.text_encoder is None:
             from ..encoders.image_text import score_by_text  # imports torch and timm
 
@@ -207,6 +211,12 @@ def _without_words(query: Query, spec: EncoderSpec) -> str:
         "which has no words: the bundled encoder and those of open_clip have; name pictures with --like instead, or "
         "embed the images with one of them"
     )
+
+
+def _together(scores: Sequence[np.ndarray]) -> np.ndarray:
+    """Reciprocal rank fusion: the sum of 1 / (60 + rank), whatever the scales of the scores, float32 (n,)."""
+    ranks = [np.argsort(np.argsort(-values, kind="stable"), kind="stable") + 1 for values in scores]
+    return np.sum([1 / (_RANK_OFFSET + rank) for rank in ranks], 0).astype(np.float32)
 
 
 def _as_source(source: str, folder: str) -> str:

@@ -132,17 +132,9 @@ class Ranking:
         return f"Ranking({len(self.keys):,} rows{by}: {first}{', ...' if len(self.keys) > 3 else ''})"
 
     def to_frame(self) -> DataFrame:
-        """The ranking as a table of pandas.
+        """The ranking as a DataFrame of pandas: rank (from 1), key, score, and posterior where a model took part.
 
-        Returns
-        -------
-        DataFrame, (k,)
-            Columns ``rank`` (from 1), ``key``, ``score``, and ``posterior`` where a model took part.
-
-        Raises
-        ------
-        MissingExtraError
-            pandas is not installed.
+        Raises `MissingExtraError` where pandas is not installed.
         """
         try:
             from pandas import DataFrame
@@ -156,16 +148,7 @@ class Ranking:
         return {"rank": np.arange(1, len(self.keys) + 1), "key": self.keys, "score": self.scores}
 
     def first(self, k: int) -> Ranking:
-        """The best k rows.
-
-        Parameters
-        ----------
-        k : int
-
-        Returns
-        -------
-        Ranking
-        """
+        """The best k rows."""
         return replace(
             self,
             rows=self.rows[:k],
@@ -175,19 +158,9 @@ class Ranking:
         )
 
     def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write ``rank,key,score`` as CSV.
+        """Write ``rank,key,score`` as CSV; a table that is there is replaced as a whole, another file where forced.
 
-        Parameters
-        ----------
-        path : path or str
-            A table that is there is replaced as a whole.
-        force : bool
-            Replace a file of another kind too.
-
-        Raises
-        ------
-        OutputError
-            `path` cannot be written, or is a file of another kind.
+        Raises `OutputError` where `path` cannot be written, or is a file of another kind.
         """
         checked = check_output(path, TABLE, force=force)
         with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -21,18 +23,6 @@ _DRAWS = 20_000  # of its interval
 def labelled(entries: Iterable[Entry]) -> dict[int, Entry]:
     """The label of each group."""
     return {group: one for group, one in labelling_decisions(entries).items() if one.choice in LABELS}
-
-
-def labelled_alone(entries: Iterable[Entry]) -> dict[int, Entry]:
-    """The label of each group before it was shown again as a conflict."""
-    again: set[int] = set()
-    kept = []
-    for entry in entries:
-        if entry.is_draw and entry.stream is Stream.CONFLICT:
-            again.add(entry.group)
-        elif entry.group not in again:
-            kept.append(entry)
-    return labelled(kept)
 
 
 def conflicts(mine: Iterable[Entry], theirs: Iterable[Entry]) -> list[tuple[Entry, Entry]]:
@@ -64,30 +54,26 @@ def audited_by_both(log: DecisionLog, readers: str) -> tuple[AuditedEntries, Agr
         return present, None
     with open_log(log.path.parent / reader[1], read_only=True) as other:
         theirs, same = other.audited_entries().entries, other.facts().pile == facts.pile
-    if same:
-        agreement = Agreement.of(reader[0], present.entries, theirs, readers)
-        return (_joined(present, theirs, log) if readers == BOTH else present), agreement
-    if readers == BOTH:
+    if not same and readers == BOTH:
         raise SessionError(
             f"the logs of both readers of {log.path.parent} are of different states of the cache: go on with each once "
             f"(pucache review, and with --second-reader {reader[0]}), or pass --readers first"
         )
-    return present, None
-
-
-def _joined(present: AuditedEntries, theirs: Sequence[Entry], log: DecisionLog) -> AuditedEntries:
-    facts, last = log.facts(), log.last
+    agreement = Agreement.of(reader[0], present.entries, theirs, readers) if same else None
+    if readers == FIRST:
+        return present, agreement
     zone = set(log.zone(facts.continued[0] if facts.continued else log.epoch))
     said = [
-        replace(one, serial=last + number, stream=Stream.SECOND, restores=0, zone=one.key in zone)
+        replace(one, serial=log.last + number, stream=Stream.SECOND, restores=0, zone=one.key in zone)
         for number, one in enumerate(second_says(present.entries, theirs), 1)
     ]
-    return present._replace(entries=[*present.entries, *said])
+    return present._replace(entries=[*present.entries, *said]), agreement
 
 
-def reviewers(entries: Iterable[Entry]) -> list[str]:
-    """Names in a log, the last one first; "" is a name."""
-    return list(dict.fromkeys(entry.reviewer for entry in reversed(list(entries)) if not entry.is_draw))
+def reader_of(entries: Iterable[Entry]) -> str:
+    """Whose log it is: who decided last."""
+    names = [entry.reviewer for entry in entries if not entry.is_draw]
+    return (names and names[-1]) or "the first reader"
 
 
 def check_rule(readers: str) -> None:
@@ -107,15 +93,21 @@ class Concordance(NamedTuple):
     second_positive: int
     both_negative: int
 
+    @classmethod
+    def of(cls, first: dict[int, Entry], second: dict[int, Entry], groups: Iterable[int]) -> Concordance:
+        """Of the labels of two readers, and groups that both have."""
+        pairs = Counter((first[group].choice, second[group].choice) for group in groups)
+        return cls(*(pairs[pair] for pair in itertools.product(LABELS, LABELS)))
+
     @property
     def images(self) -> int:
         """How many there are."""
         return sum(self)
 
     @property
-    def share(self) -> float | None:
-        """Share on which they agree; None without a picture."""
-        return (self.both_positive + self.both_negative) / self.images if self.images else None
+    def agreed(self) -> int:
+        """How many of them they agree on."""
+        return self.both_positive + self.both_negative
 
     def kappa(self) -> tuple[float, float, float] | None:
         """Cohen's kappa, and a 95 % interval; None of fewer than ten pictures, and where both gave one answer alone.
@@ -132,15 +124,16 @@ class Concordance(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         value, low, high = self.kappa() or (None, None, None)
-        agreed = {"share": self.share, "kappa": value, "kappa_low": low, "kappa_high": high}
-        return self._asdict() | {"images": self.images} | agreed
+        share = self.agreed / self.images if self.images else None
+        rest = {"images": self.images, "share": share, "kappa": value, "kappa_low": low, "kappa_high": high}
+        return self._asdict() | rest
 
     def __str__(self) -> str:
-        agreed, kappa = self.both_positive + self.both_negative, self.kappa()
-        said = f"agreed on {agreed:,} of {self.images:,}" + (
-            f" ({100 * self.share:.1f} %)" if self.share is not None else ""
+        said = f"agreed on {self.agreed:,} of {self.images:,}"
+        said += f" ({100 * self.agreed / self.images:.1f} %)" if self.images else ""
+        return (
+            said + ", Cohen's kappa {:.2f} (95 %: {:.2f} to {:.2f})".format(*kappa) if (kappa := self.kappa()) else said
         )
-        return said if kappa is None else said + ", Cohen's kappa {:.2f} (95 %: {:.2f} to {:.2f})".format(*kappa)
 
 
 def _kappa(cells: np.ndarray) -> np.ndarray:
@@ -163,17 +156,12 @@ class Agreement(NamedTuple):
     @classmethod
     def of(cls, name: str, mine: Sequence[Entry], theirs: Sequence[Entry], readers: str) -> Agreement:
         """Of two logs that number groups alike; `name` is that of the second reader."""
-        first, second = labelled_alone(mine), labelled_alone(theirs)
-        drawn = _drawn(mine) & _drawn(theirs)
-        differ = conflicts(mine, theirs)
-        return cls(
-            next(iter(reviewers(mine)), "") or "the first reader",
-            name,
-            _concordance(first, second, first.keys() & second.keys()),
-            _concordance(first, second, first.keys() & second.keys() & drawn),
-            tuple(sorted((one.key, str(one.choice), str(other.choice)) for one, other in differ)),
-            readers,
-        )
+        first, second = (labelled(e for e in log if e.stream is not Stream.CONFLICT) for log in (mine, theirs))
+        both = first.keys() & second.keys()
+        drawn = both & _drawn(mine) & _drawn(theirs)
+        differ = sorted((one.key, str(one.choice), str(other.choice)) for one, other in conflicts(mine, theirs))
+        decided, at_random = (Concordance.of(first, second, groups) for groups in (both, drawn))
+        return cls(reader_of(mine), name, decided, at_random, tuple(differ), readers)
 
     def statements(self) -> list[str]:
         """In words."""
@@ -188,14 +176,8 @@ class Agreement(NamedTuple):
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
         named = [dict(zip(("key", "first", "second"), one, strict=True)) for one in self.conflicts]
-        counts = {"decided": self.decided.as_dict(), "drawn": self.drawn.as_dict()}
-        return self._asdict() | counts | {"conflicts": named}
+        return self._asdict() | {"decided": self.decided.as_dict(), "drawn": self.drawn.as_dict(), "conflicts": named}
 
 
 def _drawn(entries: Iterable[Entry]) -> set[int]:
     return {entry.group for entry in entries if entry.is_draw and entry.stream is Stream.AUDIT}
-
-
-def _concordance(first: dict[int, Entry], second: dict[int, Entry], groups: Iterable[int]) -> Concordance:
-    pairs = [(first[group].choice is Choice.POSITIVE, second[group].choice is Choice.POSITIVE) for group in groups]
-    return Concordance(*(pairs.count(cell) for cell in ((True, True), (True, False), (False, True), (False, False))))

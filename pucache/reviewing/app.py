@@ -135,8 +135,8 @@ class Application:
             return HTMLResponse(html, headers={"cache-control": "no-store"})
         title = self._concepts.get(service.identifier, self._title)
         service.prefer()
-        overview, said = bool(self._concepts), self._warnings
-        html = live_page(title, session=service.identifier, warnings=said, overview=overview, beside=self._beside)
+        page: Body = {"warnings": self._warnings, "overview": bool(self._concepts), "beside": self._beside}
+        html = live_page(title, session=service.identifier, **page)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:
@@ -284,12 +284,13 @@ def _import(body: Body, service: ReviewService) -> Body:
     return service.take_reviewed(body["csv"])
 
 
-def live_page(
-    title: str, *, session: str, warnings: Sequence[str] = (), overview: bool = False, beside: str = ""
-) -> str:
-    """HTML of the page of a review; it sends the identifier of the session with every request."""
-    shown = {"title": title, "session": session, "warnings": warnings, "overview": overview, "beside": beside}
-    return template("live").render(shown, styles=_STYLES, scripts=_SCRIPTS)
+def live_page(title: str, **shown: Any) -> str:
+    """HTML of the page of a review; it sends the identifier of the `session` with every request.
+
+    `warnings` are lines at its top, `overview` links to the first page, `beside` says whose log it is of two.
+    """
+    default = {"title": title, "warnings": (), "overview": (), "beside": ""}
+    return template("live").render(default | shown, styles=_STYLES, scripts=_SCRIPTS)
 
 
 def overview_row(name: str, service: ReviewService) -> dict[str, Any]:

@@ -32,35 +32,21 @@ def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[s
     SessionError
         The folder holds no session, or sessions of different caches; the work failed for each.
     """
-    sessions, failures = concept_folders(folder), dict[str, str]()
-    facts, results = dict[str, EpochFacts](), dict[str, R]()
-    for name, path in sessions.items():
+    failures, results, facts = dict[str, str](), dict[str, R](), dict[str, EpochFacts]()
+    for name, path in concept_folders(folder).items():
         try:
             with open_log(path, read_only=True) as log:
                 facts[name] = log.facts()
-        except SessionError as error:
-            failures[name] = one_line(error)
-    _check_one_cache(folder, facts)
-    for name in facts:
-        try:
-            results[name] = work(sessions[name])
+            results[name] = work(path)
         except PUCacheError as error:
             failures[name] = one_line(error)
+    caches = {of.cache: set(of.checksums) for of in facts.values()}
+    if len(caches) > 1 and not set.intersection(*caches.values()):
+        named = ", ".join(f"{name} of {of.cache}" for name, of in facts.items())
+        raise SessionError(f"{folder} holds sessions of different caches: {named}; name the folder of one of them")
     if not results:
-        name, reason = next(iter(failures.items()), ("", f"no review session at {folder}: {LOG} is missing"))
-        raise SessionError(f"none of the sessions in {folder} can be used; {name}: {reason}" if name else reason)
+        raise SessionError(next(iter(failures.values()), f"no review session at {folder}: {LOG} is missing"))
     return results, failures
-
-
-def _check_one_cache(folder: str | Path, facts: dict[str, EpochFacts]) -> None:
-    """Raise `SessionError` where two sessions are of caches that share neither name nor checksum."""
-    first = next(iter(facts), "")
-    for name, of in facts.items():
-        if of.cache != facts[first].cache and not set(of.checksums) & set(facts[first].checksums):
-            raise SessionError(
-                f"{folder} holds sessions of different caches: {first} of {facts[first].cache}, {name} of {of.cache}; "
-                "name the folder of one of them"
-            )
 
 
 def audit_concepts(

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from ..cache.embedding_cache import CacheLike, EmbeddingCache
-from ..errors import LabelError, SessionError
-from ..labels.concepts import check_names
-from .agreement import BOTH, Agreement, check_rule, conflicts, reviewers, second_says
+from ..cache.embedding_cache import EmbeddingCache
+from ..errors import SessionError
+from .agreement import BOTH, Agreement, check_rule, conflicts, reader_of, second_says
 from .log import Stream
 from .log_file import LOG, REMEDY
 from .pile import Twins
@@ -27,43 +25,31 @@ from .session_start import begin_beside, begin_or_resume, lock_folder
 READERS = "readers"  # folder in that of a session
 
 
-def file_name(name: str) -> str:
-    """The folder of a reader: two spellings of a name that differ in case or signs are one reader.
-
-    Raises `ValueError` where no file name is left.
-    """
-    plain = re.sub(r"\W+", "-", unicodedata.normalize("NFKC", name).casefold()).strip("-")
-    try:
-        check_names([plain], "")
-    except LabelError:
-        raise ValueError(
-            f"--second-reader {name!r:.120} makes no file name; name the reader by letters or digits, at most 100"
-        ) from None
-    return plain
+def plain_name(name: str) -> str:
+    """Folder of a reader; spellings of a name that differ in case or signs alone are one reader."""
+    return re.sub(r"\W+", "-", unicodedata.normalize("NFKC", name).casefold()).strip("-")
 
 
 def open_second_reader(cache: EmbeddingCache, folder: Path, name: str, twins: float | None) -> Session:
     """Begin the log of a second reader, or go on with it; `folder` is that of the first reader's session.
 
-    Raises
-    ------
-    SessionError
-        The first reader has not begun, or is of the same name; there is another second reader; a log is lost, damaged,
-        in use, of another cache, or cannot be written.
-    ValueError
-        The name makes no file name.
+    Raises `ValueError` where the name makes no file name, and `SessionError` where the first reader has not begun, has
+    the same name, or has another second reader; and as `open_session`.
     """
-    relative = f"{READERS}/{file_name(name)}"
+    plain = plain_name(name)
+    relative = f"{READERS}/{plain}"
+    if not 0 < len(plain.encode()) <= 100:
+        raise ValueError(f"--second-reader {name!r:.120} makes no file name; use letters or digits, at most 100")
     if is_first_start(folder):
         raise SessionError(
             f"no first reader has begun at {folder}: leave out --second-reader, or name another --session"
         )
     with open_log(folder, read_only=True) as log:
-        known, first = log.reader(), reviewers(log.entries())
-    if not first:
-        raise SessionError(f"the first reader of {folder} has decided nothing yet; a second one begins after him")
-    if file_name(name) in map(_safe, first):
-        raise SessionError(f"{name} is the first reader of {folder}; name the second one otherwise")
+        known, decisions = log.reader(), [entry for entry in log.entries() if not entry.is_draw]
+    if not decisions:
+        raise SessionError(f"the first reader of {folder} has decided nothing yet; a second one begins afterwards")
+    if plain in {plain_name(decision.reviewer) for decision in decisions}:
+        raise SessionError(f"{name} is the first reader of {folder}; another name is needed for the second")
     if known is not None and known[1] != relative:
         raise SessionError(f"{folder} has a second reader, {known[0]}; a session has two at most")
     own = folder / relative
@@ -77,13 +63,6 @@ def open_second_reader(cache: EmbeddingCache, folder: Path, name: str, twins: fl
             with open_log(folder) as log:
                 log.add_reader(name, relative)
         return Session(cache, own, begin_or_resume(own, cache, None, Twins(cache, twins)), stack.pop_all(), folder)
-
-
-def _safe(name: str) -> str:
-    try:
-        return file_name(name)
-    except ValueError:
-        return ""
 
 
 def take_second_reader(session: Session, readers: str) -> Agreement | None:
@@ -111,29 +90,11 @@ def beside_other(session: Session, name: str) -> str:
     other = session.second_reader if session.first_reader is None else ("", session.first_reader)
     if other is None:
         return ""
-    if session.first_reader is None and _safe(name) == _safe(other[0]):
-        raise SessionError(f"{name} is the second reader of {session.folder}; open his log with --second-reader")
+    if session.first_reader is None and plain_name(name) == plain_name(other[0]):
+        raise SessionError(f"{name} is the second reader of {session.folder}; open that log with --second-reader")
     with read_session(session.cache, other[1]) as opened:
         mine, theirs = session.history(), opened.history()
     shown = {entry.group for entry in mine if entry.is_draw and entry.stream is Stream.CONFLICT}
     session.show_again([one.row for one, _ in conflicts(mine, theirs) if one.group not in shown])
-    others = other[0] or next(iter(reviewers(theirs)), "") or "the first reader"
+    others = other[0] or reader_of(theirs)
     return f"The limit and the random images are those of {name}'s own log. The answers of {others} are not shown."
-
-
-def read_reader(cache: CacheLike, folder: str | Path | None, name: str | None) -> Session:
-    """The session of a reader, to read it: of the first one without a name. Raises as `read_session`."""
-    session = read_session(cache, folder)
-    if name is None:
-        return session
-    with session:
-        known = session.second_reader
-    if known is None or _safe(name) != file_name(known[0]):
-        raise SessionError(f"{session.folder} has no second reader {name}" + (f", but {known[0]}" if known else ""))
-    return read_session(session.cache, known[1])
-
-
-def check_alone(named: Mapping[str, object]) -> None:
-    """Raise ValueError for what a second reader takes from the first."""
-    if given := [f"--{name}" for name, value in named.items() if value is not None]:
-        raise ValueError(f"a second reader has the labels of the first, and his own name; leave out {', '.join(given)}")

@@ -40,7 +40,7 @@ from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
-from .second_reader import beside_other, check_alone, open_second_reader
+from .second_reader import beside_other, open_second_reader
 from .service import ReviewService
 from .session import Session, open_session
 from .session_folder import ADDRESS
@@ -129,7 +129,7 @@ def review(
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
         Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
-        beside `second_reader`, or his name makes no file name.
+        beside `second_reader`, or that name makes no file name.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -138,9 +138,9 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
-    if second_reader is not None:
-        given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
-        check_alone(given)
+    given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
+    if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
+        raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
     clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
@@ -160,6 +160,7 @@ def review(
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
         reader = second_reader or reviewer or user_name()
+        beside = beside_other(opened, reader) if concepts is None else ""
         address, listener = _listen(folder, host, port, announce)
         stack.enter_context(listener)
         services = [
@@ -179,7 +180,6 @@ def review(
         for number, service in enumerate(services):
             stack.callback(service.close)
             service.begin(trainer, number, first)
-        beside = beside_other(opened, reader) if concepts is None else ""
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
         shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
@@ -188,7 +188,11 @@ def review(
             services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
         )
         url = printed_url(host, address.port, address.token)
-        opening = [f"{len(names):,} concepts in {folder}"] if names else _opening_lines(opened, first)
+        opening = [f"{len(names):,} concepts in {folder}"] if names else list(_opening_lines(opened, first))
+        if clusters is not None:
+            opening.append(
+                f"{len(np.unique(clusters)):,} groups: of the likely positives one image of each comes first"
+            )
         for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)

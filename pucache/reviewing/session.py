@@ -267,8 +267,8 @@ class Session(SessionState):
                 "draws are for the audit, from all unknown rows, or for rechecks, which can leave out rows"
             )
         excluded = np.unique(self.groups[np.asarray(exclude, np.int64)])
-        follow = stream is Stream.AUDIT and self.first_reader is not None
-        shared = SharedDraws.read(self.first_reader, self._base.facts) if follow and self.first_reader else None
+        first = self.first_reader if stream is Stream.AUDIT else None
+        shared = SharedDraws.read(first, self._base.facts) if first else None
         with self.lock, self._writing() as written:
             for _ in range(count):
                 rows = self._drawable(stream, excluded)

@@ -121,13 +121,7 @@ def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, t
 
 
 def begin_beside(first: Path, folder: Path, cache: EmbeddingCache) -> None:
-    """Begin the session of a second reader: with the labels, the pile and the query of the first one's.
-
-    Raises
-    ------
-    SessionError
-        As `begin_or_resume`.
-    """
+    """Begin the session of a second reader: with the labels, the pile and the query of the first one's."""
     base = read(first, cache)
     with base.log as log:
         asked = log.asked()

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 from pathlib import Path
 
-from .log import DRAWN, LABELS, Entry, EpochFacts, Stream, labelling_decisions
+from .agreement import labelled
+from .log import DRAWN, Entry, EpochFacts, Stream
 from .session_folder import open_log
 
 
@@ -47,6 +48,5 @@ class SharedDraws:
         if draw is None or urn >= self._urns - (self._epoch - draw.epoch):  # came after that draw
             return None
         before = [entry for entry in self._entries if entry.group == group and entry.serial < draw.serial]
-        decision = labelling_decisions(before).get(group)
-        was_out = any(entry.is_draw and entry.stream in DRAWN for entry in before)
-        return None if was_out or (decision is not None and decision.choice in LABELS) else draw
+        was_out = group in labelled(before) or any(entry.is_draw and entry.stream in DRAWN for entry in before)
+        return None if was_out else draw

@@ -46,6 +46,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     readers: str = BOTH,
     concepts: ConceptSource | None = None,
     groups: GroupSource | None = None,
+    exclusive: bool = False,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     progress: Progress | None = None,
@@ -89,6 +90,9 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         Rows that are not independent, such as those of one patient, video or site, as for
         `pucache.labels.groups.read_groups`: a table ``key,group``, a pattern on keys, or one group a key or row. They
         stay in one fold, count as one label, and intervals allow for them.
+    exclusive : bool
+        Only with `concepts`: an image has one of them at most, so that the positives of each are known negatives of the
+        others.
     twins : float or None
         Cosine from which on two images count as the same picture; they stay in one fold. None: only
         images with equal bytes.
@@ -123,6 +127,10 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         raise ValueError(
             "train_pu takes positives (and negatives), or a session, which has the labels of a review, or concepts"
         )
+    if exclusive and concepts is None:
+        raise ValueError(
+            "exclusive is for concepts, of which an image has one; leave it out with one list of positives"
+        )
     number = drawn_seed(seed)
     classifier = PULinearClassifier(
         prior,
@@ -144,6 +152,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
     concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:
-        return train_concepts(opened, concepts, classifier, twins=twins, progress=progress, **rows)
+        rows |= {"twins": twins, "excluding": exclusive}
+        return train_concepts(opened, concepts, classifier, progress=progress, **rows)
     data = LabelledCache.of(opened, labels, twins, negatives=negatives, seed=number, device=device, **rows)
     return train_on_cache(classifier, data, progress=progress)

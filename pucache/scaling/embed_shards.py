@@ -20,12 +20,15 @@ from pathlib import Path
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
 from ..devices import choose_precision, choose_runtime
-from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding
+from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding, with_boxes
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import BUNDLED
 from ..errors import EngineError, ImageError, PUCacheError
+from ..images.decoding import Decoding
 from ..images.listing import Listing, check_shard_images, take_shards
+from ..images.regions import image_of
 from ..images.source import Source, image_digest, open_source
+from ..images.tiling import list_images
 from ..progress import Progress, Silent
 from ..storage.urls import without_secrets
 from ..version import __version__
@@ -160,7 +163,8 @@ def embed_shards(
     paths = _shard_paths(folder, shards)
     open_destination(paths[0]).check()
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
-    listing = source.scan()
+    encoder = with_boxes(encoder, source)
+    listing = list_images(source, encoder.tiles, encoder.decoding or Decoding())
     divided = [ShardImages(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
     for images in divided:
         check_shard_images(images.listing, (images.number, shards), listing, source.name)
@@ -169,7 +173,7 @@ def embed_shards(
             device = "cuda" if count("GPU") else "cpu"
         settings = _resolved(encoder, device, paths)
         inputs = [path for path in map(str, (settings.name, settings.weights, probe)) if os.path.isabs(path)]
-        image, created = _readable_image(source, listing), os.environ.get("SOURCE_DATE_EPOCH")
+        image, created = _readable_image(source, listing, encoder.tiles), os.environ.get("SOURCE_DATE_EPOCH")
         job = ShardsJob(source, paths, settings, options, list(filter(os.path.exists, inputs)), image, created)
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
@@ -229,9 +233,10 @@ def _resolved(encoder: EncoderOptions, device: str, paths: list[str]) -> Encoder
     )
 
 
-def _readable_image(source: Source, listing: Listing) -> tuple[str, bytes] | None:
+def _readable_image(source: Source, listing: Listing, tiles: str) -> tuple[str, bytes] | None:
     """Key and digest of the first image that can be read."""
     for key in listing.keys[:_PROBED_IMAGES]:
+        key = image_of(key) if tiles else key
         with contextlib.suppress(ImageError):  # the failure will be recorded
             return key, image_digest(source.read(key))
     return None

@@ -91,13 +91,7 @@ class NeighbourScores:
 class Pile:
     """A cache whose rows are the neighbours of new images.
 
-    Parameters
-    ----------
-    model : PULinearClassifier
-        That has chosen a weight for neighbours.
-    cache : EmbeddingCache
-    p : ndarray of float32, (n,)
-        Probability of being positive of each row of the cache, by the model alone.
+    `model` has chosen a weight for neighbours; `p`, float32 (n,), are probabilities of the rows by the model alone.
     """
 
     model: PULinearClassifier

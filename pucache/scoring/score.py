@@ -25,6 +25,7 @@ from ..progress import Progress
 from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, without_secrets
 from ..training.concept_models import ConceptModels
+from ..training.exclusive_kinds import ExclusiveKinds
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .growing_table import GrowingTable, cache_of_source, model_digest, one_writer
@@ -102,6 +103,7 @@ def score(
     neighbours: CacheLike | None = None,
     parts: str | None = None,
     deploy_prior: float | str | None = None,
+    exclusive: bool = False,
     append: bool = False,
     day: str | None = None,
     moved: bool = False,
@@ -145,6 +147,9 @@ def score(
         Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
         from the new images (`pucache.check_new_images`); images that a table at `out` holds with the same margin are
         not new then, and keep posterior and label.
+    exclusive : bool
+        Only for a folder of models: an image has one of the concepts at most. Posteriors then sum to at most one, one
+        label is 1 at most, and a column ``kind`` names the concept (`pucache.training.exclusive_kinds`).
     append : bool
         Keep the rows of other sources that the table at `out` holds, and those of this source whose images are not
         scored now. It then has the columns source, day and model too, and by default `cache` is a file for each source,
@@ -192,6 +197,8 @@ def score(
             if value is not None:
                 raise ValueError(f"{name} is for one model; leave it out with a folder of models")
     else:
+        if exclusive:
+            raise ValueError("exclusive is for the concepts of a folder of models; leave it out with one model")
         if neighbours is not None and deploy_prior is not None:
             raise ValueError("neighbours have a threshold of their own; leave out deploy_prior, or neighbours")
         model = at_given_share(model, deploy_prior)
@@ -204,7 +211,9 @@ def score(
     if day is not None and not append:
         raise ValueError("a day is for a table that grows; add append, or leave it out")
     with one_writer(out) if append else nullcontext():
-        growing = _growing(model, out, day, pile) if append else None  # is checked before images are embedded
+        growing = (
+            _growing(model, out, day, pile, exclusive) if append else None
+        )  # is checked before images are embedded
         source = _source_of(images)
         encoder = EncoderOptions(
             weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
@@ -225,7 +234,7 @@ def score(
         report, tables = planned(model, opened, out, parts, force=force)
         caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
         if isinstance(model, ConceptModels):
-            return _score_concepts(model, report, caches, tables, growing)
+            return _score_concepts(model, report, caches, tables, growing, exclusive)
         if pile is not None and parts is not None:
             raise ValueError("neighbours are searched into one table; leave out parts")
         earlier = [
@@ -246,12 +255,13 @@ def _score_concepts(
     caches: Sequence[EmbeddingCache],
     tables: Sequence[str | Path],
     growing: GrowingTable | None,
+    exclusive: bool,
 ) -> ScoreReport:
     """Write a wide table for each cache."""
     counts = dict.fromkeys(models, 0)
     for part, table in zip(caches, tables, strict=True):
-        rows = prefetch(_wide_rows(models, part), ahead=_BLOCKS_AHEAD)
-        sums = _write(part, table, wide_types(models), rows, growing)
+        rows = prefetch(_wide_rows(models, part, exclusive), ahead=_BLOCKS_AHEAD)
+        sums = _write(part, table, wide_types(models, exclusive=exclusive), rows, growing)
         counts = {name: count + sums[f"{name}_label"] for name, count in counts.items()}
     return replace(report, positives=sum(counts.values()), concepts=counts)
 
@@ -268,14 +278,16 @@ def _write(
 
 
 def _growing(
-    model: PULinearClassifier | ConceptModels, out: str | Path, day: str | None, pile: Pile | None
+    model: PULinearClassifier | ConceptModels, out: str | Path, day: str | None, pile: Pile | None, exclusive: bool
 ) -> GrowingTable:
     """The table that grows, after a check that it holds scores of this model."""
-    types = wide_types(model) if isinstance(model, ConceptModels) else TYPES
+    types = wide_types(model, exclusive=exclusive) if isinstance(model, ConceptModels) else TYPES
     of_pile = "" if pile is None else f"{pile.cache.checksums}"
     growing = GrowingTable(out, types, model_digest(model, of_pile), day)
 
     def fits(columns: dict[str, Any]) -> bool:
+        if exclusive:
+            raise LabelError(f"{out} names no model, as it was written without --append; name another table")
         models = model if isinstance(model, ConceptModels) else {"": model}
         return pile is None and all(_gives(one, columns, f"{name}_" * bool(name)) for name, one in models.items())
 
@@ -311,21 +323,32 @@ def open_model(
     return ConceptModels.load(model) if os.path.isdir(model) else PULinearClassifier.load(model)
 
 
-def _wide_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[dict[str, Any]]:
+def _wide_rows(models: ConceptModels, cache: EmbeddingCache, exclusive: bool) -> Iterator[dict[str, Any]]:
     """Keys of all rows, in blocks, and margin, posterior and label by each model; the bytes read are verified."""
+    has_points = {name: label_count(model).has_points for name, model in models.items()}
+    names = np.array([*(name.encode() for name in models), b""])
+    exclusive_kinds = ExclusiveKinds(models.values()) if exclusive else None
+    for rows, margins in models.margins_of(cache):
+        columns: dict[str, Any] = {"key": cache.keys.encoded(rows)}
+        of_models = np.ascontiguousarray(margins.T)
+        if exclusive_kinds is not None:
+            posteriors, kinds = exclusive_kinds.of(margins)
+            posteriors, labels = posteriors.T, kinds == np.arange(len(models))[:, None]
+            columns["kind"] = names[kinds]
+        else:
+            posteriors, labels = _one_by_one(models, of_models)
+        for name, margin, posterior, label in zip(models, of_models, posteriors, labels, strict=True):
+            columns |= {f"{name}_margin": margin, f"{name}_posterior": posterior if has_points[name] else None}
+            columns[f"{name}_label"] = label.astype(np.int8)
+        yield columns
+
+
+def _one_by_one(models: ConceptModels, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Posteriors and labels, (K, b) each, of concepts that do not exclude each other, given their margins (K, b)."""
     thresholds = np.array([[model.threshold_] for model in models.values()], np.float32)
     slopes = np.array([[model.tilt_.slope] for model in models.values()], np.float32)
     offsets = np.array([[model.tilt_.offset(model.share_)] for model in models.values()], np.float32)
-    has_points = {name: label_count(model).has_points for name, model in models.items()}
-    for rows, margins in models.margins_of(cache):
-        of_models = np.ascontiguousarray(margins.T)
-        labels = (of_models > thresholds).astype(np.int8)
-        posteriors = expit(slopes * of_models + offsets)
-        columns: dict[str, Any] = {"key": cache.keys.encoded(rows)}
-        for name, margin, posterior, label in zip(models, of_models, posteriors, labels, strict=True):
-            columns |= {f"{name}_margin": margin, f"{name}_posterior": posterior if has_points[name] else None}
-            columns[f"{name}_label"] = label
-        yield columns
+    return expit(slopes * margins + offsets), margins > thresholds
 
 
 def at_given_share(model: PULinearClassifier, deploy_prior: float | str | None) -> PULinearClassifier:
@@ -463,7 +486,7 @@ def encoder_of(
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
-    options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder))
+    options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder), tiles=expected.tiles)
     opened = options.load(like=expected) if existing is None else open_encoder(options, like=existing)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)
     if differing:

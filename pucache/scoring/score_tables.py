@@ -6,7 +6,7 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,9 +71,12 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
     return write_table(out, TYPES, blocks)["label"]
 
 
-def wide_types(concepts: Iterable[str]) -> dict[str, str]:
-    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each."""
-    types = {"key": "string"}
+def wide_types(concepts: Iterable[str], *, exclusive: bool = False) -> dict[str, str]:
+    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each.
+
+    With `exclusive` the second column is kind, the concept that an image has, or "" for none.
+    """
+    types = {"key": "string", "kind": "string"} if exclusive else {"key": "string"}
     for name in concepts:
         types |= {f"{name}_margin": "float32", f"{name}_posterior": "float32", f"{name}_label": "int8"}
     return types
@@ -119,17 +122,39 @@ def read_scores(path: str | Path, *, concept: str | None = None, source: str | N
     found = {name: name if name == "key" else prefix + name for name in COLUMNS}
     concepts = [name.removesuffix("_label") for name in names if name.endswith("_label")]
     if not set(found.values()) <= set(names) and concepts and concept not in concepts:
-        raise LabelError(f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept")
-    types = {column: TYPES[name] for name, column in found.items()} | ({"source": "string"} if source else {})
-    columns = read_columns(path, types)
+        all_at_once = ", or evaluate their kinds with --exclusive" if "kind" in names else ""
+        raise LabelError(
+            f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept{all_at_once}"
+        )
+    types = {column: TYPES[name] for name, column in found.items()}
+    columns = _read_of_source(path, names, types, source)
     table = {name: columns[column] for name, column in found.items()}
-    if source is not None:
-        of_source = columns["source"] == source
-        if not of_source.any():
-            known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
-            raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
-        table = {name: values[of_source] for name, values in table.items()}
     return table | {"label": table["label"].astype(int)}
+
+
+def read_kinds(path: str | Path, *, source: str | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Key and kind of each row of a table of `score` with `exclusive`, and its concepts; `source` as `read_scores`."""
+    names = column_names(path)
+    if "kind" not in names:
+        raise LabelError(f"{path} has no column kind; score with a folder of models and --exclusive")
+    columns = _read_of_source(path, names, {"key": "string", "kind": "string"}, source)
+    return columns, [name.removesuffix("_label") for name in names if name.endswith("_label")]
+
+
+def _read_of_source(
+    path: str | Path, names: Sequence[str], types: dict[str, str], source: str | None
+) -> dict[str, np.ndarray]:
+    """Columns of a table that has `names`: all rows, or those of one source."""
+    if source is None:
+        return read_columns(path, types)
+    if "source" not in names:
+        raise LabelError(f"{path} has no column source, as score --append writes; leave out --source")
+    columns = read_columns(path, types | {"source": "string"})
+    of_source = columns["source"] == source
+    if not of_source.any():
+        known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
+        raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
+    return {name: values[of_source] for name, values in columns.items()}
 
 
 def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:

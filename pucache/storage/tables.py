@@ -50,6 +50,9 @@ class LabelTable:
     match_keys : str, optional
         How keys that are spelled otherwise than in the cache are matched: rules of `pucache.labels.key_matching.RULES`,
         joined by ``+``, or ``auto``.
+    all_parts : bool
+        Whether the key of an image, or a glob that names images, labels all its parts in a cache of parts of images;
+        else that is refused.
     """
 
     path: str
@@ -59,6 +62,7 @@ class LabelTable:
     exact: bool = False
     encoding: str | None = None
     match_keys: str | None = None
+    all_parts: bool = False
 
     def __fspath__(self) -> str:
         return os.fspath(self.path)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
 from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
+from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -24,6 +25,7 @@ def estimate_prior(
     positives: str | Path | RowValues | Labels,
     *,
     negatives: str | Path | RowValues | None = None,
+    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     methods: Sequence[str] = tuple(METHODS),
@@ -37,7 +39,7 @@ def estimate_prior(
 
     Parameters
     ----------
-    cache, positives, negatives, twins, all_rows
+    cache, positives, negatives, groups, twins, all_rows
         As for `pucache.train_pu`.
     methods, level, n_folds, seed, device, progress
         As for `estimate_prior_on`.
@@ -56,8 +58,9 @@ def estimate_prior(
     """
     check_request(methods, level=level, n_folds=n_folds)
     opened, number = open_cache(cache), drawn_seed(seed)
+    clusters = None if groups is None else read_groups(opened, groups)
     data = LabelledCache.of(
-        opened, positives, twins, negatives=negatives, all_rows=all_rows, seed=number, device=device
+        opened, positives, twins, negatives=negatives, all_rows=all_rows, clusters=clusters, seed=number, device=device
     )
     return estimate_prior_on(
         data, methods=methods, level=level, n_folds=n_folds, seed=number, device=device, progress=progress

@@ -86,42 +86,15 @@ class LabelledCache:
         return self.group if self.clusters is None else self.clusters
 
     def cache_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Row numbers in the cache of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        ndarray of int64, (m,)
-        """
+        """Row numbers in the cache of some of these rows, int64 (m,)."""
         return rows if self.rows is None else self.rows[rows]
 
     def keys(self, rows: np.ndarray) -> list[str]:
-        """Keys of some of these rows.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-
-        Returns
-        -------
-        list of str
-        """
+        """Keys of some of these rows, int64 (m,)."""
         return self.cache.keys[self.cache_rows(rows)]
 
     def take(self, values: np.ndarray) -> np.ndarray:
-        """Values of these rows, out of values of all rows of the cache.
-
-        Parameters
-        ----------
-        values : ndarray, (rows of the cache, ...)
-
-        Returns
-        -------
-        ndarray, (n, ...)
-        """
+        """Values of these rows, (n, ...), out of values of all rows of the cache."""
         return values if self.rows is None else values[self.rows]
 
     @classmethod
@@ -183,20 +156,7 @@ class LabelledCache:
         seed: int = 0,
         device: str = "auto",
     ) -> LabelledCache:
-        """Join a cache with labels that were checked.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        labels : Labels
-            Unlike those of `of`, they may leave no row unlabelled.
-        twins, all_rows, clusters, seed, device
-            As for `of`.
-
-        Returns
-        -------
-        LabelledCache
-        """
+        """Join a cache with labels that were checked, which may leave no row unlabelled; the rest is as for `of`."""
         on_host = choose_device(device).type == "cpu"
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, labels, row_bytes=row_bytes, seed=seed)
@@ -217,17 +177,7 @@ class LabelledCache:
         return cls(cache, labels, cache.matrix, group, sums.moments() if on_host else None, clusters=clusters)
 
     def design_matrix(self, device: str = "auto") -> DesignMatrix:
-        """Rows and training labels as the solvers take them; the same object for each device.
-
-        Parameters
-        ----------
-        device : str
-            ``auto``, ``cpu``, ``cuda`` or ``cuda:N``.
-
-        Returns
-        -------
-        DesignMatrix
-        """
+        """Rows and training labels as the solvers take them; the same object for each device."""
         chosen = choose_device(device)
         if str(chosen) not in self._designs:
             training_s = self.training_labels.training_s
@@ -239,18 +189,7 @@ class LabelledCache:
         return self._designs[str(chosen)]
 
     def neighbour_graph(self, rows: np.ndarray | None, device: str) -> NeighbourGraph:
-        """Graph of the nearest neighbours; that of all rows of a cache is kept beside it.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,), or None
-            Only these rows; None for all.
-        device : str
-
-        Returns
-        -------
-        NeighbourGraph
-        """
+        """Graph of the nearest neighbours of `rows`, int64 (m,), or of all; that of a whole cache is kept beside it."""
         from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
 
         kept_rows, graph = self._shared.get("graph", (None, None))
@@ -266,18 +205,10 @@ class LabelledCache:
         return graph
 
     def of_concepts(self, concepts: Mapping[str, Labels]) -> Iterator[tuple[str, LabelledCache]]:
-        """These rows with the labels of one concept after another; what knows no labels is prepared once.
+        """Yield name and rows with the labels of one concept after another; what knows no labels is prepared once.
 
-        Parameters
-        ----------
-        concepts : dict of str to Labels
-            Of all rows of the cache; `pucache.labels.concepts.joint_labels` of them are the labels of this one.
-
-        Yields
-        ------
-        name : str
-        data : LabelledCache
-            Its rows are freed before the next.
+        `concepts` are labels of all rows of the cache, and `pucache.labels.concepts.joint_labels` of them the labels of
+        this one. The rows of a concept are freed before the next.
         """
         for name, labels in concepts.items():
             of_rows = labels if self.rows is None else labels.take(self.rows)

@@ -263,15 +263,7 @@ def _means(rows: list[dict[str, Any]], name: str) -> dict[float, float]:
 
 
 def write_sweep_table(result: Sweep, path: str | Path, *, force: bool = False) -> None:
-    """Write the rows of a sweep as CSV.
-
-    Parameters
-    ----------
-    result : Sweep
-    path : path or str
-    force : bool
-        Replace a file of another kind than a table too.
-    """
+    """Write the rows of a sweep as CSV; `force` replaces a file of another kind than a table too."""
     rows = result.rows
     path = check_output(path, TABLE, force=force)
     with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
@@ -282,20 +274,10 @@ def write_sweep_table(result: Sweep, path: str | Path, *, force: bool = False) -
 
 
 def plot_sweep(result: Sweep, path: str | Path) -> bool:
-    """Plot ranking, operating point and training over the prior: lines are means over seeds, dots are seeds.
+    """Plot ranking, operating point and training over the prior into a PNG file.
 
-    Where only intervals are stated, bands stand for the lines.
-
-    Parameters
-    ----------
-    result : Sweep
-    path : path or str
-        PNG file to write.
-
-    Returns
-    -------
-    bool
-        Whether it was written: a file that pucache did not write is left as it is.
+    Lines are means over seeds, dots are seeds; where only intervals are stated, bands stand for the lines. Returns
+    whether it was written: a file that pucache did not write is left as it is.
     """
     if not may_replace_derived(Path(path)):
         return False

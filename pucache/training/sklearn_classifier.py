@@ -438,17 +438,7 @@ class PULinearClassifier(FittedState):
             yield rows, margins[:, 0]
 
     def all_margins(self, cache: EmbeddingCache, progress: Progress | None = None) -> np.ndarray:
-        """Margins of every row of a cache, as `margins_of`.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        progress : Progress, optional
-
-        Returns
-        -------
-        ndarray of float32, (n,)
-        """
+        """Margins of every row of a cache, float32 (n,), as `margins_of`."""
         margins, progress = np.empty(len(cache), np.float32), progress or Silent()
         progress.start(len(cache), "scoring")
         for rows, block in self.margins_of(cache):
@@ -589,12 +579,6 @@ def linear_margins(X: RowMatrix, coef: np.ndarray, intercept: np.ndarray) -> np.
     """Margins of embeddings (n, d) by K heads, float32 (n, K).
 
     Those of a row by one head depend on no other row. By several, their last bits depend on where the row lies.
-
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    coef : ndarray of float32, (K, d)
-    intercept : ndarray of float64, (K,)
     """
     margins = np.empty((len(X), len(coef)), np.float32)
     step = max(1, _VALUES_AT_ONCE // X.shape[1])

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.concepts import ConceptSource, joint_labels, open_concepts
+from ..labels.concepts import ConceptSource, exclusive, joint_labels, open_concepts
 from ..labels.labels import TWIN_COSINE
 from ..progress import Progress
 from ..seeds import drawn_seed
@@ -34,6 +34,7 @@ def each_concept(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     clusters: np.ndarray | None = None,
+    excluding: bool = False,
     seed: int = 0,
     device: str = "auto",
 ) -> tuple[dict[str, R], dict[str, str]]:
@@ -48,6 +49,8 @@ def each_concept(
         Takes the name of a concept and its data.
     twins, all_rows, clusters, seed, device
         As for `LabelledCache.of`.
+    excluding : bool
+        As `exclusive` of `pucache.train_pu`.
 
     Returns
     -------
@@ -55,6 +58,7 @@ def each_concept(
         As by `ConceptLabels.over_concepts`.
     """
     opened = open_concepts(cache, concepts)
+    opened = exclusive(opened) if excluding else opened
     joint = joint_labels(opened.labels.values())
     rows: dict[str, Any] = {"all_rows": all_rows, "clusters": clusters, "seed": seed, "device": device}
     shared = LabelledCache.prepare(cache, joint, twins, **rows)
@@ -69,6 +73,7 @@ def train_concepts(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     clusters: np.ndarray | None = None,
+    excluding: bool = False,
     progress: Progress | None = None,
 ) -> ConceptModels:
     """Train a classifier for each concept: `pucache.train_pu` with `concepts`.
@@ -80,8 +85,8 @@ def train_concepts(
         As for `pucache.labels.concepts.open_concepts`.
     classifier : PULinearClassifier, optional
         With the parameters of all. A `random_state` that is no number draws one seed for all.
-    twins, all_rows, progress
-        As for `pucache.train_pu`.
+    twins, all_rows, excluding, progress
+        As for `pucache.train_pu`, where `excluding` is `exclusive`.
     clusters : ndarray of int64, (n,), optional
         As for `LabelledCache.of`.
 
@@ -98,5 +103,6 @@ def train_concepts(
         del model.held_out_margins_, model.classifier_margins_
         return model
 
-    rows: dict[str, Any] = {"clusters": clusters, "seed": parameters["random_state"], "device": parameters["device"]}
+    rows: dict[str, Any] = {"seed": parameters["random_state"], "device": parameters["device"]}
+    rows |= {"clusters": clusters, "excluding": excluding}
     return ConceptModels(*each_concept(open_cache(cache), concepts, train, twins=twins, all_rows=all_rows, **rows))

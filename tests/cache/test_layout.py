@@ -67,7 +67,8 @@ NO_ENCODER = "damaged: its encoder attribute cannot be read"
 REFUSED = {
     "foreign": (lack("format"), "HDF5 file but not a pucache cache"),
     "format as a number": (attribute("format", 1), "HDF5 file but not a pucache cache"),
-    "newer": (attribute("version", 3), "format version 3; this pucache .* reads version 2: upgrade"),
+    "newer": (attribute("version", 4), "format version 4; this pucache .* reads versions 2 and 3: upgrade"),
+    "version of parts of images": (attribute("version", 3), "damaged: its encoder is not one of format version 3"),
     "version of 2^64-1": (attribute("version", np.uint64((1 << 64) - 1)), "format version 18446744073709551615;"),
     "version is a list": (attribute("version", [1, 1]), "damaged: it lacks the attribute version"),
     "encoder": (attribute("encoder", np.bytes_(b"{}")), NO_ENCODER),

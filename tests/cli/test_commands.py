@@ -201,6 +201,21 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same_whether_strict_or_not(
     assert (here / "new.h5").stat() == written, "what is embedded is not embedded again"
 
 
+def test_a_weekly_table_refuses_a_day_before_and_a_source_that_moved_keeps_its_days(world, trained, here):
+    score = "score {w}/model.safetensors {a} --out weekly.csv --append --weights {w}/weights.safetensors --device cpu"
+    shutil.copytree(world / "images", here / "old/week")
+    run(score + " --day 2026-01-05", w=world, a="old/week")
+    before = table(here / "weekly.csv")
+    assert (
+        "the day 2026-01-04 lies before 2026-01-05" in run(score + " --day 2026-01-04", 2, w=world, a="old/week").stderr
+    )
+    (here / "old").rename(here / "new")
+    assert "pass --moved" in run(score + " --day 2026-01-12", 1, w=world, a="new/week").stderr
+    assert table(here / "weekly.csv") == before
+    run(score + " --day 2026-01-12 --moved", w=world, a="new/week")
+    assert table(here / "weekly.csv") == [row | {"source": str(here / "new/week")} for row in before]
+
+
 def test_evaluate_holds_scores_against_the_truth(world, trained, here):
     run("score {w}/model.safetensors {w}/cache.h5", w=world)
     told = run_json("evaluate scores.csv --truth {w}/truth.csv --at 5 --at 1000", w=world)

@@ -32,6 +32,7 @@ def folder(tmp_path_factory):
     rows = [(keys[row], name) for kind, name in enumerate(["red", "old red"]) for row in np.flatnonzero(y == kind)[:35]]
     text = "".join(f"{key},{name}\n" for key, name in [*rows, ("gone.png", "blue")])
     (folder / "labels.csv").write_text("key,concept\n" + text)
+    (folder / "cache.csv").write_text("key,red_label\n")
     (folder / "labels").mkdir()
     for name in ("red", "old red"):
         (folder / f"labels/{name}.txt").write_text("".join(f"{key}\n" for key, of in rows if of == name))
@@ -84,6 +85,54 @@ def test_score_writes_one_wide_table_that_agrees_with_single_ones(trained, out):
     assert said["concepts"]["red"] == single["label"].sum() and said["positives"] == sum(said["concepts"].values())
 
 
+@pytest.fixture(scope="module")
+def kinds(folder, trained):
+    """The truth of both concepts, and models of them that exclude each other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        run("train-pu cache.h5 --concepts labels.csv --exclusive --device cpu --out kinds", 3)
+        metrics = json.loads(Path("kinds/metrics.json").read_text())
+        Path("kinds.csv").write_text(Path("labels.csv").read_text().replace("gone.png,blue\n", ""))
+    return metrics
+
+
+@pytest.mark.parametrize("out", ["one.csv", "one.parquet"])
+def test_of_concepts_that_exclude_each_other_an_image_has_one_or_none(kinds, out):
+    assert {row["known_negatives"] for row in kinds["concepts"]} == {35}
+    said = run(f"score kinds cache.h5 --out {out} --exclusive").stdout
+    rows = table(out) if out.endswith("csv") else pyarrow.parquet.read_table(out).to_pylist()
+    names = ["old red", "red"]
+    assert list(rows[0])[:3] == ["key", "kind", "old red_margin"]
+    for row in rows:
+        posteriors = {name: float(row[f"{name}_posterior"]) for name in names}
+        none = 1 - sum(posteriors.values())
+        assert none > -1e-5 and max([*posteriors.values(), none]) <= {**posteriors, "": none}[row["kind"]] + 1e-5
+        assert [int(row[f"{name}_label"]) for name in names] == [row["kind"] == name for name in names]
+    kind = {row["key"]: row["kind"] for row in rows}
+    assert f"{sum(not one for one in kind.values()):,} of no kind" in said
+    told = json.loads(run(f"evaluate {out} --truth kinds.csv --exclusive --json").stdout)
+    right = {row["key"]: kind[row["key"]] == row["concept"] for row in table("kinds.csv")}
+    assert told["accuracy"] == sum(right.values()) / 70 > 0.9
+    assert (told["n"], told["without_truth"], told["kinds_without_model"]) == (70, len(rows) - 70, 0)
+    truth = "key,concept\n" + "".join(f"{key},{one or 'blue'}\n" for key, one in kind.items())
+    Path("as called.csv").write_text(truth)
+    told = json.loads(run(f"evaluate {out} --truth 'as called.csv' --exclusive --json").stdout)
+    assert told["accuracy"] == told["macro_f1"] == told["red_recall"] == 1
+    assert told["kinds_without_model"] == told["called_none"] == sum(not one for one in kind.values())
+
+
+def test_a_table_of_kinds_grows_with_its_option_alone(kinds):
+    score = "score kinds cache.h5 --out grown.csv --append"
+    run(score + " --exclusive --day 2026-01-05")
+    before = Path("grown.csv").read_bytes()
+    assert "has the column kind" in run(score, 1).stderr
+    run(score + " --exclusive --day 2026-01-12")
+    assert Path("grown.csv").read_bytes() == before
+    run("score kinds cache.h5 --out alone.csv --exclusive")
+    assert [row["kind"] for row in table("alone.csv")] == [row["kind"] for row in table("grown.csv")]
+    assert "alone.csv names no model" in run("score kinds cache.h5 --out alone.csv --append --exclusive", 1).stderr
+
+
 @pytest.mark.parametrize("model", ["", " --model models"])
 def test_retrieve_writes_the_best_of_each(trained, model):
     said = run(f"retrieve-positives cache.h5 --concepts labels.csv -k 7 --out best.csv{model}", 3)
@@ -103,6 +152,10 @@ def test_retrieve_writes_the_best_of_each(trained, model):
         ("retrieve-positives cache.h5 --concepts labels --review page.html", 2, "--review is for one list"),
         ("retrieve-positives cache.h5 --concepts labels --by fused", 2, "needs a model"),
         ("score models cache.h5 --neighbours cache.h5", 2, "for one model"),
+        ("score models/red.safetensors cache.h5 --exclusive", 2, "leave it out with one model"),
+        ("train-pu cache.h5 --positives labels/red.txt --exclusive", 2, "--exclusive is for --concepts"),
+        ("evaluate cache.csv --truth labels.csv --exclusive", 1, "no column kind"),
+        ("evaluate cache.csv --truth labels.csv --exclusive --concept red", 2, "leave out exclusive, or concept"),
         ("score labels cache.h5", 1, "holds no models"),
         ("train-pu cache.h5 --concepts gone", 1, "no such file"),
     ],

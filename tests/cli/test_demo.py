@@ -5,6 +5,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.command_line import table
 from helpers.demo_images import demo_images
+from helpers.texts import save_text_encoder
 from PIL import Image
 
 from pucache import demonstration
@@ -49,6 +50,7 @@ def done(few_images, tmp_path_factory, one_thread):
 def test_the_demo_beats_chance_clearly_and_says_by_how_much(done):
     folder, result = done
     lines = list(_lines(result, str(folder)))
+    assert result["found_by_words"] is None and lines[0] == "15 labelled dresses, 115 unlabelled images"
     assert (result["labelled_positives"], result["unlabelled"], result["pucache"]["n"]) == (15, 115, 60)
     assert result["pucache"]["auc"] > 0.9 and result["supervised"]["auc"] > 0.9
     assert result["pucache"]["average_precision_hidden"] > 0.5
@@ -57,6 +59,17 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(done):
     assert result["true_prior"] == pytest.approx(12 / 115)
     json.dumps(result, allow_nan=False)
     assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
+
+
+def test_where_a_text_encoder_is_at_hand_the_demo_begins_with_words(few_images, tmp_path, monkeypatch, one_thread):
+    pytest.importorskip("tokenizers")
+    monkeypatch.setattr(demonstration, "DATA", few_images)
+    monkeypatch.setenv("PUCACHE_TEXT_ENCODER", str(save_text_encoder(tmp_path / "texts")))
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+    done = CliRunner().invoke(main, ["demo", str(tmp_path / "demo"), "--device", "cpu"], catch_exceptions=False)
+    first, *_, last = done.stdout.splitlines()
+    assert first.startswith("by the words 'a dress' alone, without an example, ")
+    assert first.endswith(" of the first 20 images are dresses") and last.endswith("pile.h5 --words 'a dress'")
 
 
 def test_every_file_that_the_demo_names_is_there_and_whole(done):

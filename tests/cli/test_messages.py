@@ -136,7 +136,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     ),
     FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
     "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
-    "review {w}/cache.h5 --words dress --like x": (2, "words and pictures are two ways to begin; name one"),
     "review {w}/cache.h5 --words dress --concepts {w}/truth.csv": (2, "--concepts has the labels.*--words"),
     FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),

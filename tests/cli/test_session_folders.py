@@ -69,7 +69,7 @@ def test_a_folder_without_sessions_and_sessions_of_other_caches_give_one_line(fo
             other, {"wide": [other.keys[row] for row in np.flatnonzero(s)]}, Path(folder), None, stack
         )
     for command in (f"audit {folder}", f"train-pu cache.h5 --session {folder}"):
-        assert "different caches: red of cache.h5, wide of other.h5; name the folder of one" in run(command, 1)
+        assert "different caches: red of cache.h5, round of cache.h5, wide of other.h5; name" in run(command, 1)
 
 
 def test_a_session_that_is_lost_stops_no_other(folder):

@@ -51,14 +51,16 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "runs in: tests/cli/test_demo.py": 2,
     REVIEW: 1,
     "runs in: tests/cli/test_command_imports.py": 1,
+    "runs in: tests/cli/test_session_folders.py": 1,
     "not run: installs packages; parsed only": 4,
     "not run: needs a network; parsed only": 2,
     "not run: needs a GPU; parsed only": 1,
     "not run: needs a text encoder; parsed only": 1,
     "not run: needs another tool; parsed only": 2,
+    "not run: serves pages; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
     "not run: needs a Slurm cluster; parsed only": 3,
-    "not run: needs a Ray cluster; parsed only": 3,
+    "not run: needs a Ray cluster; parsed only": 2,
     "not run: takes hours; parsed only": 2,
 }
 

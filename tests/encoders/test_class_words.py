@@ -34,28 +34,41 @@ def test_scores_are_the_probabilities_of_the_nearest_classes(texts, tmp_path):
     encode, (layer, bias) = SentenceEncoder(texts), class_layer()
     p = torch.softmax(torch.from_numpy(X) @ layer.T + bias, 1).numpy()
     wanted = [plain_shares(encode, text) for text in ("a frog", "red car", "a tree")]
-    scores, _ = score_by_classes(["a frog", "red car"], ["a tree"], texts, tmp_path)
+    scores, _ = score_by_classes(["a frog", "red car"], ["a tree"], texts, tmp_path, X)
     np.testing.assert_allclose(scores(X), p @ (np.mean(wanted[:2], 0) - wanted[2]), atol=1e-6)
-    alone, note = score_by_classes(["a frog"], [], texts, tmp_path)
+    alone, note = score_by_classes(["a frog"], [], texts, tmp_path, X)
     np.testing.assert_allclose(alone(X), p @ wanted[0], atol=1e-6)
     assert note.startswith("'a frog' is nearest to the classes ")
 
 
 def test_vectors_of_the_classes_are_kept_and_damaged_ones_made_again(texts, tmp_path):
-    first = score_by_classes(["a frog"], [], texts, tmp_path)[0](X)
+    first = score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X)
     (kept,) = tmp_path.iterdir()
     for damage in (kept.read_bytes(), b"", kept.read_bytes()[:-5]):
         kept.write_bytes(damage)
-        np.testing.assert_array_equal(score_by_classes(["a frog"], [], texts, tmp_path)[0](X), first)
+        np.testing.assert_array_equal(score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X), first)
 
 
 def test_a_folder_that_cannot_be_written_stops_nothing(texts, tmp_path):
     (tmp_path / "file").touch()
-    assert np.isfinite(score_by_classes(["a frog"], [], texts, tmp_path / "file" / "within")[0](X)).all()
+    assert np.isfinite(score_by_classes(["a frog"], [], texts, tmp_path / "file" / "within", X)[0](X)).all()
 
 
 def test_words_unlike_any_class_are_said_to_be_unknown_with_the_nearest(texts, tmp_path, monkeypatch):
     monkeypatch.setattr("pucache.encoders.class_words.KNOWN", 1.1)
-    _, note = score_by_classes(["a frog"], [], texts, tmp_path)
+    _, note = score_by_classes(["a frog"], [], texts, tmp_path, X)
     assert note.startswith("nothing like 'a frog' is known: the nearest of the encoder's 1,000 classes are ")
     assert note.count(",") >= 3
+
+
+def test_of_more_rows_than_directions_scores_come_near_the_probabilities(texts, tmp_path):
+    layer, bias = class_layer()
+    draw = np.random.default_rng(0)
+    kinds = draw.choice(40, 900)  # rows like some of the classes
+    rows = np.maximum(0.3 * draw.standard_normal((900, 1280)) + 4 * layer.numpy()[kinds], 0).astype(np.float32)
+    p = torch.softmax(torch.from_numpy(rows) @ layer.T + bias, 1).numpy() @ plain_shares(
+        SentenceEncoder(texts), "a frog"
+    )
+    scores = score_by_classes(["a frog"], [], texts, tmp_path, rows)[0](rows)
+    assert np.corrcoef(np.argsort(np.argsort(scores)), np.argsort(np.argsort(p)))[0, 1] > 0.95
+    assert np.abs(scores - p).max() < 0.2 * p.max()

@@ -15,7 +15,7 @@ def everything():
     accumulate = 2 if "RANK" in os.environ else 1
     with process_group.joined("cpu"):  # once, and not in each part: a process may find what another is just leaving
         return {
-            "modern": trained(with_two_norms().double(), recipe()),
+            "modern": trained(with_two_norms().double(), recipe(), steps=4),
             "parts": trained(without_norms(), recipe(projector_norm=False, accumulate=accumulate), 5),
             "parts with norms": trained(with_two_norms(), recipe(accumulate=2), steps=3),
         }

@@ -113,13 +113,29 @@ def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, tm
 
     texts = save_text_encoder(tmp_path / "texts")
     asked = {"words": ["a dress", "red car"], "not_words": "frog", "text_encoder": texts}
-    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path)[0](bundled.take(np.arange(300)))
+    rows = bundled.take(np.arange(300))
+    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path, rows)[0](rows)
     ranked = pucache.retrieve_positives(bundled, k=None, **asked)
     np.testing.assert_allclose(ranked.scores, scores[ranked.rows], atol=1e-6)
     assert (np.diff(ranked.scores) <= 0).all() and ranked.posterior is None
     assert ranked.scorer == "the words “a dress” or “red car”, not “frog”" and "frog" in ranked.note
     monkeypatch.setattr("pucache.retrieval.query._TASK_ROWS", 7)
     assert pucache.retrieve_positives(bundled, k=None, **asked).keys == ranked.keys
+
+
+def test_words_and_pictures_rank_together_by_the_ranks_that_each_gives(bundled, tmp_path):
+    pytest.importorskip("tokenizers")
+    words = {"words": "a dress", "text_encoder": save_text_encoder(tmp_path / "texts")}
+    np.save(tmp_path / "query.npy", bundled.take(np.arange(3)))
+    like = {"like": tmp_path / "query.npy"}
+    alone = [pucache.retrieve_positives(bundled, k=None, device="cpu", **asked).rows for asked in (words, like)]
+    together = pucache.retrieve_positives(bundled, k=None, device="cpu", **words, **like)
+    expected = np.zeros(300)
+    for rows in alone:
+        expected[rows] += 1 / (60 + 1 + np.arange(300))
+    np.testing.assert_allclose(together.scores, np.sort(expected)[::-1], rtol=1e-6)
+    np.testing.assert_allclose(expected[together.rows], together.scores, rtol=1e-6)
+    assert together.scorer == f"the words “a dress”, and likeness to {tmp_path / 'query.npy'}" and together.note
 
 
 def test_rows_that_are_not_finite_are_named(bundled, tmp_path):
@@ -144,7 +160,6 @@ WRONG = {
     "nothing": ({}, "nothing says what is looked for"),
     "an empty text": ({"words": " "}, "words are empty"),
     "one of them empty": ({"words": ["a", ""]}, "words are empty"),
-    "words and pictures": ({"words": "a", "like": "b"}, "two ways to begin"),
     "only what it is not": ({"not_words": "a"}, "not_words goes with words"),
     "a text encoder for pictures": ({"like": "a", "text_encoder": "b"}, "text_encoder goes with words"),
     "weights alone": ({"weights": "b"}, "weights are of the cache's encoder, for words or pictures"),
@@ -166,7 +181,7 @@ def test_wrong_questions_are_refused_in_one_line(cache, name):
     [
         Query(("a dress", "an “evening” gown\n"), ("a shirt",)),
         Query(like=("photos/", "/q.npy")),
-        Query(("😀\u2028",)),
+        Query(("😀\u2028",), like=("photos/",)),
     ],
 )
 def test_a_query_is_read_as_it_was_recorded(query):

@@ -97,9 +97,12 @@ def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
         assert review.end() == 130
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with ReviewProcess(folder, "--positives", "found.txt", "--port", port, "--images", "moved") as review:
+        with ReviewProcess(
+            folder, "--positives", "found.txt", "--port", port, "--images", "moved", "--groups", r"(\d)\."
+        ) as review:
             client = review.client()
             assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
+            assert "10 groups: of the likely positives one image of each comes first" in review.printed
             assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
             client.close()
 

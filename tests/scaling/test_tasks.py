@@ -122,7 +122,8 @@ USAGE = {
     f"{EMBED} --engine ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
     f"{SCORE} --engine ray --workers 0": "the engine ray needs at least 1 worker, got 0",
     "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
-    f"{SCORE} --engine ray --neighbours {{f}}/shards": "neighbours are searched on this machine, into one table; leave",
+    f"{SCORE} --engine ray --neighbours {{f}}/shards": "scores are made on this machine alone with --neighbours",
+    f"{SCORE} --engine ray --append --day 2026-01-05": "scores are made on this machine alone with --append and --day",
     f"{RETRIEVE} --engine ray --index ivf --similarity topk": "an index is searched on one machine, not by the engine",
     f"{RETRIEVE} --engine ray --device cuda": "the engine ray ranks on processors; leave out device cuda",
 }

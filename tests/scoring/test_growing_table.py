@@ -151,6 +151,8 @@ def test_a_key_in_two_sources_is_evaluated_of_the_source_that_is_named(tmp_path,
     truth.write_text("key,label\nb.png,1\na.png,0\n")
     assert "--source" in one_line(LabelError, evaluate, out, truth)
     assert evaluate(out, truth, source=str(tmp_path / "one.h5"))["n"] == 2
+    score(model, tmp_path / "one.h5", tmp_path / "one.csv")
+    assert "has no column source" in one_line(LabelError, evaluate, tmp_path / "one.csv", truth, source="one")
     assert "no row of the source three" in one_line(LabelError, evaluate, out, truth, source="three")
 
 

@@ -1,0 +1,142 @@
+"""Listing the parts of a source's images, and cutting them out of decoded images."""
+
+from __future__ import annotations
+
+import io
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+import numpy as np
+from PIL import Image
+
+from ..errors import ImageError, SourceError
+from ..storage.atomic import open_regular
+from .decoding import REDUCED, Decoded, Decoding, decode_and_note, largest_scale, upright_size
+from .listing import Listing, ListingBuilder
+from .regions import BOXES, Region, grid_regions, part_key, square_regions
+from .source import Source, local_path
+
+_THREADS = 16  # that read headers
+Box = tuple[int, int, int, int]
+
+
+def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
+    """List a source: its images, or with `tiles` their parts, which one share takes together.
+
+    Tiles of pixels need the size of each image, which its header tells. Raises `SourceError` where the source names
+    boxes and the tiles are others, or the reverse.
+    """
+    boxes: dict[str, list[Region]] = getattr(source, "boxes", {})
+    if boxes and tiles != BOXES:
+        raise SourceError(
+            f"{source.name} names parts of images (columns x, y, w, h), and the encoder takes "
+            f"{f'tiles of {tiles}' if tiles else 'whole images'}; leave one of them out"
+        )
+    if tiles == BOXES and not boxes:
+        raise SourceError(
+            f"{source.name} names no parts of images, which the encoder takes; give a manifest with columns x, y, w, h"
+        )
+    images = source.scan()
+    if not tiles:
+        return images
+    builder = ListingBuilder()
+    builder.failures, builder.ignored = images.failures, images.ignored
+    positions: dict[str, int] = {}
+    grid = grid_regions(tiles)
+    if grid is None and not boxes:
+        regions: Sequence[list[Region] | str] = _squares(source, images.keys, tiles, decoding)
+    else:
+        regions = [grid or boxes[key] for key in images.keys]
+    for position, (key, its) in enumerate(zip(images.keys, regions, strict=True)):
+        if isinstance(its, str):
+            builder.add_failure(key, its)
+            continue
+        for part in (part_key(key, region) for region in its):
+            builder.add(part, *images.size_mtime[position].tolist())
+            positions[part] = position
+    return _with_order(builder.build(), images, positions)
+
+
+def _with_order(parts: Listing, images: Listing, positions: dict[str, int]) -> Listing:
+    """The parts, in the order and the groups of their images, whose numbers are the groups otherwise."""
+    of_image = np.array([positions[key] for key in parts.keys], np.int64)
+    groups = images.groups
+    if groups is None:  # so that a share holds the parts of those images that it would hold whole
+        groups = np.array([zlib.crc32(key.encode()) for key in images.keys], np.int64)
+    parts.groups = groups[of_image]
+    parts.order = of_image if images.order is None else images.order[of_image]
+    parts.reordered = images.reordered
+    return parts
+
+
+def _squares(source: Source, keys: list[str], tiles: str, decoding: Decoding) -> list[list[Region] | str]:
+    """Regions of each image, or why it has none."""
+
+    def regions(key: str) -> list[Region] | str:
+        try:
+            return square_regions(tiles, _size(source, key, decoding))
+        except ImageError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(1 if getattr(source, "sequential", False) else _THREADS) as pool:
+        return list(pool.map(regions, keys))
+
+
+def _size(source: Source, key: str, decoding: Decoding) -> tuple[int, int]:
+    """Size of an image by its header; raises `ImageError`."""
+    try:
+        if path := local_path(source, key):
+            with open_regular(path) as stream:
+                return upright_size(stream, decoding)
+        return upright_size(io.BytesIO(source.read(key)), decoding)
+    except OSError as error:
+        raise ImageError(f"cannot be read: {error.strerror}") from error
+
+
+def decode_pieces(
+    data: bytes, regions: Sequence[Region | None], sufficient_side: int, least_side: int, decoding: Decoding
+) -> tuple[Decoded, Iterator[Callable[[], Image.Image]]]:
+    """Decode an image once; return it, and functions that cut out each region (None: the whole) or raise `ImageError`.
+
+    Its scale leaves the shorter side of each part `sufficient_side` pixels where it has as many. A part fails that has
+    less than `least_side`, which the encoder takes, because the whole is too large to be decoded.
+    """
+    if None in regions:
+        decoded = decode_and_note(data, sufficient_side, decoding)
+        return decoded, (lambda: decoded.image for _ in regions)
+    size = upright_size(io.BytesIO(data), decoding)
+    boxes = [_box(region, size, least_side) for region in regions if region is not None]
+    sides = [min(box[2] - box[0], box[3] - box[1]) for box in boxes if not isinstance(box, str)]
+    if not sides:
+        return Decoded(Image.new("RGB", (1, 1))), (partial(_cut, Image.new("RGB", (1, 1)), size, box) for box in boxes)
+    decoded = decode_and_note(data, -(-sufficient_side * min(size) // min(sides)), decoding)
+    if decoded.partial.startswith(REDUCED):  # no part has lost what the encoder sees
+        decoded = decoded._replace(partial="")
+    return decoded, (partial(_cut, decoded.image, size, box) for box in boxes)
+
+
+def _box(region: Region, size: tuple[int, int], least_side: int) -> Box | str:
+    """The box of a region in the original, or why it cannot be cut out."""
+    try:
+        box = region.box(size)
+    except ImageError as error:
+        return str(error)
+    scale = largest_scale(size)
+    if scale > 1 and min(box[2] - box[0], box[3] - box[1]) < scale * least_side:
+        return (
+            f"{size[0]} x {size[1]} pixels can be decoded at 1/{scale}, at which the part {region} has fewer pixels "
+            f"than the {least_side} that the encoder takes; use larger parts, or cut the file"
+        )
+    return box
+
+
+def _cut(image: Image.Image, size: tuple[int, int], box: Box | str) -> Image.Image:
+    """Cut a box of the original, of this size, out of the decoded image, which may be smaller."""
+    if isinstance(box, str):
+        raise ImageError(box)
+    sides = zip(box, image.size * 2, size * 2, strict=True)
+    left, top, right, bottom = (round(edge * side / original) for edge, side, original in sides)
+    left, top = min(left, image.width - 1), min(top, image.height - 1)
+    return image.crop((left, top, max(right, left + 1), max(bottom, top + 1)))

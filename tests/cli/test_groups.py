@@ -1,0 +1,85 @@
+"""`--groups` of the commands: images that are not independent."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.command_line import refused, run, run_json
+from helpers.planted import planted, write_cache
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+COPIES = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A working directory with cache.h5 of groups of four copies, whose keys are GROUP/NUMBER, and their labels."""
+    folder = tmp_path_factory.mktemp("groups")
+    X, s, _ = planted(100, labelled=32)
+    rows = np.repeat(X, COPIES, axis=0)
+    rows = rows + np.random.default_rng(0).normal(scale=0.2, size=rows.shape)
+    keys = [f"{row // COPIES:03}/{row % COPIES}.png" for row in range(len(rows))]
+    write_cache(folder / "cache.h5", rows.astype(np.float32), keys)
+    labelled = [key for key, label in zip(keys, np.repeat(s, COPIES), strict=True) if label]
+    (folder / "found.txt").write_text("\n".join(labelled))
+    (folder / "one.txt").write_text("\n".join(labelled[:COPIES]))
+    (folder / "g.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys))
+    (folder / "half.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys[:200]))
+    (folder / "labels.csv").write_text("key,concept\n" + "".join(f"{key},found\n" for key in labelled))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+
+
+def test_a_table_and_a_pattern_train_one_model_whose_labels_and_intervals_count_groups():
+    of_table = run("train-pu cache.h5 --positives found.txt --groups g.csv --device cpu --out t.safetensors").stdout
+    assert "100 groups of images; the labelled positives are of 32 and count as 32, " in of_table
+    run("train-pu cache.h5 --positives found.txt --groups g.csv:patient --device cpu --out c.safetensors")
+    run("train-pu cache.h5 --positives found.txt --groups '(.*)/[^/]*' --device cpu --out p.safetensors")
+    assert len({Path(f"{name}.safetensors").read_bytes() for name in "tcp"}) == 1
+    run("train-pu cache.h5 --positives found.txt --device cpu --out alone.safetensors")
+    grouped, alone = (json.loads(Path(f"{name}.metrics.json").read_text()) for name in ("t", "alone"))
+    assert (grouped["groups"], grouped["estimates"]["labels"], grouped["labelled_positives"]) == (100, 32, 128)
+    assert "groups" not in alone and "design_effect" not in alone["estimates"]
+    widths = [one["prior_estimate"]["high"] - one["prior_estimate"]["low"] for one in (grouped, alone)]
+    assert widths[0] > 1.2 * widths[1]
+
+
+def test_concepts_the_prior_and_the_report_take_groups():
+    concepts = run_json("train-pu cache.h5 --concepts labels.csv --groups g.csv --device cpu --json")
+    assert concepts["concepts"][0]["groups"] == 100
+    alone = run_json("train-pu cache.h5 --positives found.txt --groups g.csv --device cpu --out a.safetensors --json")
+    prior = run_json("estimate-prior cache.h5 --positives found.txt --groups g.csv --device cpu --json")
+    assert prior["estimates"]["tilt"] == pytest.approx(alone["prior_estimate"])
+    page = "report cache.h5 --positives found.txt --groups g.csv --device cpu --sample 30 --out r.html"
+    assert "known positives are in 32 of 100 groups; images of " in run(page).stdout
+    assert "Groups with positives" in Path("r.html").read_text() and "32 groups" in Path("r.html").read_text()
+
+
+def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
+    ended = run("train-pu cache.h5 --positives one.txt --groups g.csv --device cpu --out f.safetensors")
+    assert "all 4 labelled positives are of one group and count as one label" in caplog.text
+    assert "1 group of labelled positives is too few to estimate prior" in ended.stdout
+
+
+def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
+    run("train-pu cache.h5 --positives found.txt --groups half.csv --device cpu --out h.safetensors")
+    assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
+
+
+@pytest.mark.parametrize("command", ["train-pu", "estimate-prior", "report", "review"])
+@pytest.mark.parametrize(
+    ("groups", "message"), [("no.csv", "no such file"), ("(", "regular expression"), ("(\\.png)", "one group")]
+)
+def test_what_names_no_groups_is_refused_before_any_work(command, groups, message):
+    assert message in refused(f"{command} cache.h5 --positives found.txt --groups '{groups}'")
+
+
+def test_the_table_of_groups_is_never_replaced():
+    before = Path("g.csv").read_bytes()
+    run("train-pu cache.h5 --positives found.txt --groups g.csv --out g.csv --force --device cpu", 1)
+    assert Path("g.csv").read_bytes() == before

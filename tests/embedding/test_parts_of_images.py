@@ -1,0 +1,239 @@
+"""Rows of parts of images: what of an image is embedded, how often it is read, and what is recorded of it."""
+
+import dataclasses
+import io
+import os
+from collections import Counter
+
+import h5py
+import numpy as np
+import pytest
+from helpers.pictures import encode
+from helpers.tiny import tiny_encoder
+from PIL import Image
+
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.cache.layout import version_of
+from pucache.embedding.embed import EmbedOptions, embed, run_embedding
+from pucache.encoders.encoder import load_encoder
+from pucache.errors import SourceError
+from pucache.images import decoding
+from pucache.images.regions import image_of, split_key
+from pucache.images.source import open_source
+
+SIZE = (96, 72)
+ODD = "a#xywh=1,2,3,4.png"
+
+
+def tiled(tiles):
+    """The tiny encoder, of parts of images."""
+    encoder = tiny_encoder()
+    encoder.spec = dataclasses.replace(encoder.spec, tiles=tiles)
+    return encoder
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Files of 96 x 72 pixels: of one the EXIF data say that it is turned, the name of one looks like a part's."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for number, name in enumerate(["0.png", "1.png", "turned.png", ODD]):
+        pixels = np.random.default_rng(number).integers(0, 256, (*SIZE[::-1], 3), np.uint8)
+        exif = Image.Exif()
+        exif[0x112] = 6 if name == "turned.png" else 1
+        (folder / name).write_bytes(encode(Image.fromarray(pixels), exif=exif))
+    return folder
+
+
+def upright(path):
+    return decoding.decode(path.read_bytes())
+
+
+def pixel_box(key, size):
+    return split_key(key)[1].box(size)
+
+
+class CountingSource:
+    """A folder that counts how often each image is read."""
+
+    def __init__(self, folder):
+        self._folder, self.name = open_source(folder), str(folder)
+        self.scan, self.reads = self._folder.scan, Counter()
+
+    def read(self, key):
+        self.reads[key] += 1
+        return self._folder.read(key)
+
+
+def write_manifest(path, *rows):
+    path.write_text("\n".join(["path,x,y,w,h", *rows]) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("tiles", ["3x2", "40 overlap 8", "boxes"])
+def test_the_row_of_a_part_is_that_of_a_file_of_its_pixels(photos, out, tmp_path, tiles):
+    source = photos
+    if tiles == "boxes":
+        source = write_manifest(tmp_path / "boxes.csv", *(f'"photos/{name}",3,5,40,60' for name in os.listdir(photos)))
+    encoder = tiled(tiles)
+
+    cache = embed(source, out, encoder)
+
+    assert {image_of(key).removeprefix("photos/") for key in cache.keys} == set(os.listdir(photos))
+    for key, row in zip(cache.keys, cache.X[:], strict=True):
+        image = upright(photos / image_of(key).removeprefix("photos/"))
+        assert image.size == (SIZE[::-1] if "turned" in key else SIZE)
+        np.testing.assert_allclose(row, encoder([image.crop(pixel_box(key, image.size))])[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("tiles", ["2x2", "9x9"])  # fewer and more than a chunk has
+def test_an_image_is_read_once_for_all_its_parts(photos, out, tiles, workers):
+    source = CountingSource(photos)
+
+    cache = embed(source, out, tiled(tiles), workers=workers)
+
+    assert len(cache) == 4 * len(tiles.split("x")[0]) * int(tiles[0]) ** 2
+    assert workers or set(source.reads.values()) == {1}  # processes count on their own
+    X = embed(photos, out.with_name("again.h5"), tiled(tiles), workers=0).X[:]
+    np.testing.assert_array_equal(cache.X[:], X)
+
+
+def test_parts_of_one_image_are_no_twins_by_digest_and_those_of_a_copy_are(photos, out):
+    (photos / "copy.png").write_bytes((photos / "0.png").read_bytes())
+    encoder = tiled("2x2")
+
+    cache = embed(photos, out, encoder)
+
+    digests = dict(zip(cache.keys, map(bytes, cache.digest_matrix), strict=True))
+    assert len(set(digests.values())) == 4 * 4
+    assert all(digests[key] == digests[key.replace("0.png", "copy.png")] for key in digests if "0.png" in key)
+
+
+def test_shards_hold_whole_images_and_give_the_rows_of_one_run(photos, out):
+    whole = embed(photos, out, tiled("3x3"))
+    shards = []
+    for number in (1, 2, 3):
+        options = EmbedOptions(shard=(number, 3))
+        try:
+            report = run_embedding(photos, out.with_name(f"{number}.h5"), tiled("3x3"), options=options)
+        except SourceError:  # none of four images
+            continue
+        shards.append(EmbeddingCache(report.cache))
+
+    images = [{image_of(key) for key in shard.keys} for shard in shards]
+    assert sum(map(len, images)) == len(set().union(*images)) == 4
+    rows = {key: row.tobytes() for shard in shards for key, row in zip(shard.keys, shard.X[:], strict=True)}
+    assert rows == {key: row.tobytes() for key, row in zip(whole.keys, whole.X[:], strict=True)}
+
+
+def test_an_image_that_cannot_be_read_is_recorded_once_and_a_part_by_itself(photos, out, tmp_path):
+    (photos / "bad.png").write_bytes(b"nothing")
+    manifest = write_manifest(
+        tmp_path / "m.csv", "photos/bad.png,0,0,9,9", "photos/bad.png,9,9,9,9", "photos/0.png,90,0,7,9",
+        "photos/0.png,0,0,9,9", "photos/none.png,0,0,9,9", "photos/none.png,0,1,9,9",
+    )  # fmt: skip
+    first = embed(manifest, out, tiled("boxes"))
+
+    again = run_embedding(manifest, out, tiled("boxes"))
+
+    assert list(first.keys) == ["photos/0.png#xywh=0,0,9,9"]
+    assert first.failures == again.failures == {
+        "photos/0.png#xywh=90,0,7,9": "the part 90,0,7,9 lies outside of its 96 x 72 pixels",
+        "photos/bad.png": "not an image in a known format (all 2 parts)",
+        "photos/none.png": "cannot be read: No such file or directory",
+    }  # fmt: skip
+    assert not again.written and again.kept == 1
+
+
+def test_squares_of_small_and_damaged_images_are_recorded_when_they_are_listed(photos, out):
+    (photos / "small.png").write_bytes(encode(Image.new("RGB", (96, 20))))
+    embed(photos, out, tiled("40"))
+    damaged = (photos / "0.png").read_bytes()[:20]
+    (photos / "0.png").write_bytes(damaged)
+
+    cache = embed(photos, out, tiled("40"))
+
+    assert "smaller than a tile of 40" in cache.failures["small.png"]
+    assert set(cache.failures) == {"small.png", "0.png"}
+    assert "0.png" not in {image_of(key) for key in cache.keys}  # its former parts are gone as an image's row is
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ("0.png,-1,0,5,5", "row 2 .x = -1"),
+        ("0.png,0,0,0,5", "a width and a height above 0"),
+        ("0.png,0,0,-5,5", "a width and a height above 0"),
+        ("0.png,0,,5,5", "y = nothing"),
+        ("0.png,0,nan,5,5", "y = nan"),
+        ("0.png,inf,0,5,5", "x = inf"),
+        ("0.png,0,0,1e300,5", "w = 1e300"),
+        ("0.png,left,0,5,5", "x = left"),
+        ("0.png,0.5,0.5,1,1\n0.png,0,0,2,2", "the box 0,0,2,2 of '0.png' twice"),
+    ],
+)
+def test_a_box_that_is_none_is_refused_before_anything_is_written(photos, out, row, problem):
+    manifest = write_manifest(photos / "m.csv", row)
+
+    with pytest.raises(SourceError, match=problem):
+        embed(manifest, out, tiled("boxes"))
+    assert not list(out.parent.iterdir())
+
+
+@pytest.mark.parametrize("tiles", ["", "3x3"])
+def test_boxes_and_other_tiles_are_not_mixed(photos, out, tmp_path, tiles):
+    manifest = write_manifest(tmp_path / "m.csv", "photos/0.png,0,0,9,9")
+
+    with pytest.raises(SourceError, match="names parts of images .* the encoder takes " + (tiles and "tiles of 3x3")):
+        embed(manifest, out, tiled(tiles))
+    with pytest.raises(SourceError, match="names no parts of images"):
+        embed(photos, out, tiled("boxes"))
+
+
+def test_caches_of_parts_have_their_own_format_version_and_others_stay_as_they_were(photos, out):
+    embed(photos, out, tiled("2x2"))
+    embed(photos, out.with_name("whole.h5"), tiny_encoder())
+
+    with h5py.File(out) as parts, h5py.File(out.with_name("whole.h5")) as whole:
+        assert parts.attrs["version"] == 3 and b'"tiles":"2x2"' in parts.attrs["encoder"]
+        assert whole.attrs["version"] == 2 and b"tiles" not in whole.attrs["encoder"]
+    assert version_of(tiny_encoder().spec) == 2
+
+
+def test_nothing_of_a_part_is_cropped_away():
+    """What lies at a seam is whole in the input of a part that holds it."""
+    encoder = load_encoder(tiles="2x2", device="cpu", precision="fp32", runtime="torch")
+    picture = np.zeros((300, 400, 3), np.uint8)
+    picture[:, -12:] = picture[-12:] = 255  # 3 and 4 % of it, where the usual crop takes 6 %
+
+    pixels = encoder.preprocess(Image.fromarray(picture)).numpy()
+
+    assert (encoder.spec.crop_pct, encoder.spec.crop_mode) == (1.0, "squash")
+    assert pixels.shape == (224, 224, 3)
+    assert (pixels[:, -3:] > 200).all() and (pixels[-5:] > 200).all() and (pixels[:200, :200] < 50).all()
+
+
+@pytest.mark.parametrize("tiles", ["4x4", "8x8"])
+def test_an_image_above_the_limit_is_read_at_the_scale_that_its_parts_bear(tmp_path, out, monkeypatch, tiles):
+    """Of 480 x 480 pixels 240 x 240 can be decoded: parts of 120 keep 60 pixels, parts of 60 would keep 30 of 32."""
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 240 * 240)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
+    (tmp_path / "large").mkdir()
+    gradient = np.add.outer(np.arange(480), np.arange(480)).astype(np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(gradient).convert("RGB").save(stream, "JPEG")
+    (tmp_path / "large" / "0.jpg").write_bytes(stream.getvalue())
+    (tmp_path / "large" / "1.png").write_bytes(encode(Image.new("RGB", (480, 480))))
+    (tmp_path / "large" / "2.png").write_bytes(encode(Image.new("RGB", (64, 64))))
+    encoder = tiled(tiles)
+    encoder.spec = dataclasses.replace(encoder.spec, decoder=decoding.Decoding(large_images=True).decoder)
+
+    report = run_embedding(tmp_path / "large", out, encoder)
+
+    count = int(tiles[0]) ** 2
+    assert "at most 57,600 are decoded" in report.failures["1.png"]
+    assert report.rows == count * (1 + (tiles == "4x4")) and not report.partial
+    if tiles == "8x8":
+        reasons = [reason for key, reason in report.failures.items() if image_of(key) == "0.jpg"]
+        assert len(reasons) == count and all("decoded at 1/2, at which the part" in reason for reason in reasons)
