@@ -61,6 +61,12 @@ from .progress import terminal_progress
 @options.option(
     "--moved", is_flag=True, help="Accept a source with another path than the one that its cache was made from."
 )
+@options.option(
+    "--by-image",
+    is_flag=True,
+    help="For a model of parts of images: a row for each image, with the scores of its part with the largest margin, "
+    "and where that lies.",
+)
 @options.encoding
 @options.strict
 @options.force
@@ -76,6 +82,7 @@ def score(
     append: bool,
     day: str | None,
     moved: bool,
+    by_image: bool,
     shard: tuple[int, int],
     engine: str,
     address: str | None,
@@ -121,8 +128,11 @@ def score(
             "--shards N, then score FOLDER"
         )
     if engine == "ray":
-        if append or day is not None or moved:
-            raise ValueError("a table grows on this machine; leave out the engine ray, or --append, --day and --moved")
+        if append or day is not None or moved or by_image:
+            raise ValueError(
+                "a table grows, or has a row for each image, on this machine; leave out the engine ray, or --append, "
+                "--day, --moved and --by-image"
+            )
         if neighbours is not None:
             raise ValueError("neighbours are searched on this machine, into one table; leave out the engine ray")
         if isinstance(classifier, ConceptModels):
@@ -144,6 +154,7 @@ def score(
             append=append,
             day=day,
             moved=moved,
+            largest_part=by_image,
             shard=shard,
             force=force,
             workers=workers,
