@@ -67,6 +67,12 @@ from .progress import terminal_progress
 @options.option(
     "--moved", is_flag=True, help="Accept a source with another path than the one that its cache was made from."
 )
+@options.option(
+    "--by-image",
+    is_flag=True,
+    help="For a model of parts of images: a row for each image, with the scores of its part with the largest margin, "
+    "and where that lies.",
+)
 @options.encoding
 @options.strict
 @options.force
@@ -83,6 +89,7 @@ def score(
     append: bool,
     day: str | None,
     moved: bool,
+    by_image: bool,
     shard: tuple[int, int],
     engine: str,
     address: str | None,
@@ -130,6 +137,7 @@ def score(
         )
     if engine == "ray":
         given = {"append": append, "day": day, "moved": moved, "neighbours": neighbours, "exclusive": exclusive}
+        given["by-image"] = by_image
         here = [f"--{name}" for name, value in given.items() if value]
         if here or isinstance(classifier, ConceptModels):
             what_for = " and ".join(here) or "a folder of models"
@@ -150,6 +158,7 @@ def score(
             append=append,
             day=day,
             moved=moved,
+            largest_part=by_image,
             shard=shard,
             force=force,
             workers=workers,

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -181,8 +181,11 @@ class QueryScorer:
         """The encoder that a cache was made with; raises `EncoderError` where the one at hand is another."""
         spec = cache.encoder
         options = EncoderOptions(spec.name, self.query.weights, self.device, decoding=Decoding.of(spec.decoder))
+        options = replace(options, tiles=spec.tiles)
         encoder = options.load(like=spec)
         _require_encoder(cache, encoder.spec)
+        if spec.tiles:  # a picture stands for a part, and is taken whole
+            encoder.spec = replace(encoder.spec, tiles="1x1")
         return encoder
 
 

@@ -255,7 +255,8 @@ def _preprocessing(spec: EncoderSpec, *, resizes: bool) -> str:
     """What is to be done with images before the graph."""
     decode = (
         f"decode to upright RGB, transparency over white; of JPEG files what Image.draft reads where the shorter side "
-        f"keeps {2 * max(_target(spec))} pixels"
+        f"{'of each part ' if spec.tiles else ''}keeps {2 * max(_target(spec))} pixels"
+        f"{f'; cut into parts (tiles {spec.tiles}), each of which is an input' if spec.tiles else ''}"
     )
     if resizes:
         return decode

@@ -31,9 +31,11 @@ from ..training.sklearn_classifier import PULinearClassifier
 from .growing_table import GrowingTable, cache_of_source, model_digest, one_writer
 from .new_images import NewImages, check_new_images
 from .score_tables import (
+    BY_IMAGE_TYPES,
     TYPES,
     EarlierScores,
     ScoredRows,
+    by_image,
     check_table,
     part_outputs,
     read_scores,
@@ -107,6 +109,7 @@ def score(
     append: bool = False,
     day: str | None = None,
     moved: bool = False,
+    largest_part: bool = False,
     weights: str | Path | None = None,
     device: str = "auto",
     precision: str = "auto",
@@ -158,6 +161,9 @@ def score(
         Only with `append`: ISO date of rows that are new, which is never taken from the clock.
     moved : bool
         Only for images: see `pucache.embed`. With `append`, rows of the source take its new name.
+    largest_part : bool
+        Only for a model of parts of images: write a row for each image, the scores of its part with the largest margin,
+        and in the column part where that lies.
     weights, device, precision, runtime, batch_size
         Only for images: of the encoder, see `pucache.load_encoder`.
     shard, workers
@@ -206,6 +212,8 @@ def score(
             from .neighbour_scores import Pile  # imports torch
 
             pile = Pile.of(model, neighbours)
+    if largest_part:
+        _check_parts(model, append=append, parts=parts)
     if append and parts is not None:
         raise ValueError("a table grows as a whole; leave out append, or parts")
     if day is not None and not append:
@@ -244,9 +252,23 @@ def score(
         model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
         for part, table, known in zip(caches, tables, earlier, strict=True):
             rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
-            sums = _write(part, table, TYPES, rows if known is None else known.kept(rows), growing)
+            rows = rows if known is None else known.kept(rows)
+            if largest_part:
+                of_images = by_image(rows)
+                sums = write_table(table, BY_IMAGE_TYPES, [of_images])
+                report = replace(report, rows=len(of_images["key"]))
+            else:
+                sums = _write(part, table, TYPES, rows, growing)
             report = replace(report, positives=report.positives + sums["label"])
         return report if pile is None else replace(report, neighbours=pile.cache)
+
+
+def _check_parts(model: PULinearClassifier | ConceptModels, *, append: bool, parts: str | None) -> None:
+    """Raise ValueError where the largest part of each image is asked for and there are no parts, or no one table."""
+    if append or parts is not None or isinstance(model, ConceptModels):
+        raise ValueError("scores by image are of one model, in one table that is written anew; leave out by image")
+    if model.encoder_ is None or not model.encoder_.tiles:
+        raise ValueError(f"the model was trained on whole images ({model.encoder_}); leave out by image")
 
 
 def _score_concepts(

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..cache.local_copies import folder_of
 from ..errors import LabelError, OutputError, one_line
+from ..images.regions import split_key
 from ..labels.label_files import name_first
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import SCORES, TABLE
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(TYPES)
+BY_IMAGE_TYPES = {**TYPES, "part": "string"}
 FORMATS = ("csv", "parquet")
 _QUOTED, _PLAIN = rb'"[^"]*+(?:""[^"]*+)*+"', rb'(?:[^",\r\n][^,\r\n]*+)?'
 _CELLS = re.compile(rb"(?:(?:%b|%b)(?:,|\r\n?|\n|\Z))*+" % (_QUOTED, _PLAIN))  # RFC 4180
@@ -69,6 +71,28 @@ def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
     Raises `OutputError` where it cannot be written.
     """
     return write_table(out, TYPES, blocks)["label"]
+
+
+def by_image(blocks: Iterable[ScoredRows]) -> ScoredRows:
+    """Of each image the scores of its part with the largest margin, and in the column part where that lies."""
+    best: dict[str, tuple[Any, ...]] = {}
+    for block in blocks:
+        keys = [key.decode() if isinstance(key, bytes) else key for key in block["key"]]
+        posteriors = [None] * len(keys) if block["posterior"] is None else block["posterior"].tolist()
+        for key, margin, *others in zip(
+            keys, block["margin"].tolist(), posteriors, block["label"].tolist(), strict=True
+        ):
+            image, region = split_key(key)
+            if image not in best or margin > best[image][0]:
+                best[image] = (margin, *others, str(region))
+    margins, posteriors, labels, regions = zip(*best.values(), strict=True)
+    return {
+        "key": list(best),
+        "margin": np.array(margins, np.float32),
+        "posterior": None if None in posteriors else np.array(posteriors),
+        "label": np.array(labels, np.int8),
+        "part": list(regions),
+    }
 
 
 def wide_types(concepts: Iterable[str], *, exclusive: bool = False) -> dict[str, str]:
