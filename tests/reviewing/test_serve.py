@@ -166,7 +166,7 @@ def test_export_without_a_session_is_one_line_and_without_a_label_an_empty_table
 
 @pytest.fixture
 def demo_done(monkeypatch):
-    monkeypatch.setattr("pucache.demonstration.demo", lambda folder, **_: {})
+    monkeypatch.setattr("pucache.demonstration.demo", lambda folder, **_: {"found_by_words": None})
     monkeypatch.setattr("pucache.cli.demo._lines", lambda result, folder: ["done"])
 
 
@@ -177,7 +177,7 @@ def test_the_demo_ends_with_the_command_that_opens_its_pile(folder, demo_done):
     assert command == ["pucache", "review", "my demo/pile.h5", "--positives", "my demo/positives.txt"]
     context = main.commands["review"].make_context("review", command[2:])
     assert context.params["positives"] == "my demo/positives.txt"
-    assert run("demo", "x", "--json").stdout == "{}\n"
+    assert json.loads(run("demo", "x", "--json").stdout) == {"found_by_words": None}
 
 
 def test_the_demo_opens_its_pile_where_asked_to(folder, demo_done, monkeypatch):
