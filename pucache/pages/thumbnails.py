@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageDraw
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SourceError, one_line
@@ -94,6 +94,13 @@ class RowImages:
 
     def read(self, row: int, side: int) -> RowImage:
         """Decode the image of a row, scaled down to at most `side` pixels a side; never raises for an image."""
+        return self._read(row, side, place=False)
+
+    def read_place(self, row: int, side: int) -> RowImage:
+        """As `read`, of the whole image that the row is a part of, with a frame around the part."""
+        return self._read(row, side, place=True)
+
+    def _read(self, row: int, side: int, *, place: bool) -> RowImage:
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()
@@ -104,7 +111,11 @@ class RowImages:
         since, problem = self._silent.get(host, (-math.inf, ""))
         if time.monotonic() - since < SILENT_SECONDS:  # it is not asked four times for each picture
             return RowImage(problem=problem)
-        image, answered = _read(source, key, region, digest, side, decoding)
+        if place and region is not None:
+            image, answered = _read(source, key, None, bytes(32), side, decoding)
+            image = image if image.pixels is None else _framed(image, image.pixels, region)
+        else:
+            image, answered = _read(source, key, region, digest, side, decoding)
         if not answered:
             self._silent[host] = time.monotonic(), image.problem
         return image
@@ -175,6 +186,20 @@ def _read(
         width, height = height, width
     changed = any(expected_digest) and part_digest(image_digest(data), region) != expected_digest
     return RowImage(picture, width, height, CHANGED if changed else "", path), True
+
+
+def _framed(image: RowImage, pixels: Image.Image, region: Region) -> RowImage:
+    """A whole image with a frame around a region, or without where the file has changed and has no such region."""
+    try:
+        edges = region.box((image.width, image.height))
+    except PUCacheError:
+        return image
+    left, top, right, bottom = np.array(edges) * np.tile(np.divide(pixels.size, (image.width, image.height)), 2)
+    picture = pixels.convert("RGB")
+    draw = ImageDraw.Draw(picture)
+    for grown, colour in ((1, "black"), (0, "white")):  # seen on any ground
+        draw.rectangle([left - grown, top - grown, right + grown, bottom + grown], outline=colour, width=2)
+    return replace(image, pixels=picture)
 
 
 def _size(data: bytes) -> tuple[int, int]:

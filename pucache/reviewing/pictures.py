@@ -18,9 +18,10 @@ from pathlib import Path
 from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..pages.thumbnails import RowImages
+from ..pages.thumbnails import RowImage, RowImages
 
-SIDES = {"card": 640, "original": 4096}  # greatest width and height in pixels
+PLACE = "place"  # the whole image of a part, with a frame around the part
+SIDES = {"card": 640, "original": 4096, PLACE: 240}  # greatest width and height in pixels
 SMALL = 256  # pixels; smaller pictures are encoded without loss, as every pixel of them is seen
 MEMORY = 128 << 20  # bytes of encoded pictures that are kept
 PROBLEM_SECONDS = 20.0  # for which an image that cannot be read is not tried again
@@ -133,7 +134,8 @@ class Pictures:
     def _make(self, name: tuple[int, str]) -> Picture:
         row, size = name
         try:
-            picture = self._encoded(row, SIDES[size])
+            read = self._images.read_place if size == PLACE else self._images.read
+            picture = self._encoded(read(row, SIDES[size]))
             with self._lock:
                 self._keep(name, picture)
             return picture
@@ -141,8 +143,7 @@ class Pictures:
             with self._lock:
                 self._pending.pop(name, None)
 
-    def _encoded(self, row: int, side: int) -> Picture:
-        image = self._images.read(row, side)
+    def _encoded(self, image: RowImage) -> Picture:
         if image.pixels is None:
             return Picture(b"", "", problem=image.problem)
         data, media_type = encode(image.pixels)

@@ -147,6 +147,7 @@ class ReviewService:
         return {
             "row": row,
             "key": self.session.cache.keys[row],
+            "part": bool(self.session.cache.encoder.tiles),
             "problem": "" if picture is None else picture.problem,
             "note": "" if picture is None else picture.note,
             "serial": 0 if decision is None else decision.serial,

@@ -191,7 +191,7 @@ def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, tmp_pa
         shown = set()
         for _ in range(40):
             for card in client.next(2):
-                assert set(card) == {"row", "key", "problem", "note", "serial"}
+                assert set(card) == {"row", "key", "part", "problem", "note", "serial"}
                 assert card["key"] == f"{card['row']:03}.png"
                 assert card["serial"] == 0, "also where it was decided before, and is shown to see whether it is seen"
                 client.decide(card, "positive" if card["row"] < 25 else "negative")

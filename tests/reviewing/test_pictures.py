@@ -1,3 +1,5 @@
+import dataclasses
+import io
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,9 +9,14 @@ from helpers.hangs import HANG_SECONDS
 from helpers.pictured import folder_of, shaded
 from helpers.pictures import encode
 from helpers.reviews import picture_of
+from helpers.tiny import tiny_encoder
 from PIL import Image
 
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding.embed import run_embedding
 from pucache.errors import SourceError
+from pucache.images.regions import split_key
+from pucache.images.source import open_source
 from pucache.reviewing import pictures as module
 from pucache.reviewing.pictures import SIDES, Pictures
 
@@ -152,3 +159,24 @@ def test_a_problem_of_all_images_is_found_by_looking_at_a_few(pictures_of, tmp_p
     monkeypatch.setattr(slow._images, "read", lambda row, side: go_on.wait(HANG_SECONDS) and read(row, side))
     assert slow.common_problem() == "", "the server does not wait for a slow source"
     go_on.set()
+
+
+def test_of_a_part_its_place_in_the_whole_image_is_shown(tmp_path):
+    (tmp_path / "photos").mkdir()
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "photos" / "a.png")
+    encoder = tiny_encoder()
+    encoder.spec = dataclasses.replace(encoder.spec, tiles="2x3")
+    run_embedding(open_source(tmp_path / "photos"), tmp_path / "parts.h5", encoder)
+    cache = EmbeddingCache(tmp_path / "parts.h5")
+    pictures = Pictures(cache)
+    try:
+        row = next(
+            row for row, key in enumerate(cache.keys) if split_key(key)[1].box((300, 200)) == (100, 100, 200, 200)
+        )
+        sent = np.asarray(Image.open(io.BytesIO(pictures.get(row, "place").data)).convert("RGB")).astype(int)
+        part = Image.open(io.BytesIO(pictures.get(row).data))
+    finally:
+        pictures.close()
+    assert part.size == (100, 100) and sent.shape == (160, 240, 3)
+    white = (sent.min(2) > 200).nonzero()
+    assert [white[0].min(), white[0].max(), white[1].min(), white[1].max()] == pytest.approx([80, 160, 80, 160], abs=2)

@@ -9,7 +9,7 @@ const LOADING = 3; // images loaded at once: a browser has six connections, and 
 const CARD = 600; // pixels of a longer side from which an image is taken for a reduced one
 const MAX_ENLARGEMENT = 12; // a tiny image is not blown up further
 
-const items = []; // {row, key, problem, note, made, version, seen, status: "", "loading", "shown" or "absent", image}
+const items = []; // {row, key, part, problem, note, made, version, seen, status: "", "loading", "shown" or "absent", image}
 let current = 0;
 let isPage = false;
 let version; // of the ranking
@@ -73,10 +73,10 @@ function take(images, spare, ranking, correction) {
   for (const item of gone) items.splice(items.indexOf(item), 1);
   const held = items.filter((item) => !decisionOf(item) || (decisionOf(item) === "skipped" && !skippedAgain));
   const taken = new Set([...held, ...waiting].map(({ row }) => row));
-  for (const { row, key, problem, note, serial } of images) {
+  for (const { row, key, part, problem, note, serial } of images) {
     if (taken.has(row)) continue;
     const again = gone.find((item) => item.row === row);
-    items.push(again ?? newItem({ row, key, problem: problem ?? "", note: note ?? "", version: ranking, correction }));
+    items.push(again ?? newItem({ row, key, part, problem: problem ?? "", note: note ?? "", version: ranking, correction }));
     if (serial || !inForce.has(row)) inForce.set(row, serial ?? 0);
   }
   skippedAgain = false;

@@ -45,6 +45,8 @@ function drawOne() {
   byId("stage").dataset.status = item.status || "loading";
   byId("stage").className = decisionOf(item);
   byId("stage-picture").replaceChildren(...(item.image ? [item.image] : []));
+  byId("stage-place").hidden = !(item.part && item.image);
+  if (item.part && item.image) byId("stage-place").src = address(item, "place");
   clearTimeout(pause);
   if (item.image) pause = setTimeout(sharpen, PAUSE, item);
   const absent = item.status === "absent";
