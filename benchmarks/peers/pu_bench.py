@@ -110,9 +110,8 @@ def cells(data: list[str], seeds: int, quick: bool) -> list[dict]:
     learners = [DEFAULT] if quick else [DEFAULT, *sorted(PEERS)]
     return [
         {"data": name, "choice": choice, "c": c, "seed": seed, "learner": learner}
-        for seed in range(1 if quick else seeds)
         for learner in learners
-        if seed == 0 or learner not in FIRST_SEED
+        for seed in range(1 if quick or learner in FIRST_SEED else seeds)
         for name, choice, c in wanted
     ]
 
