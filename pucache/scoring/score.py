@@ -218,27 +218,21 @@ def score(
         raise ValueError("a table grows as a whole; leave out append, or parts")
     if day is not None and not append:
         raise ValueError("a day is for a table that grows; add append, or leave it out")
+    encoder = EncoderOptions(
+        weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
+    )
+    embedding: dict[str, Any] = {"shard": shard, "workers": workers, "moved": moved, "progress": progress}
     with one_writer(out) if append else nullcontext():
-        growing = (
-            _growing(model, out, day, pile, exclusive) if append else None
-        )  # is checked before images are embedded
+        # the growing table is checked before images are embedded
+        growing = _growing(model, out, day, pile, exclusive) if append else None
         source = _source_of(images)
-        encoder = EncoderOptions(
-            weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
-        )
-        if source is not None:
-            if parts is not None:
-                raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
-            name = source if isinstance(source, str) else source.name
-            cache = cache or (cache_of_source(out, name) if append else os.path.splitext(out)[0] + ".h5")
-            before = CacheFile(Path(cache)).source if moved and not is_url(cache) and Path(cache).is_file() else None
-            embedding: dict[str, Any] = {"shard": shard, "workers": workers, "moved": moved, "progress": progress}
-            opened = embed_for(model, source, cache, encoder, **embedding)
-            if growing is not None and before:
-                growing.rename(before, _one_source(opened))
-        else:
+        if source is None:
             _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
             opened = open_cache(images)  # type: ignore[arg-type]
+        elif parts is not None:
+            raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
+        else:
+            opened = _embedded(model, source, out, cache, encoder, growing, **embedding)
         report, tables = planned(model, opened, out, parts, force=force)
         caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
         if isinstance(model, ConceptModels):
@@ -261,6 +255,27 @@ def score(
                 sums = _write(part, table, TYPES, rows, growing)
             report = replace(report, positives=report.positives + sums["label"])
         return report if pile is None else replace(report, neighbours=pile.cache)
+
+
+def _embedded(
+    model: PULinearClassifier | ConceptModels,
+    source: str | Source,
+    out: str | Path,
+    cache: str | Path | None,
+    encoder: EncoderOptions,
+    growing: GrowingTable | None,
+    **embedding: Any,
+) -> EmbeddingCache:
+    """The cache of the embeddings of a source of images, which is written or updated."""
+    if cache is None:
+        name = source if isinstance(source, str) else source.name
+        cache = os.path.splitext(out)[0] + ".h5" if growing is None else cache_of_source(out, name)
+    moved = embedding["moved"] and not is_url(cache) and Path(cache).is_file()
+    before = CacheFile(Path(cache)).source if moved else None
+    opened = embed_for(model, source, cache, encoder, **embedding)
+    if growing is not None and before:
+        growing.rename(before, _one_source(opened))
+    return opened
 
 
 def _check_parts(model: PULinearClassifier | ConceptModels, *, append: bool, parts: str | None) -> None:
