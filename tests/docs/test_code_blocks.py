@@ -56,6 +56,7 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "not run: needs a network; parsed only": 2,
     "not run: needs a GPU; parsed only": 1,
     "not run: needs a text encoder; parsed only": 1,
+    "not run: needs images of your own; parsed only": 3,
     "not run: needs another tool; parsed only": 2,
     "not run: serves pages; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
