@@ -163,6 +163,9 @@ PAGES = (
         "a cache by pucache embed",
         "",
     ),
+    ResultPage(
+        "parts", "small things in large images, by tiles", "quality.parts", "DIR FOLDER", 5, CIFAR, BY_HAND, "", ""
+    ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
 )
