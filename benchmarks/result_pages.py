@@ -166,6 +166,17 @@ PAGES = (
     ResultPage(
         "parts", "small things in large images, by tiles", "quality.parts", "DIR FOLDER", 5, CIFAR, BY_HAND, "", ""
     ),
+    ResultPage(
+        "exclusive",
+        "kinds of which an image has one: accuracy beside an argmax and logistic regression",
+        "quality.exclusive",
+        "DIR --draws 3",
+        15,
+        CIFAR,
+        BY_HAND,
+        "",
+        "",
+    ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
     ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
 )
