@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
+from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, within_both
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
 from ..estimates.groups import design_effect
@@ -151,7 +151,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     if audited is not None:
         drawn: dict[str, Any] = {"prior": prior, "tilt": tilt, "design_effect": effect}
         by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **drawn)
-        by_audit = (narrower(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
+        by_audit = (within_both(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
     estimates = {"risk": risk, "clamped": clamped, **figures, **by_audit}
     estimates |= {} if rows.clusters is None else {"design_effect": effect}
@@ -334,11 +334,14 @@ def _estimate_prior(
     if (prior is None or audited is not None) and count.has_estimates:
         most = np.inf if effect == 1 else count.labels
         grouped: dict[str, float] = {"design_effect": effect, "most_labels": most}
-        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds, **grouped)
-        prior = estimated.prior
+        bounds = labels.interval_bounds
+        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=bounds, **grouped)
+        assert estimated.prior is not None  # an estimate lacks its number only once it is stated
+        prior = float(np.clip(estimated.prior, *labels.bounds))
+        estimated = replace(estimated, prior=prior)
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
-    assert prior is not None  # an estimate lacks its number only once it is stated
+    assert prior is not None
     if audited is not None:
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)
