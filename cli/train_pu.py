@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pucache.cache.embedding_cache import EmbeddingCache, open_cache
-from pucache.estimates.audited_prior import COMBINED
+from pucache.estimates.audited_prior import COMBINED, new_images_text
 from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
@@ -228,7 +228,7 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
         names.remove("auc")  # which the audit says nothing about
         yield (
             f"estimated among the unlabelled of the pile, from {audit['draws']:,} images that the review drew at random"
-            f"{both}, with {audit['level']:.0%} intervals; on new images precision may be lower:"
+            f"{both}, with {audit['level']:.0%} intervals:"
         )
     elif interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
@@ -239,6 +239,7 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
     else:
         yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
     yield "  " + "   ".join([*(f"{_FIGURES[name]} {stated_text(estimates, name)}" for name in names), called])
+    yield from filter(None, [new_images_text(estimates)])
 
 
 def _neighbours(model: PULinearClassifier) -> dict[str, Any]:

@@ -31,7 +31,7 @@ import numpy as np
 from scipy.special import betaincinv, expit, logit
 
 from .calibration import LEAST, MOST, Tilt, shift_to_mean
-from .intervals import LEVEL, interval_of
+from .intervals import LEVEL, interval_of, stated_text
 from .priors import PriorEstimate
 
 METHOD = "audit"  # name of an estimate of the prior that rests on an audit
@@ -41,6 +41,7 @@ CONTRADICTION = (
     "the figures rest on the random images alone."
 )
 FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
+WORDS = {"recall": "recall", "precision": "precision", "f1": "F1"}
 _TAIL = (1 - LEVEL) / 2
 _LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
 RIGHT, WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
@@ -197,6 +198,20 @@ def within_both(audited: Mapping[str, float | None], stated: Mapping[str, Any]) 
             within = None if point is None else min(max(point, low), high)
             chosen |= {name: within, f"{name}_low": low, f"{name}_high": high}
     return chosen
+
+
+def of_new_images(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Recall, precision and F1 with their limits, under the names that those of new images have."""
+    return {f"{name}_of_new_images{end}": figures[f"{name}{end}"] for name in WORDS for end in ("", "_low", "_high")}
+
+
+def new_images_text(estimates: Mapping[str, Any]) -> str:
+    """Figures of new images in words; "" where no review has measured them."""
+    names = {f"{name}_of_new_images": word for name, word in WORDS.items()}
+    if any(interval_of(estimates, name) is None for name in names):
+        return ""
+    stated = "   ".join(f"{word} {stated_text(estimates, name)}" for name, word in names.items())
+    return f"of new images, if they are like those of the pile and as large a share is positive: {stated}"
 
 
 def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
