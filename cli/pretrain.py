@@ -118,7 +118,6 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Compile the training step: the same results up to rounding, in less time on a GPU. auto: on a GPU, where "
     "more than five minutes of training are left.",
 )
-@options.option("--tensorboard", is_flag=True, help="Also log for TensorBoard, in RUN_DIR/tensorboard.")
 @options.device
 @options.seed
 @options.strict

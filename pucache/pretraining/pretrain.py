@@ -42,7 +42,7 @@ from .dataset import (
 from .network import Network, NetworkConfig, build_network
 from .probe import Probe
 from .recipes import Recipe, find_recipe
-from .run_folder import PretrainReport, RunFolder, require_tensorboard
+from .run_folder import PretrainReport, RunFolder
 from .train_step import Training, check_batch
 from .trainer import COMPILE_MODES, Trainer, resume
 
@@ -65,7 +65,6 @@ def pretrain(
     positives: str | Path | None = None,
     minutes: float = math.inf,
     save_every: float = 5.0,
-    tensorboard: bool = False,
     compile: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainReport:
@@ -101,8 +100,6 @@ def pretrain(
         Stop after this time; the run can be continued.
     save_every : float
         Minutes between checkpoints.
-    tensorboard : bool
-        Also log for TensorBoard.
     compile : {"auto", "on", "off"}
         Compile the training step, which changes no more than roundings. ``auto`` does so on a GPU where more
         than five minutes of training are left.
@@ -131,8 +128,6 @@ def pretrain(
         raise ValueError(f"decode is auto, once or always, got {decode!r}")
     if compile not in COMPILE_MODES:
         raise ValueError(f"compile is auto, on or off, got {compile!r}")
-    if tensorboard:
-        require_tensorboard()
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     if not save_every >= 0:
@@ -180,7 +175,7 @@ def pretrain(
         step, losses = resume(folder, training, len(images.keys))
         if folder:
             log.info("%s", _plan(config, training, len(images.keys), precision, step))
-            folder.start_log(step, tensorboard=tensorboard)
+            folder.start_log(step)
         trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses, compile=compile)
         trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
         probe_name = probe.name if positives else ""
