@@ -98,14 +98,6 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
 @options.option(
-    "--decode",
-    "decode",
-    default="auto",
-    type=click.Choice(["auto", "once", "always"]),
-    help="When images are decoded. once: before training, into a file in RUN_DIR. always: in every epoch. auto: once "
-    "where the disk has room.",
-)
-@options.option(
     "--workers",
     type=click.IntRange(min=0),
     help="Number of processes that decode images.  [default: one per core, at most 16; for few images 0, which uses "
