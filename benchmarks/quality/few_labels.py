@@ -50,7 +50,7 @@ ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}  # g
 
 def ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
     """Scores of the unlabelled by `retrieve_positives` with a model."""
-    ranked = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model, None), twins=None)
+    ranked = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model), twins=None)
     scores = np.full(len(rows), -np.inf)
     scores[ranked.rows] = ranked.scores
     return scores[s == 0]
