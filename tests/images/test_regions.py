@@ -71,7 +71,6 @@ def test_the_cells_of_a_grid_meet_and_cover_the_image(rows, columns, width, heig
     )
 
 
-@settings(max_examples=50)
 @given(st.integers(1, 60), st.integers(0, 59), st.integers(1, 300), st.integers(1, 300))
 def test_squares_cover_the_image_with_at_least_the_overlap(side, overlap, width, height):
     tiles = f"{side} overlap {min(overlap, side - 1)}"

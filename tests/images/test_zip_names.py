@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 from helpers.sources import write
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.errors import SourceError
@@ -78,7 +78,6 @@ def test_the_encoding_of_names_is_guessed_and_said(tmp_path, caplog, encoding, n
     assert (f"read as {encoding}" in caplog.text) == (encoding != "utf-8")
 
 
-@settings(max_examples=50)
 @given(
     data=st.data(), encoding=st.sampled_from(["cp932", "gbk", "cp437", "cp850", "cp1252", "big5", "koi8-r", "euc-kr"])
 )
