@@ -105,6 +105,7 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         basis = f" of the pile from {audited:,} images that the review drew at random" if audited else ""
         basis += " and the labels" * (estimates.get("sources") == "random images and labels")
         lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
+        lines += filter(None, [numbers["figures_of_new_images"]])
     if numbers["look_again"]:
         first = ", ".join(map(repr, numbers["look_again"][:3]))
         lines.append(

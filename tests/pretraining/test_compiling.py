@@ -15,7 +15,7 @@ from pucache.pretraining.train_step import Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NETWORK = NetworkConfig("test_resnet", stem="small", size=SIDE)
-SETTINGS = {"device": "cpu", "precision": "fp32", "workers": 0, "decode": "once"}
+SETTINGS = {"device": "cpu", "precision": "fp32", "workers": 0}
 
 
 @pytest.fixture

@@ -172,7 +172,6 @@ WRONG = {
     "weights alone": ({"weights": "b"}, "weights are of the cache's encoder, for words or pictures"),
     "a model": ({"words": "a", "model": "m.safetensors"}, "rank by themselves"),
     "a way to rank": ({"words": "a", "by": "similarity"}, "rank by themselves"),
-    "an index": ({"words": "a", "index": "HNSW16"}, "rank by themselves"),
 }
 
 
