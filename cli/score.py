@@ -18,7 +18,7 @@ from pucache.training.concept_models import ConceptModels
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import terminal_progress
+from .progress import Line
 
 
 @click.command()
@@ -162,7 +162,7 @@ def score(
             shard=shard,
             force=force,
             workers=workers,
-            progress=terminal_progress(),
+            progress=Line(),
             **encoder,
         )
     name = without_secrets(out)
