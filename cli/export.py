@@ -30,6 +30,13 @@ from .progress import Line
 )
 @options.images
 @options.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
+@options.option(
+    "--input",
+    "pixels",
+    type=click.Choice(["uint8", "float32"]),
+    help="Images that model.onnx takes: from 0 to 255, of any size, or from 0 to 1, of the encoder's input size.  "
+    "[default: uint8]",
+)
 @options.force
 @options.as_json
 def export(
@@ -40,6 +47,7 @@ def export(
     thumbnails: int | None,
     images: str | None,
     weights: str | None,
+    pixels: str | None,
     force: bool,
 ) -> None:
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
@@ -60,7 +68,7 @@ def export(
         from pucache.scoring.onnx_model import export_onnx
 
         check_outputs(("out", out, ONNX), force=force)
-        model = export_onnx(what, out, weights=weights, force=force)
+        model = export_onnx(what, out, weights=weights, images=pixels or "uint8", force=force)
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
         lines = [
@@ -69,8 +77,8 @@ def export(
         ]
         output.print_result(result, lines)
         return
-    if weights is not None:
-        raise ValueError("--weights are for a model that is written as .onnx; leave them out")
+    if weights is not None or pixels is not None:
+        raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
     if images is not None and thumbnails is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)
