@@ -34,7 +34,8 @@ from .progress import Line
 @options.option(
     "--embedding-column",
     metavar="NAME",
-    help="List column of a Parquet file.  [default: embedding, or the only one that fits]",
+    help="List column of a Parquet file, or tensor of a safetensors file.  [default: embedding, or the only one that "
+    "fits]",
 )
 @options.option(
     "--metadata",
@@ -64,7 +65,7 @@ from .progress import Line
 def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
     """Write embeddings from another program, one row per key, into the file CACHE.
 
-    SOURCE is a .npy or .parquet file, or a folder of them: parts in the order of the numbers
+    SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
     in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
 
     \b
