@@ -12,7 +12,7 @@ from pucache.storage.urls import without_secrets
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command()
@@ -88,7 +88,7 @@ def export(
         from pucache.reviewing.pile_columns import pile_columns
 
         columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
-    report = run(cache, out, columns=columns, force=force, progress=Line())
+    report = run(cache, out, columns=columns, force=force, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
     output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])

@@ -12,7 +12,7 @@ from pucache.storage.tables import LabelTable
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command("import-embeddings")
@@ -78,7 +78,7 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     check_outputs(("cache", cache, CACHE), force=chosen["force"])
     if encoding is not None:
         chosen["keys"] = LabelTable(chosen["keys"], encoding=encoding)
-    report = run(source, cache, **chosen, progress=Line())
+    report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
     if report.left_out:

@@ -14,7 +14,7 @@ from pucache.storage.file_kinds import PAGE
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -73,7 +73,7 @@ def report(
 
     check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
-    parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": Line()}
+    parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     if concepts is not None:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():

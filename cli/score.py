@@ -20,7 +20,7 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command()
@@ -164,7 +164,7 @@ def score(
             shard=shard,
             force=force,
             workers=workers,
-            progress=Line(),
+            progress=terminal_progress(),
             **encoder,
         )
     name, figures = without_secrets(out), ""

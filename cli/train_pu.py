@@ -22,7 +22,7 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
 from .destinations import check_files, check_outputs, may_write_derived
-from .progress import Line
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
@@ -145,7 +145,7 @@ def _train(
     """Train and write a model; returns it, the check of SCAR, and metrics."""
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
-    model = train_on_cache(PULinearClassifier(**classifier), data, progress=Line())
+    model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
     model.save(out, force=force)
     scar = scar_of(data, model)
     found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
