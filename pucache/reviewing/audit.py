@@ -86,7 +86,7 @@ class Audit:
     rest_high : int
         Upper limit of the hidden positives outside the zone; `hidden_high` without a zone.
     came_since : int
-        Rows that came to the pile after the zone was fixed; they are outside of it.
+        Rows that came to the pile after the last part of the zone was fixed; they are outside of it.
     agreement : Agreement or None
         How a second reader agrees with the first. None where there is none, or it is not known from one log.
     """
@@ -369,11 +369,11 @@ def _read(session: str | Path | Session, readers: str) -> tuple[AuditedEntries, 
 
 
 def audit_entries(
-    entries: Sequence[Entry], urns: Sequence[int], *, level: float = 0.95, zone: int = 0, since: int = 0
+    entries: Sequence[Entry], urns: Sequence[int], *, level: float = 0.95, zone: Sequence[int] = (), since: int = 0
 ) -> Audit:
     """Limits of the number of hidden positives, from all entries of the log since urns of so many rows were fixed.
 
-    `zone` is the number of rows of the zone, 0 without one; `since` the serial number of the last entry before the
+    `zone` has the number of rows of each part of the zone; `since` the serial number of the last entry before the
     pile grew, from which on looks of the ranking count.
 
     Raises

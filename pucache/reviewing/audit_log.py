@@ -83,23 +83,23 @@ def replay(entries: Sequence[Entry], urns: Sequence[int]) -> ReplayedLog:
     )
 
 
-def replay_zone(entries: Sequence[Entry], rows: int) -> ReplayedLog:
-    """As `replay`, of the zone, an urn of so many rows; random images of the pile are drawn from it where they hit it.
+def replay_zone(entries: Sequence[Entry], parts: Sequence[int]) -> ReplayedLog:
+    """As `replay`, of the zone, whose parts of so many rows are urns; random images of the pile may be of a part.
 
     Rechecks count as in the pile.
     """
     inside = []
     for entry in entries:
         if entry.stream is Stream.ZONE:
-            entry = replace(entry, stream=Stream.AUDIT, urn=0)
-        elif entry.zone:  # where a draw from the pile is in the zone, it is uniform over the rows that are left of it
-            entry = replace(entry, urn=0, unknown=ANY)
+            entry = replace(entry, stream=Stream.AUDIT, urn=entry.zone - 1)
+        elif entry.zone:  # where a draw from the pile is of a part, it is uniform over the rows that are left of it
+            entry = replace(entry, urn=entry.zone - 1, unknown=ANY)
         elif entry.stream in AGAIN:
             entry = replace(entry, urn=0, copies=0)
         else:
             continue
         inside.append(entry)
-    return replay(inside, [rows])
+    return replay(inside, parts)
 
 
 class _Replay:
