@@ -18,7 +18,7 @@ extras = {
     "parquet": [],  # pyarrow is always installed; the name stays for older requirements
     "ray": ["ray>=2.50"],
     "s3": ["s3fs>=2024.6"],
-    "tensorboard": ["tensorboard>=2.17"],
+    "tensorboard": [],  # pretrain logs to log.csv alone; the name stays for older requirements
     # tokenizers (Apache-2.0, 12 MB) alone: the text encoder is a folder that the user names, docs/tasks/find.md
     "words": ["tokenizers>=0.20"],
 }

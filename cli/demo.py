@@ -32,38 +32,24 @@ _FILES = {
 
 @click.command()
 @click.argument("folder", default="pucache-demo")
-@options.option("--review", is_flag=True, help="Then review the images in the browser, as pucache review does.")
 @options.device
 @options.as_json
-def demo(folder: str, review: bool, device: str) -> None:
+def demo(folder: str, device: str) -> None:
     """Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.
 
     \b
     pucache demo
-    pucache demo --review
     """
-    if review and output.wants_json():
-        raise ValueError("--review goes on until Ctrl-C and prints no JSON; leave out one of --review and --json")
     keep_freed_memory()  # before the first thread or large array
     from pucache.demonstration import demo as run  # imports torch
 
     result = run(folder, device=device, progress=terminal_progress())
     output.print_result(result, _lines(result, folder))
-    if review:
-        from pucache.reviewing.serve import review as serve
-
-        click.echo()
-        serve(*_pile(folder), device=device, announce=lambda line: click.echo(output.printable(line)))
-    elif not output.wants_json():
-        cache, positives = map(shlex.quote, _pile(folder))
+    if not output.wants_json():
+        cache, positives = (shlex.quote(str(Path(folder, name))) for name in ("pile.h5", "positives.txt"))
         found = result["found_by_words"]
         start = f"--words {shlex.quote(found['words'])}" if found else f"--positives {positives}"
         click.echo(f"\nto find the hidden dresses yourself:\n  pucache review {cache} {start}")
-
-
-def _pile(folder: str) -> tuple[str, str]:
-    """Cache and labelled positives to review."""
-    return str(Path(folder, "pile.h5")), str(Path(folder, "positives.txt"))
 
 
 def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:

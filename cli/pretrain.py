@@ -98,14 +98,6 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
 @options.option(
-    "--decode",
-    "decode",
-    default="auto",
-    type=click.Choice(["auto", "once", "always"]),
-    help="When images are decoded. once: before training, into a file in RUN_DIR. always: in every epoch. auto: once "
-    "where the disk has room.",
-)
-@options.option(
     "--workers",
     type=click.IntRange(min=0),
     help="Number of processes that decode images.  [default: one per core, at most 16; for few images 0, which uses "
@@ -118,7 +110,6 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Compile the training step: the same results up to rounding, in less time on a GPU. auto: on a GPU, where "
     "more than five minutes of training are left.",
 )
-@options.option("--tensorboard", is_flag=True, help="Also log for TensorBoard, in RUN_DIR/tensorboard.")
 @options.device
 @options.seed
 @options.strict

@@ -54,14 +54,6 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
     "the 50 nearest positives, for positives of several kinds.  [default: whitened]",
 )
 @options.option(
-    "--index",
-    default="exact",
-    metavar="exact|FACTORY",
-    help="exact compares all images. A factory string of faiss makes an approximate index for --similarity topk on "
-    "large caches, beside CACHE where it is missing; its recall is measured and printed. IVF4096,PQ64 stores 64 bytes "
-    "of each image, IVF4096,SQ8 one byte of each value, HNSW32 all values.",
-)
-@options.option(
     "--diverse",
     type=float,
     is_flag=False,
@@ -109,7 +101,6 @@ def retrieve_positives(
     images: str | None,
     device: str,
     engine: str,
-    index: str,
     address: str | None,
     workers: int | None,
     force: bool,
@@ -132,7 +123,7 @@ def retrieve_positives(
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     selection |= {"progress": terminal_progress()}
     if engine == "ray":
-        _check_ray(device, index)
+        _check_ray(device)
     else:
         options.refuse_cluster_options(address=address, workers=workers)
     asked: dict[str, Any] = {"words": words, "not_words": not_words, "like": like}
@@ -143,7 +134,7 @@ def retrieve_positives(
         if review or engine == "ray":
             option = "--engine ray" if engine == "ray" else "--review"
             raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
-        _retrieve_concepts(opened, concepts, model, out, selection | {"index": index, "device": device}, force)
+        _retrieve_concepts(opened, concepts, model, out, selection | {"device": device}, force)
         return
     if query and engine == "ray":
         raise ValueError("words and pictures rank on this machine; leave out --engine ray, or name positives")
@@ -153,7 +144,7 @@ def retrieve_positives(
 
         ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
     else:
-        ranking = retrieve(opened, labels, model, index=index, device=device, **asked, **selection)
+        ranking = retrieve(opened, labels, model, device=device, **asked, **selection)
     ranking.save(out, force=force)
     result = _result(ranking) | {"out": out, "unlabelled": int(labels.unlabelled.sum())}
     lines = _lines(ranking, result)
@@ -181,12 +172,10 @@ def _retrieve_concepts(
     output.print_concepts({"out": out, "concepts": found}, failures, rows, written, out=out)
 
 
-def _check_ray(device: str, index: str) -> None:
-    """Raise ValueError where an option is not for a Ray cluster."""
+def _check_ray(device: str) -> None:
+    """Raise ValueError for a device that is not for a Ray cluster."""
     if device not in ("auto", "cpu"):
         raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if index != "exact":
-        raise ValueError("an index is searched on one machine, not by the engine ray; leave out one of the two")
 
 
 def _result(ranking: Ranking) -> dict[str, Any]:

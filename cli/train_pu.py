@@ -15,7 +15,7 @@ from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.labels.concepts import open_concepts
 from pucache.storage.atomic import replacing
-from pucache.storage.file_kinds import JSON, MARK, is_of_pucache, tensor_kind
+from pucache.storage.file_kinds import JSON, MARK, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
 
 MODEL = tensor_kind(FORMAT)
-_OF_VERSION_0_3 = b'"labelled_positives"'
 _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 
 
@@ -136,7 +135,7 @@ def train_pu(
         *_scar_lines(scar, audited=_audited(result)),
     ]
     written = _write_metrics(result, metrics, _metrics_beside(out))
-    output.print_result(result, [*lines, f"wrote {out}{written}", *_not_updated(out, metrics)])
+    output.print_result(result, [*lines, f"wrote {out}{written}"])
     _list_duplicates(data.twins_of_positives())
 
 
@@ -347,13 +346,3 @@ def _write_metrics(result: dict[str, Any], metrics: str | None, derived: Path) -
     with replacing(path) as temporary:
         temporary.write_text(output.to_json({"written_by": MARK, **result}) + "\n")
     return f" and {path}"
-
-
-def _not_updated(model: str | Path, metrics: str | None) -> Iterator[str]:
-    """Name the metrics.json that version 0.3 wrote beside a model, which now is of an older training."""
-    older = Path(model).with_name(METRICS)
-    if not older.is_file() or is_of_pucache(older) or (metrics is not None and older.samefile(metrics)):
-        return
-    with older.open("rb") as stream:
-        if _OF_VERSION_0_3 in stream.read(4096):
-            yield f"{older} is of an earlier training by pucache 0.3, and was not updated"

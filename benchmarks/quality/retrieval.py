@@ -48,7 +48,7 @@ def scorers(rows: EmbeddingCache, s: np.ndarray, seed: int) -> dict[str, Scorer]
     """Each way of ranking; those with a model start from the plain classifier and from the default one."""
     plain, default = (train_pu(rows, s, twins=None, seed=seed, **method) for method in ({"method": "linear"}, {}))
     ways: dict[str, Scorer] = {f"similarity: {kind}": Similarity(kind) for kind in SIMILARITIES}
-    return ways | {"classifier": Margins(plain), "**default ranking**": choose_scorer(default, None)}
+    return ways | {"classifier": Margins(plain), "**default ranking**": choose_scorer(default)}
 
 
 def figures(cache: EmbeddingCache, s: np.ndarray, y: np.ndarray, by: Scorer) -> dict[str, float]:

@@ -35,10 +35,10 @@ _VERSION = re.compile("[0-9a-f]{16}")
 # --- folders -----------------------------------------------------------------------------------
 
 
-def parent_folder(work: str | Path | None = None) -> Path:
-    """Parent of the working folders: `work`, else ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
+def parent_folder() -> Path:
+    """Parent of the working folders: ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
     default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
-    return Path(work or os.environ.get("PUCACHE_WORK") or default).absolute()
+    return Path(os.environ.get("PUCACHE_WORK") or default).absolute()
 
 
 def working_folder(url: str, suffix: str = "") -> Path:
@@ -156,19 +156,17 @@ class LocalCopies:
         return sum(copy.bytes for copy in self.copies)
 
 
-def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCopies:
+def cache_dir(*, clear: bool = False) -> LocalCopies:
     """List the copies of remote caches on this machine, and remove those for reading where asked to.
 
-    What is removed is downloaded again when it is needed; a process that reads a copy keeps what it has mapped.
-    Files that are written here, parts of unfinished caches, review sessions and other files beside the copies stay.
+    They lie below ``$PUCACHE_WORK``, else ``pucache`` below ``$XDG_CACHE_HOME`` or ``~/.cache``. What is removed is
+    downloaded again when it is needed; a process that reads a copy keeps what it has mapped. Files that are written
+    here, parts of unfinished caches, review sessions and other files beside the copies stay.
 
     Parameters
     ----------
     clear : bool
         Remove copies.
-    work : str or path, optional
-        Parent of the copies; by default ``$PUCACHE_WORK``, else ``pucache`` below ``$XDG_CACHE_HOME`` or
-        ``~/.cache``.
 
     Returns
     -------
@@ -179,7 +177,7 @@ def cache_dir(*, clear: bool = False, work: str | Path | None = None) -> LocalCo
     OutputError
         The parent is not a folder, or cannot be read, or a copy cannot be removed.
     """
-    parent = parent_folder(work)
+    parent = parent_folder()
     before = [_describe(folder) for folder in _folders(parent)]
     copies, removed = before, []
     if clear:

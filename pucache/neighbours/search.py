@@ -161,7 +161,7 @@ def nearest_rows(
             lists = cosines, numbers[found]
             if itself is not None:
                 _leave_out(lists, itself[asked], k)
-            best[0][asked], best[1][asked] = merged((best[0][asked], best[1][asked]), lists, k)
+            best[0][asked], best[1][asked] = _merged((best[0][asked], best[1][asked]), lists, k)
             advance(len(asked))
     best[1][best[0] == -np.inf] = -1
     return best
@@ -180,7 +180,7 @@ def _leave_out(lists: Lists, itself: np.ndarray, k: int) -> None:
     lists[0][left_out] = -np.inf
 
 
-def merged(first: Lists, second: Lists, k: int) -> Lists:
+def _merged(first: Lists, second: Lists, k: int) -> Lists:
     """Merge two lists of (products, rows), each (m, any), into the k greatest; the first list wins ties."""
     products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
     order = np.argsort(-products, axis=1, kind="stable")[:, :k]

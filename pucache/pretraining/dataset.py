@@ -1,7 +1,7 @@
-"""The training images of a run: brought to one square size, decoded once or in every epoch.
+"""The training images of a run: decoded once, and brought to one square size.
 
-The sides are squashed, in training as later in embedding, so that no part of an image is lost. Images that are decoded
-once lie in a file of the run folder that all processes map.
+The sides are squashed, in training as later in embedding, so that no part of an image is lost. The decoded images
+lie in a file of the run folder that all processes map.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from PIL import Image
 
 from ..devices import cores
 from ..encoders.pretrained_file import Description
-from ..errors import ImageError, SourceError
-from ..images.decoding import DECODER, Decoding, decode
+from ..errors import ImageError, OutputError, SourceError
+from ..images.decoding import DECODER, Decoding
 from ..images.listing import UNKNOWN, Listing, in_reading_order
 from ..images.loading import Chunk, ChunkLoader, LoaderProcesses, load_in_threads
 from ..images.preprocessing import Preprocess
@@ -35,14 +35,12 @@ from .augmentations import View
 
 log = logging.getLogger("pucache")
 
-DECODE_MODES = ("auto", "once", "always")
 _FEW_IMAGES = 1000  # fewer than these do not repay the start of worker processes
 _MIN_CROP_SIDE = 4  # pixels of the original image in the smallest crop
 _SMALL_VIEW = 64  # views up to this size are cut from images of their own size
 _PIXELS, _DESCRIPTION = "images.u8", "images.json"
 _CHUNK = 64  # images per task of a worker
 _RESERVE = 1 << 30  # bytes of disk that are left free
-_MIN_SAMPLE = 1000  # images seen before a share of failures over one half ends the training
 
 
 def list_images(source: Source) -> Listing:
@@ -97,38 +95,23 @@ def open_images(
     folder: Path,
     squash: Squash,
     *,
-    decode: str,
     workers: int | None,
     progress: Progress,
-) -> TrainingImages:
+) -> MappedImages:
     """Open the training images; the first process decodes them for all.
 
-    `folder` is the run folder, which receives the decoded images; `decode` by ``auto`` means ``once`` if its disk has
-    room. `workers` processes decode: by default one per core, at most 16; for few images none.
+    `folder` is the run folder, which receives the decoded images. `workers` processes decode: by default one per core,
+    at most 16; for few images none. Raises `OutputError` where its disk has no room.
     """
-    is_first, side = process_group.rank() == 0, squash.input_size[0]
-    if decode == "auto":
-        room = process_group.broadcast_from_first(is_first and has_room(folder, len(listing.keys), side))
-        decode = "once" if room else "always"
-        if is_first and not room:
-            log.warning("%s has no room for the decoded images; they are decoded in every epoch", folder)
-    if decode == "always" and getattr(source, "sequential", False):
-        raise SourceError(
-            f"{source.name} cannot be read at random, image by image in every epoch; make room for the decoded images, "
-            "or unpack it"
-        )
-    if decode == "always":
-        return StreamedImages(source, listing, squash)
-    if is_first:
+    side = squash.input_size[0]
+    if process_group.rank() == 0:
+        require_room(folder, len(listing.keys), side)
         if workers is None:
             in_threads = len(listing.keys) <= _FEW_IMAGES or getattr(source, "sequential", False)
             workers = 0 if in_threads else min(16, cores())
         decode_all(source, listing, folder, squash, workers=workers, progress=progress)
     process_group.barrier()
     return MappedImages(folder, listing, side)
-
-
-# --- decoded once ------------------------------------------------------------------------------
 
 
 def listing_digest(listing: Listing) -> str:
@@ -139,11 +122,16 @@ def listing_digest(listing: Listing) -> str:
     return digest.hexdigest()
 
 
-def has_room(folder: Path, images: int, side: int) -> bool:
-    """Whether the disk of `folder` has room for the decoded images; those already there count as free space."""
+def require_room(folder: Path, images: int, side: int) -> None:
+    """Raise `OutputError` where the disk of `folder` has no room for the decoded images; those there count as free."""
     path = check_writable(folder / _PIXELS)  # also removes the temporary files of a killed run
     present = path.stat().st_size if path.exists() else 0
-    return images * side * side * 3 + _RESERVE <= shutil.disk_usage(folder).free + present
+    needed, free = images * side * side * 3 + _RESERVE, shutil.disk_usage(folder).free + present
+    if needed > free:
+        raise OutputError(
+            f"{images:,} decoded images of {side} x {side} pixels need {needed / 1e9:,.1f} GB in {folder}, and "
+            f"{free / 1e9:,.1f} GB are free; name a RUN_DIR on another disk, or a smaller --size"
+        )
 
 
 class MappedImages:
@@ -228,43 +216,3 @@ def _decoded_chunks(source: Source, listing: Listing, squash: Squash, *, workers
     else:
         with ThreadPoolExecutor(cores()) as threads:
             yield from load_in_threads(loader, threads, 2 * cores())
-
-
-# --- decoded in every epoch --------------------------------------------------------------------
-
-
-class StreamedImages:
-    """Images that threads read and decode when they are needed; an unreadable one becomes black."""
-
-    def __init__(self, source: Source, listing: Listing, squash: Squash):
-        self.keys = listing.keys
-        self.failures: dict[str, str] = {}
-        self._source, self._squash = source, squash
-        self._decoded = 0
-
-    def batches(self, plan: Iterable[np.ndarray]) -> Iterator[torch.Tensor]:
-        """Yield batches; the next one is decoded while the caller uses the present one."""
-        with ThreadPoolExecutor(cores()) as threads:
-            yield from prefetch(self._check(list(threads.map(self._decode, rows.tolist()))) for rows in plan)
-
-    def _decode(self, row: int) -> torch.Tensor:
-        key = self.keys[row]
-        try:
-            image = decode(self._source.read(key), self._squash.sufficient_side, self._squash.decoding)
-            return self._squash(image).contiguous()
-        except ImageError as error:
-            if key not in self.failures:
-                self.failures[key] = str(error)
-                log.warning("%r is left black: %s", key, error)
-            return torch.zeros(*self._squash.input_size, 3, dtype=torch.uint8)
-
-    def _check(self, images: list[torch.Tensor]) -> torch.Tensor:
-        """Batch of some images, unless most images so far have failed."""
-        self._decoded += len(images)
-        if 2 * len(self.failures) > min(len(self.keys), max(self._decoded, _MIN_SAMPLE)):
-            key, reason = next(iter(self.failures.items()))
-            raise SourceError(f"most images of {self._source.name} cannot be used ({key!r}: {reason})")
-        return torch.stack(images)
-
-
-TrainingImages = MappedImages | StreamedImages

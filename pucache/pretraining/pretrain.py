@@ -30,19 +30,11 @@ from ..images.source import Source, open_source
 from ..progress import Progress, Silent
 from . import process_group
 from .augmentations import VIEWS
-from .dataset import (
-    DECODE_MODES,
-    StreamedImages,
-    list_images,
-    listing_digest,
-    open_images,
-    remove_decoded,
-    squash_for,
-)
+from .dataset import list_images, listing_digest, open_images, remove_decoded, squash_for
 from .network import Network, NetworkConfig, build_network
-from .probe import Probe
+from .probe import Probe, check_positives
 from .recipes import Recipe, find_recipe
-from .run_folder import PretrainReport, RunFolder, require_tensorboard
+from .run_folder import PretrainReport, RunFolder
 from .train_step import Training, check_batch
 from .trainer import COMPILE_MODES, Trainer, resume
 
@@ -61,11 +53,9 @@ def pretrain(
     device: str = "auto",
     precision: str = "auto",
     workers: int | None = None,
-    decode: str = "auto",
     positives: str | Path | None = None,
     minutes: float = math.inf,
     save_every: float = 5.0,
-    tensorboard: bool = False,
     compile: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainReport:
@@ -92,17 +82,12 @@ def pretrain(
         Precision of the matrix products in the network. ``auto`` is bf16 on processors that support it natively.
     workers : int, optional
         Number of processes that decode images before training; 0 uses threads.
-    decode : {"auto", "once", "always"}
-        Decode all images once, into the run folder, or in every epoch. ``auto`` is ``once`` if the disk has
-        room.
     positives : path or glob, optional
         Labelled positives to evaluate the features with; they are not used for training.
     minutes : float
         Stop after this time; the run can be continued.
     save_every : float
         Minutes between checkpoints.
-    tensorboard : bool
-        Also log for TensorBoard.
     compile : {"auto", "on", "off"}
         Compile the training step, which changes no more than roundings. ``auto`` does so on a GPU where more
         than five minutes of training are left.
@@ -116,6 +101,8 @@ def pretrain(
     ------
     SourceError
         The source holds no image, or none that can be used.
+    OutputError
+        The disk has no room for the decoded images, or the folder cannot be written.
     RunError
         The folder is in use, damaged or of another configuration; the loss is not finite; the device is out
         of memory.
@@ -127,12 +114,8 @@ def pretrain(
         There are fewer images than a batch, or an argument is outside its domain.
     """
     started = time.monotonic()
-    if decode not in DECODE_MODES:
-        raise ValueError(f"decode is auto, once or always, got {decode!r}")
     if compile not in COMPILE_MODES:
         raise ValueError(f"compile is auto, on or off, got {compile!r}")
-    if tensorboard:
-        require_tensorboard()
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     if not save_every >= 0:
@@ -157,7 +140,8 @@ def pretrain(
         # all checks come before decoding, which may take hours
         check_batch(len(listing.keys), recipe)
         squash = squash_for(model.description, VIEWS[recipe.views])
-        Probe(StreamedImages(source, listing, squash), positives=positives)
+        if positives is not None:
+            check_positives(positives, listing.keys)
         if folder:
             settings = _settings(model, config, listing, seed=seed, precision=precision)
             processes = process_group.world_size()
@@ -167,7 +151,7 @@ def pretrain(
             remove_decoded(path)  # a run killed at its very end leaves them
             return dataclasses.replace(finished, seconds=time.monotonic() - started)
 
-        images = open_images(source, listing, path, squash, decode=decode, workers=workers, progress=progress)
+        images = open_images(source, listing, path, squash, workers=workers, progress=progress)
         training = Training(
             model,
             recipe,
@@ -180,7 +164,7 @@ def pretrain(
         step, losses = resume(folder, training, len(images.keys))
         if folder:
             log.info("%s", _plan(config, training, len(images.keys), precision, step))
-            folder.start_log(step, tensorboard=tensorboard)
+            folder.start_log(step)
         trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses, compile=compile)
         trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
         probe_name = probe.name if positives else ""

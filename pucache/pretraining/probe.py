@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from ..heads.moments import Moments
 from ..labels.folds import assign_folds
 from ..labels.label_files import find_keys
 from ..training.cross_fitting import CrossFitter
-from .dataset import TrainingImages
+from .dataset import MappedImages
 from .network import Network
 
 _MAX_IMAGES = 4096
@@ -32,14 +33,15 @@ class Probe:
     Raises `LabelError` where the file is unreadable, or where no image or every image is among the positives.
     """
 
-    def __init__(self, images: TrainingImages, *, positives: str | Path | None = None, seed: int = 0):
+    def __init__(self, images: MappedImages, *, positives: str | Path | None = None, seed: int = 0):
         self._images = images
         self.name = "alignment and uniformity"
         self._s: np.ndarray | None = None
         generator = np.random.default_rng(seed)
         if positives is not None:
             self.name = "PAUC of held-out linear heads"
-            self._rows, self._s = _sample_positives(_positive_rows(positives, images), len(images.keys), generator)
+            found = _positive_rows(positives, images.keys, images.failures)
+            self._rows, self._s = _sample_positives(found, len(images.keys), generator)
         else:
             self._rows = np.sort(generator.permutation(len(images.keys))[:_MAX_IMAGES])
 
@@ -68,7 +70,7 @@ class Probe:
 
 @torch.no_grad()
 def features(
-    network: Network, images: TrainingImages, rows: np.ndarray, device: torch.device, dtype: torch.dtype
+    network: Network, images: MappedImages, rows: np.ndarray, device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:
     """Embeddings of uncropped images, float32 (len(rows), d), on the device."""
     size = network.description.size
@@ -105,11 +107,16 @@ def effective_rank(X: torch.Tensor) -> float:
     return float(torch.special.entr(shares).sum().exp())
 
 
-def _positive_rows(positives: str | Path, images: TrainingImages) -> np.ndarray:
-    """Sorted rows of the positives; positives that could not be decoded are left out."""
-    listed = sorted({*images.keys, *images.failures})
+def check_positives(positives: str | Path, keys: Sequence[str]) -> None:
+    """Raise `LabelError` where a `Probe` could not use the positives, whichever images can be decoded."""
+    _sample_positives(_positive_rows(positives, keys), len(keys), np.random.default_rng())
+
+
+def _positive_rows(positives: str | Path, keys: Sequence[str], failures: Iterable[str] = ()) -> np.ndarray:
+    """Sorted rows of the positives; those that could not be decoded are left out."""
+    listed = sorted({*keys, *failures})
     named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, holder="the source")}
-    rows = np.array([row for row, key in enumerate(images.keys) if key in named], np.int64)
+    rows = np.array([row for row, key in enumerate(keys) if key in named], np.int64)
     if not len(rows):
         raise LabelError(f"none of the {len(named)} positives in {positives} could be decoded")
     return rows

@@ -10,7 +10,6 @@ import contextlib
 import csv
 import dataclasses
 import hashlib
-import importlib.util
 import json
 import logging
 import math
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from ..encoders import pretrained_file
-from ..errors import EncoderError, MissingExtraError, OutputError, RunError, one_line
+from ..errors import EncoderError, OutputError, RunError, one_line
 from ..storage import tensor_file
 from ..storage.atomic import (
     check_writable,
@@ -118,7 +117,6 @@ class RunFolder:
         self.path = path
         self.rows: list[dict[str, str]] = []  # the log, see `start_log`
         self._run = ""  # what checkpoints are of, see `claim`
-        self._board: Any = None
         self._open = contextlib.ExitStack()
         self._refuse_other_files()
         in_use = RunError(f"{path} is being trained in by another process; wait for it, or name another folder")
@@ -270,19 +268,13 @@ class RunFolder:
 
     # --- the log -----------------------------------------------------------------------------------
 
-    def start_log(self, step: int, *, tensorboard: bool) -> None:
+    def start_log(self, step: int) -> None:
         """Go on with the log after a step; later rows of an existing one are dropped, at 0 all of them."""
         rows = _read_log(self.path / _LOG) if step else []
         if step and not rows:
             log.warning("%s holds no row up to step %d; it begins there", self.path / _LOG, step)
         self.rows = [row for row in rows if int(row["step"]) <= step]
         self._write_log()
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            with self._write_errors_reported():
-                self._board = SummaryWriter(str(self.path / "tensorboard"), purge_step=step + 1)
-            self._open.callback(self._board.close)
 
     def append(self, **metrics: float) -> None:
         """Append a row to the log; missing and non-finite values leave their column empty."""
@@ -291,10 +283,6 @@ class RunFolder:
         row["step"] = str(int(metrics["step"]))
         self.rows.append(row)
         self._write_log()
-        if self._board is not None:
-            with self._write_errors_reported():
-                for name in finite.keys() - {"step"}:
-                    self._board.add_scalar(name, finite[name], int(metrics["step"]))
 
     def column(self, name: str) -> dict[int, float]:
         """Values of one metric by step."""
@@ -408,9 +396,3 @@ def _is_row(row: dict[str, str]) -> bool:
         return row["step"].isdecimal() and all(text == "" or math.isfinite(float(text)) for text in row.values())
     except (ValueError, TypeError, AttributeError):
         return False
-
-
-def require_tensorboard() -> None:
-    """Raise `MissingExtraError` if TensorBoard is not installed."""
-    if importlib.util.find_spec("tensorboard") is None:
-        raise MissingExtraError("TensorBoard is not installed; pip install 'pucache[tensorboard]'")

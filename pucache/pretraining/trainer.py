@@ -18,7 +18,7 @@ from ..errors import RunError
 from ..progress import Progress
 from ..storage.interrupts import deferred_signals
 from . import process_group
-from .dataset import TrainingImages
+from .dataset import MappedImages
 from .losses import ProjectionGeometry, projection_geometry
 from .probe import Probe
 from .run_folder import PretrainReport, RunFolder, restore
@@ -54,7 +54,7 @@ def resume(folder: RunFolder | None, training: Training, images: int) -> tuple[i
     if saved_images != images:
         raise RunError(
             f"the run was trained with {saved_images:,} images, and {images:,} can be used now; give the same "
-            "images and the same --decode to go on, or name another folder"
+            "images to go on, or name another folder"
         )
     return int(state["step"]), losses
 
@@ -70,7 +70,7 @@ class Trainer:
         self,
         folder: RunFolder | None,
         training: Training,
-        images: TrainingImages,
+        images: MappedImages,
         probe: Probe,
         progress: Progress,
         *,

@@ -31,10 +31,9 @@ MAX_SELECTED = 10_000
 class Scores:
     """Scores of all rows of a cache."""
 
-    values: np.ndarray  # float32, (n,): higher is more likely positive; -inf for rows without a score
+    values: np.ndarray  # float32, (n,): higher is more likely positive
     # row numbers to the probability of being positive, by a model of at least 30 labels
     posterior: Callable[[np.ndarray], np.ndarray] | None = None
-    complete: bool = True  # every row has a score
     note: str = ""  # why neighbours count, or do not, where a model took part
     search: str = ""  # how neighbours were searched; "" where they do not count
     search_by: str = ""  # what compared rows, such as "torch on the GPU"; "" where none were compared now
@@ -50,7 +49,7 @@ class Scorer(Protocol):
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row, or at least the `count` unlabelled rows of the highest scores."""
+        """Score every row; `count` is how many unlabelled rows of the highest scores are wanted."""
 
 
 def pool_size(k: int) -> int:

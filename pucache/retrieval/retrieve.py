@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..training.sklearn_classifier import PULinearClassifier
 
 SCORERS = ("similarity", "classifier", "fused")
-_GROWTH = 4  # factor by which more rows are scored where too few of them are unlabelled and new
 _SPARE = 1 << 12  # rows ranked beyond those wanted, as some may be duplicates of labelled ones
 
 
@@ -43,7 +42,6 @@ def retrieve_positives(
     negatives: str | Path | RowValues | None = None,
     by: str | None = None,
     similarity: str | None = None,
-    index: str = "exact",
     diverse: float = 0.0,
     twins: float | None = TWIN_COSINE,
     device: str = "auto",
@@ -83,9 +81,6 @@ def retrieve_positives(
         neighbours the weight 1.
     similarity : {"whitened", "topk"}, optional
         See `pucache.retrieval.similarity`; ``whitened`` by default. Only without a model.
-    index : str
-        ``exact`` compares with every image; a factory string of faiss, such as ``IVF1024,SQ8``, searches an
-        approximate index, which is kept beside the cache (see `pucache.neighbours.index`). Only without a model.
     diverse : float
         Weight in [0, 1] of the difference between the images selected against their rank, see
         `pucache.retrieval.ranking`.
@@ -112,11 +107,11 @@ def retrieve_positives(
         A parameter outside its domain, or parameters that exclude each other.
     """
     query = Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
-    if query and (model is not None or by or similarity or index != "exact"):
-        raise ValueError("words and pictures rank by themselves; leave out model, by, similarity and index")
+    if query and (model is not None or by or similarity):
+        raise ValueError("words and pictures rank by themselves; leave out model, by and similarity")
     if not query and positives is None:
         raise ValueError("nothing says what is looked for; name positives, words, or pictures that it is like")
-    scorer = choose_scorer(model, k, by=by, similarity=similarity, index=index, device=device)
+    scorer = choose_scorer(model, by=by, similarity=similarity, device=device)
     if query:
         scorer = QueryScorer(query, device)
     cache = open_cache(cache)
@@ -141,7 +136,7 @@ def retrieve_concepts(
         As for `pucache.labels.concepts.open_concepts`.
     models : ConceptModels or path of a folder of models, optional
     **selection
-        k, by, similarity, index, diverse, twins, device and progress, as for `retrieve_positives`.
+        k, by, similarity, diverse, twins, device and progress, as for `retrieve_positives`.
 
     Returns
     -------
@@ -159,8 +154,7 @@ def retrieve_concepts(
         trained = models
     choose_scorer(
         None if trained is None else next(iter(trained.values())),
-        selection.get("k", 100),
-        **{name: selection[name] for name in ("by", "similarity", "index", "device") if name in selection},
+        **{name: selection[name] for name in ("by", "similarity", "device") if name in selection},
     )  # wrong usage fails before any concept
 
     def rank(name: str, of_concept: Labels) -> Ranking:
@@ -189,7 +183,9 @@ def rank_unlabelled(
     labels.check(positives=not isinstance(scorer, QueryScorer))
     cache.check("keys", "digests")
     with progress or Silent() as progress:
-        scores, rows = _best_rows(cache, labels, scorer, pool_size(wanted) if diverse else wanted, twins, progress)
+        count = pool_size(wanted) if diverse else wanted
+        scores = scorer(cache, labels, count, progress)
+        rows = _best_new_rows(cache, labels, scores, count, twins)
     if diverse and len(rows):
         order = np.argsort(rows)
         Z = np.empty((len(rows), cache.encoder.dim), np.float32)  # in the order of `rows`
@@ -220,25 +216,12 @@ def _check(cache: EmbeddingCache, labels: Labels, k: int | None, diverse: float,
     return wanted
 
 
-def _best_rows(
-    cache: EmbeddingCache, labels: Labels, scorer: Scorer, count: int, twins: float | None, progress: Progress
-) -> tuple[Scores, np.ndarray]:
-    """Scores, and the best `count` rows; asks a scorer for more where most of what it scored is labelled."""
-    requested = count
-    while True:
-        scores = scorer(cache, labels, requested, progress)
-        rows = _best_new_rows(cache, labels, scores, count, twins)
-        if len(rows) >= count or scores.complete or requested >= len(cache):
-            return scores, rows
-        requested = min(_GROWTH * requested, len(cache))
-
-
 def _best_new_rows(
     cache: EmbeddingCache, labels: Labels, scores: Scores, count: int, twins: float | None
 ) -> np.ndarray:
     """Rows of highest score that are no duplicates of labelled ones, best first; ties by row number."""
     labelled = np.flatnonzero(~labels.unlabelled)
-    candidates = np.flatnonzero(labels.unlabelled & (scores.values > -np.inf))
+    candidates = np.flatnonzero(labels.unlabelled)
     top = top_rows(scores.values, candidates, count + _SPARE)
     new = top[~duplicates_of(cache, top, labelled, twins)]
     if len(new) < count and len(top) < len(candidates):
@@ -248,11 +231,9 @@ def _best_new_rows(
 
 def choose_scorer(
     model: str | Path | PULinearClassifier | None,
-    k: int | None,
     *,
     by: str | None = None,
     similarity: str | None = None,
-    index: str = "exact",
     device: str = "auto",
 ) -> Scorer:
     """Scorer by names, as `retrieve_positives` takes them; a model given as a path is loaded."""
@@ -262,22 +243,15 @@ def choose_scorer(
         raise ValueError(f"ranking by {by} needs a model; train one with train-pu")
     if by == "similarity" and model is not None:
         raise ValueError("ranking by similarity uses no model; leave one of the two out")
-    if model is not None and (similarity is not None or index != "exact"):
-        raise ValueError("similarity and index do nothing where a model ranks; leave them out, or the model")
-    if index != "exact" and k is None:
-        raise ValueError(f"all images are wanted, which index {index} is not for; name a number, or use exact")
+    if model is not None and similarity is not None:
+        raise ValueError("a similarity does nothing where a model ranks; leave it out, or the model")
     if device not in ("auto", "cpu"):  # refused where it is not there, even where the scorer would not use it
         from ..devices import choose_device  # imports torch
 
         choose_device(device)
     if model is not None:
         return _model_scorer(by, model, device)
-    compared = Similarity(similarity or "whitened", device)
-    if index == "exact":
-        return compared
-    from .indexed_similarity import IndexedSimilarity  # imports faiss
-
-    return IndexedSimilarity(compared, index)
+    return Similarity(similarity or "whitened", device)
 
 
 def _model_scorer(by: str | None, model: str | Path | PULinearClassifier, device: str) -> Scorer:

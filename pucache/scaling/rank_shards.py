@@ -74,7 +74,7 @@ def rank_shards(
     """
     from .tasks import cluster_tasks  # needs the extra ray
 
-    scorer = choose_scorer(model, k, by=by, similarity=similarity, device="cpu")
+    scorer = choose_scorer(model, by=by, similarity=similarity, device="cpu")
     if isinstance(scorer, Fused):
         raise ValueError(
             "neighbours are searched on one machine, not by the engine ray; rank by classifier, or use the engine local"

@@ -16,7 +16,7 @@ from .atomic import CACHE_FORMAT, format_in, open_regular
 MARK = f"pucache {__version__}"  # in the field `written_by` of JSON, and `Software` of PNG
 TABLE, JSON, PAGE, PNG = "a table", "a JSON file", "an HTML page", "a PNG picture"
 SCORES, EXPORT, PARQUET = "a Parquet table of scores", "a Parquet export of a cache", "a Parquet file"
-ONNX, INDEX, TEXT, BINARY = "an ONNX model", "an index of a cache", "a text file", "a file of another kind"
+ONNX, TEXT, BINARY = "an ONNX model", "a text file", "a file of another kind"
 EMPTY, SAFETENSORS, PICKLE = "an empty file", "a safetensors file", "a pickle"
 PARQUETS = (PARQUET, SCORES, EXPORT)
 ARRAY, ZIP, FAISS = "a NumPy array", "a ZIP archive", "an index of faiss"
@@ -51,7 +51,6 @@ _TABLE_OF_OURS = re.compile(
 )
 _PAGE_START = re.compile(rb"\s*<(?:!doctype\s+html|html)", re.IGNORECASE)
 _JSON_OF_OURS = re.compile(rb'\s*\{\s*"written_by": "pucache')
-_INDEX = re.compile(rb'.{32}\{"format": "pucache', re.DOTALL)
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
 _READ_BYTES = 1 << 12
 _FOOTER_BYTES = 1 << 16
@@ -87,8 +86,6 @@ def kind_of_content(name: str, size: int, read: Read) -> str:
     beginning = read(0, min(size, _READ_BYTES))
     if ours := format_in(beginning):
         return tensor_kind(ours)
-    if _INDEX.match(beginning):
-        return INDEX
     if beginning.startswith(b"PAR1"):
         return _kind_of_parquet(size, read)
     for magic, kind in _MAGIC.items():

@@ -17,10 +17,10 @@ from pathlib import Path
 
 from ..errors import OutputError
 from .atomic import check_writable, is_standard_output, remove_partials
-from .file_kinds import EMPTY, IMAGE_ENDINGS, INDEX, JSON, ONNX, PAGE, TABLE, TEXT, is_of_pucache, kind_of
+from .file_kinds import EMPTY, IMAGE_ENDINGS, JSON, ONNX, PAGE, TABLE, TEXT, is_of_pucache, kind_of
 from .urls import is_url, path_or_url, without_secrets
 
-_NOT_READ_FROM_FOLDERS = (TABLE, JSON, PAGE, ONNX, INDEX)
+_NOT_READ_FROM_FOLDERS = (TABLE, JSON, PAGE, ONNX)
 # files of sessions and of runs of pretraining, which nothing but these replaces
 _OWN_NAMES = re.compile(r"\.|decisions\.sqlite|(?:reviewed|log)\.csv$|(?:run|finished|images)\.json$")
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from ..estimates.audited_prior import (
     WORTH_FOR_NEW_IMAGES,
     AuditedPrior,
     audited_figures,
-    narrower,
     of_new_images,
+    within_both,
 )
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
@@ -153,7 +153,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         called = values[labels.s == 0] > threshold
         of_audit = drawn | {"tilt": tilt, "design_effect": effect / worth}
         by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **of_audit)
-        return stated | (narrower(by_audit, stated) if sources == COMBINED else by_audit)
+        return stated | (within_both(by_audit, stated) if sources == COMBINED else by_audit)
 
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
     # on the scale of the final head as many rows are above the threshold as it calls positive; new images are unknown
@@ -341,11 +341,14 @@ def _estimate_prior(
     if (prior is None or audited is not None) and count.has_estimates:
         most = np.inf if effect == 1 else count.labels
         grouped: dict[str, float] = {"design_effect": effect, "most_labels": most}
-        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds, **grouped)
-        prior = estimated.prior
+        bounds = labels.interval_bounds
+        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=bounds, **grouped)
+        assert estimated.prior is not None  # an estimate lacks its number only once it is stated
+        prior = float(np.clip(estimated.prior, *labels.bounds))
+        estimated = replace(estimated, prior=prior)
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
-    assert prior is not None  # an estimate lacks its number only once it is stated
+    assert prior is not None
     if audited is not None:
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)

@@ -127,13 +127,13 @@ WAYS = {
     "": ("similarity (whitened)", "numpy on the CPU"),
     "--model {w}/with_neighbours.safetensors": (FUSED, "faiss on the CPU"),
     "--model {w}/model.safetensors --by classifier": ("classifier", None),
-    "--index IVF2,SQ8 --similarity topk": ("similarity (topk), IVF2,SQ8 index", "faiss on the CPU"),
+    "--similarity topk": ("similarity (topk)", "faiss on the CPU"),
 }
 
 
 @pytest.fixture
 def indexed(world, trained, here):
-    """A copy of the world's cache and models, so that an index beside it stays here."""
+    """A copy of the world's cache and models, so that a graph beside it stays here."""
     shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad", "cache.h5.*"))
     model = PULinearClassifier.load(world / "model.safetensors")
     with_neighbours(model, 2.0).save(here / "w" / "with_neighbours.safetensors")
@@ -154,10 +154,7 @@ def test_retrieve_finds_the_hidden_positives_first(indexed, here, how):
     assert scores == sorted(scores, reverse=True)
     assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
     kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
-    if how.startswith("--index"):
-        assert kept == [f"cache.h5.{how.split()[1].replace(',', '-')}.index"]
-    else:
-        assert kept == ["cache.h5.neighbours"] * is_fused
+    assert kept == ["cache.h5.neighbours"] * is_fused
 
 
 def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):

@@ -33,14 +33,8 @@ def test_two_models_in_one_folder_have_their_own_metrics(world):
     assert content("a.metrics.json") == before
 
 
-def test_metrics_that_0_3_wrote_are_left_and_named(world):
+def test_metrics_that_are_named_replace_those_of_an_earlier_version(world):
     Path("metrics.json").write_text('{\n  "labelled_positives": 8\n}\n')
-    told = run(TRAIN, w=world).stdout.splitlines()
-    assert told[-2:] == [
-        "wrote model.safetensors and model.metrics.json",
-        "metrics.json is of an earlier training by pucache 0.3, and was not updated",
-    ]
-    assert content("metrics.json") == {"labelled_positives": 8}
     named = run(TRAIN + " --metrics metrics.json", w=world).stdout.splitlines()
     assert named[-1] == "wrote model.safetensors and metrics.json" and "estimates" in content("metrics.json")
 

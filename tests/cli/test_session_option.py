@@ -121,7 +121,7 @@ def test_a_few_random_images_make_no_statement_worse(review):
     assert result["prior"] is not None and result["note"] == ""
     for name in ("recall", "precision"):
         width = figures[f"{name}_high"] - figures[f"{name}_low"]
-        assert width < 0.5, "by the images alone it would be anything; the labels' recall leans high after a review"
+        assert width < 0.55, "by the images alone it would be anything; the labels' recall leans high after a review"
         assert figures[f"{name}_low"] <= figures[name] <= figures[f"{name}_high"]
 
 

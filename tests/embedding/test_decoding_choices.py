@@ -22,8 +22,9 @@ from pucache.images.decoding import Decoding
 from pucache.images.source import open_source
 from pucache.pages.thumbnails import RowImages
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import StreamedImages, squash_for
+from pucache.pretraining.dataset import open_images, squash_for
 from pucache.pretraining.network import NetworkConfig, build_network
+from pucache.progress import Silent
 
 
 def tiny(**choices):
@@ -173,7 +174,8 @@ def test_pretraining_decodes_with_the_level_and_writes_it(scans, tmp_path):
     )
     source = open_source(scans)
     listing = source.scan()
-    images = StreamedImages(source, listing, squash_for(network.description, VIEWS["natural"]))
+    squash = squash_for(network.description, VIEWS["natural"])
+    images = open_images(source, listing, tmp_path, squash, workers=0, progress=Silent())
     (batch,) = images.batches([np.arange(12)])
     assert 110 < batch.float().mean() < 145
     assert network.description.decoder == Decoding(4095).decoder

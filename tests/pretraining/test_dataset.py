@@ -1,6 +1,6 @@
 import json
-import logging
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -17,9 +17,9 @@ from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import (
     MappedImages,
     Squash,
-    StreamedImages,
     decode_all,
     listing_digest,
+    open_images,
 )
 from pucache.progress import Silent
 
@@ -128,19 +128,12 @@ def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_pa
     assert "\n" not in str(caught.value) and list((tmp_path / "run").iterdir()) == []
 
 
-# --- decoded in every epoch ----------------------------------------------------------------------
-
-
-def test_an_image_that_fails_is_left_black_and_told_of_once(odd_folder, caplog):
-    images = StreamedImages(*opened(odd_folder), squash())
-    with caplog.at_level(logging.WARNING, "pucache"):
-        for _ in range(2):
-            for key, made in zip(images.keys, all_of(images), strict=True):
-                want = torch.zeros(SIDE, SIDE, 3, dtype=torch.uint8) if key in UNUSABLE else expected(odd_folder / key)
-                assert torch.equal(made, want), key
-    assert sorted(images.failures) == UNUSABLE
-    assert sorted(record.getMessage().split("'")[1] for record in caplog.records) == UNUSABLE
-    assert all("is left black: " in record.getMessage() for record in caplog.records)
+def test_a_disk_without_room_is_named_before_anything_is_decoded(image_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 10**8))
+    source, listing = opened(image_folder(5))
+    with pytest.raises(OutputError, match=r"^5 decoded images of 8 x 8 pixels need 1\.1 GB in .* 0\.1 GB are free"):
+        open_images(source, listing, tmp_path / "run", squash(), workers=0, progress=Silent())
+    assert not (tmp_path / "run" / "images.u8").exists()
 
 
 # --- identity ------------------------------------------------------------------------------------

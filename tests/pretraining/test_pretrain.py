@@ -341,15 +341,6 @@ def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tm
     assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
-# --- TensorBoard -------------------------------------------------------------------------------
-
-
-def test_without_tensorboard_its_install_line_is_told(photos, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--tensorboard")
-    assert "pip install 'pucache[tensorboard]'" in told and not (tmp_path / "run").exists()
-
-
 # --- several processes -------------------------------------------------------------------------
 
 

@@ -7,9 +7,10 @@ from PIL import Image
 
 from pucache.images.source import open_source
 from pucache.pretraining.augmentations import VIEWS
-from pucache.pretraining.dataset import Squash, StreamedImages
+from pucache.pretraining.dataset import MappedImages, Squash, decode_all
 from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.probe import Probe, effective_rank, features, held_out_auc
+from pucache.progress import Silent
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -34,7 +35,10 @@ def folder(tmp_path_factory):
 
 def images(folder, side=32):
     source = open_source(folder)
-    return StreamedImages(source, source.scan(), Squash(side, "bilinear", VIEWS["natural"]))
+    listing, run = source.scan(), folder.with_name(f"run-{side}")
+    run.mkdir(exist_ok=True)
+    decode_all(source, listing, run, Squash(side, "bilinear", VIEWS["natural"]), workers=0, progress=Silent())
+    return MappedImages(run, listing, side)
 
 
 def look(probe, network):

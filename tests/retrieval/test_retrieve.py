@@ -8,7 +8,6 @@ from helpers.planted import planted, write_cache
 from pucache.labels.label_files import find_keys
 from pucache.labels.labels import Labels
 from pucache.progress import Silent
-from pucache.retrieval.indexed_similarity import IndexedSimilarity
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
 from pucache.retrieval.retrieve import rank_unlabelled, retrieve_concepts
@@ -58,8 +57,7 @@ def test_of_equal_scores_the_earlier_row_comes_first(opened, kind):
 
 
 def scorers(model):
-    similar = Similarity("topk", "cpu")
-    return [similar, Margins(model), Fused(model, "cpu"), IndexedSimilarity(similar, "HNSW16")]
+    return [Similarity("topk", "cpu"), Margins(model), Fused(model, "cpu")]
 
 
 def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):

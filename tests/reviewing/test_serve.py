@@ -16,7 +16,6 @@ from helpers.slow import slow
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import OutputError
-from pucache.reviewing import serve
 from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from pucache.reviewing.session import open_session
 
@@ -178,15 +177,6 @@ def test_the_demo_ends_with_the_command_that_opens_its_pile(folder, demo_done):
     context = main.commands["review"].make_context("review", command[2:])
     assert context.params["positives"] == "my demo/positives.txt"
     assert json.loads(run("demo", "x", "--json").stdout) == {"found_by_words": None}
-
-
-def test_the_demo_opens_its_pile_where_asked_to(folder, demo_done, monkeypatch):
-    served = []
-    monkeypatch.setattr(serve, "review", lambda *arguments, **settings: served.append(arguments))
-    assert run("demo", "d", "--review").exit_code == 0
-    assert served == [("d/pile.h5", "d/positives.txt")]
-    ended = run("demo", "d", "--review", "--json")
-    assert ended.exit_code == 2 and "leave out one of --review and --json" in ended.stderr
 
 
 # --- port and token ----------------------------------------------------------------------------

@@ -124,7 +124,6 @@ USAGE = {
     "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
     f"{SCORE} --engine ray --neighbours {{f}}/shards": "scores are made on this machine alone with --neighbours",
     f"{SCORE} --engine ray --append --day 2026-01-05": "scores are made on this machine alone with --append and --day",
-    f"{RETRIEVE} --engine ray --index ivf --similarity topk": "an index is searched on one machine, not by the engine",
     f"{RETRIEVE} --engine ray --device cuda": "the engine ray ranks on processors; leave out device cuda",
 }
 

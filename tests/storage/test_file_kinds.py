@@ -26,7 +26,6 @@ FILES = {  # name: content and kind
     "x.npy": (b"\x93NUMPY\1", "a NumPy array"),
     "x.xlsx": (b"PK\x03\x04", "a ZIP archive"),
     "weights": (b'\x10\0\0\0\0\0\0\0{"a":', "a safetensors file"),
-    "cache.h5.SQ8.index": (bytes(range(32)) + b'{"format": "pucache-index-2"', "an index of a cache"),
     "m.onnx": (b"\x08\x07\x12\x07pytorch", "an ONNX model"),
     "model.onnx.txt": (b"onnx", "a text file"),
     "nothing.h5": (b"", EMPTY),
