@@ -92,14 +92,14 @@ def slow_limits(log, label, level):
     return min(lower, default=greatest), max(upper, default=least)
 
 
-def doubtful_groups(log):
+def unresolved_groups(log):
     """Groups without a label that were out of the urn at some draw, or are now."""
     without = {group for group in range(len(log.copies)) if log.in_force.get(group) not in LABELS}
-    doubtful = without & log.drawn
+    unresolved = without & log.drawn
     for at, entry in enumerate(log.entries):
         if entry.is_draw and entry.stream is Stream.AUDIT:
-            doubtful |= without & out_of_urn(log.entries[:at])
-    return doubtful
+            unresolved |= without & out_of_urn(log.entries[:at])
+    return unresolved
 
 
 def without_last_pending(log):
@@ -129,12 +129,12 @@ def test_limits_equal_a_search_over_every_total_and_counts_add_up(log, level):
     """Draws that wait count as if not made, unless a later one is answered; then, and skipped, as either label."""
     result, replayed = log.audit(level=level), replay(log.entries, [log.pile])
     log = without_last_pending(log)
-    doubtful = doubtful_groups(log)
-    _, high = slow_limits(log, label_with(log, dict.fromkeys(doubtful, True)), level)
-    low, _ = slow_limits(log, label_with(log, dict.fromkeys(doubtful, False)), level)
+    unresolved = unresolved_groups(log)
+    _, high = slow_limits(log, label_with(log, dict.fromkeys(unresolved, True)), level)
+    low, _ = slow_limits(log, label_with(log, dict.fromkeys(unresolved, False)), level)
     assert result.total_high == high
     assert result.total_low == min(low, high)
-    assert replayed.doubtful == sum(log.copies[group] for group in doubtful)
+    assert replayed.unresolved == sum(log.copies[group] for group in unresolved)
     assert result.unknown == sum(log.copies[group] for group in log.left)
     outcomes = Counter(log.in_force.get(group) for group in log.drawn)
     assert (result.draws, result.positives) == (outcomes.total(), outcomes[POSITIVE])
