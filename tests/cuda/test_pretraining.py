@@ -57,7 +57,7 @@ def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
     network = NetworkConfig("test_resnet", stem="small", size=SIDE)
 
     def pretrained(device, **options):
-        settings = {"device": device, "precision": "fp32", "workers": 0, "decode": "once"}
+        settings = {"device": device, "precision": "fp32", "workers": 0}
         return pretrain(photos, tmp_path / device, network, recipe(epochs=1), **settings, **options)
 
     pretrained("cpu")
@@ -85,7 +85,7 @@ def test_a_step_is_compiled_once_where_much_training_is_left(
 
     monkeypatch.setattr(Training, "step", ended_after_60)
     network = NetworkConfig("test_resnet", stem="small", size=SIDE)
-    settings = {"device": "cuda", "precision": "fp32", "workers": 0, "decode": "once", "minutes": minutes}
+    settings = {"device": "cuda", "precision": "fp32", "workers": 0, "minutes": minutes}
     with contextlib.suppress(RunError):
         pretrain(photos, tmp_path / "run", network, recipe(epochs=epochs), **settings)
     assert len(compilings) == compiled and all(50 < step < 60 for step in compilings)
