@@ -57,6 +57,7 @@ setup(
         "numpy>=2.0",
         "pillow>=12.3",
         "click>=8.1",
+        "rich>=13",
         "safetensors>=0.5",
         "starlette>=0.40",
         "uvicorn>=0.30",

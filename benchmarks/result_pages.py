@@ -79,9 +79,9 @@ PAGES = (
         needs="pu-toolbox (`pip install pucache[bench]`)",
     ),
     ResultPage(
-        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 33, CIFAR
+        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 26, CIFAR
     ),
-    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 11, ALL),
+    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 21, ALL),
     ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 4, ALL),
     ResultPage(
         "prior",
@@ -90,6 +90,7 @@ PAGES = (
         FOLDERS,
         6,
         ALL,
+        LONG,
     ),
     ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 8, ALL),
     ResultPage(
@@ -117,6 +118,7 @@ PAGES = (
         "DIR",
         5,
         "simulated",
+        LONG,
     ),
     ResultPage(
         "review-numbers",

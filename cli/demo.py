@@ -13,7 +13,7 @@ from pucache.allocator import keep_freed_memory
 from pucache.estimates.priors import interval_text
 
 from . import options, output
-from .progress import Line
+from .progress import terminal_progress
 
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
 _CLASSIFIERS = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}
@@ -43,7 +43,7 @@ def demo(folder: str, device: str) -> None:
     keep_freed_memory()  # before the first thread or large array
     from pucache.demonstration import demo as run  # imports torch
 
-    result = run(folder, device=device, progress=Line())
+    result = run(folder, device=device, progress=terminal_progress())
     output.print_result(result, _lines(result, folder))
     if not output.wants_json():
         cache, positives = (shlex.quote(str(Path(folder, name))) for name in ("pile.h5", "positives.txt"))

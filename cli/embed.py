@@ -22,7 +22,7 @@ from pucache.storage.table_writer import table_writer
 from . import options, output
 from .decoding import decoding_options
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 _SHOWN_ENDINGS = 4
 
@@ -146,12 +146,12 @@ def embed(
     labels = label_rows(opened, label_column, labels_to, force=rest["force"]) if label_column and labels_to else None
     if engine == "ray":
         count = _shards_for_ray(shards, shard, profile)
-        run |= {"address": address, "progress": Line()}
+        run |= {"address": address, "progress": terminal_progress()}
         report = embed_shards(opened, cache, count, encoder_options, **run)
         more["shards"] = shard_names(count)
     else:
         options.refuse_cluster_options(address=address, shards=shards)
-        report = run_embedding(opened, cache, encoder_options, progress=Line(), **run)
+        report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
     if labels is not None and labels_to is not None:
         _write_labels(labels, labels_to)
     lines = list(_lines(report, rest["prune"]))

@@ -13,7 +13,7 @@ from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import METHODS, PriorEstimate
 
 from . import options, output
-from .progress import Line
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
@@ -66,7 +66,7 @@ def estimate_prior(
 
     methods = methods or tuple(METHODS)
     check_request(methods, level=parameters["level"])
-    request = {"methods": methods, "progress": Line(), **parameters}
+    request = {"methods": methods, "progress": terminal_progress(), **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
     opened = open_cache(cache)
     rows |= options.groups_named(opened, groups)

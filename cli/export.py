@@ -12,7 +12,7 @@ from pucache.storage.urls import without_secrets
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command()
@@ -30,6 +30,13 @@ from .progress import Line
 )
 @options.images
 @options.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
+@options.option(
+    "--input",
+    "pixels",
+    type=click.Choice(["uint8", "float32"]),
+    help="Images that model.onnx takes: from 0 to 255, of any size, or from 0 to 1, of the encoder's input size.  "
+    "[default: uint8]",
+)
 @options.force
 @options.as_json
 def export(
@@ -40,6 +47,7 @@ def export(
     thumbnails: int | None,
     images: str | None,
     weights: str | None,
+    pixels: str | None,
     force: bool,
 ) -> None:
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
@@ -60,7 +68,7 @@ def export(
         from pucache.scoring.onnx_model import export_onnx
 
         check_outputs(("out", out, ONNX), force=force)
-        model = export_onnx(what, out, weights=weights, force=force)
+        model = export_onnx(what, out, weights=weights, images=pixels or "uint8", force=force)
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
         lines = [
@@ -69,8 +77,8 @@ def export(
         ]
         output.print_result(result, lines)
         return
-    if weights is not None:
-        raise ValueError("--weights are for a model that is written as .onnx; leave them out")
+    if weights is not None or pixels is not None:
+        raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
     if images is not None and thumbnails is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)
@@ -80,7 +88,7 @@ def export(
         from pucache.reviewing.pile_columns import pile_columns
 
         columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
-    report = run(cache, out, columns=columns, force=force, progress=Line())
+    report = run(cache, out, columns=columns, force=force, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
     output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])

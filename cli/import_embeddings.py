@@ -12,7 +12,7 @@ from pucache.storage.tables import LabelTable
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command("import-embeddings")
@@ -34,7 +34,8 @@ from .progress import Line
 @options.option(
     "--embedding-column",
     metavar="NAME",
-    help="List column of a Parquet file.  [default: embedding, or the only one that fits]",
+    help="List column of a Parquet file, or tensor of a safetensors file.  [default: embedding, or the only one that "
+    "fits]",
 )
 @options.option(
     "--metadata",
@@ -64,7 +65,7 @@ from .progress import Line
 def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
     """Write embeddings from another program, one row per key, into the file CACHE.
 
-    SOURCE is a .npy or .parquet file, or a folder of them: parts in the order of the numbers
+    SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
     in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
 
     \b
@@ -77,7 +78,7 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     check_outputs(("cache", cache, CACHE), force=chosen["force"])
     if encoding is not None:
         chosen["keys"] = LabelTable(chosen["keys"], encoding=encoding)
-    report = run(source, cache, **chosen, progress=Line())
+    report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
     if report.left_out:

@@ -25,7 +25,6 @@ from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
 from .output import printable
-from .progress import ERASE
 
 # Commands by name, with the first sentence of their help: `pucache --help` imports none of them.
 SENTENCES = {
@@ -154,10 +153,10 @@ def _print_log_messages() -> None:
 
 
 class _PrintableFormatter(logging.Formatter):
-    """Escapes what a terminal cannot show, and leaves out the secrets of URLs; replaces a line of progress."""
+    """Escapes what a terminal cannot show, and leaves out the secrets of URLs."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return (ERASE if sys.stderr.isatty() else "") + printable(super().format(record))
+        return printable(super().format(record))
 
 
 @contextmanager

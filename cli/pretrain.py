@@ -14,7 +14,7 @@ from pucache.storage.file_kinds import PNG
 from . import options, output
 from .decoding import decoding_options
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "tau_plus", "views")
 
@@ -147,7 +147,9 @@ def pretrain(
         output.print_result({"preview": preview, "images": shown}, lines)
         return
     try:
-        report = run_pretraining(source, run_dir, network, changed_recipe, seed=seed, progress=Line(), **rest)
+        report = run_pretraining(
+            source, run_dir, network, changed_recipe, seed=seed, progress=terminal_progress(), **rest
+        )
     except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process prints the reason
     if not process_group.is_main_process():

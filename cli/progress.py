@@ -1,22 +1,68 @@
-"""Progress on stderr: on a terminal one line that is written anew, otherwise a line every few seconds, for logs."""
+"""Progress on stderr: a bar on a terminal, otherwise a plain line every few seconds."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 
 import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
 from pucache.progress import Silent
 
-EVERY_SECONDS = 10.0  # between two lines of a log
-_REDRAWN_SECONDS = 0.1  # on a terminal
-ERASE = "\r\x1b[K"  # the line of a terminal
+EVERY_SECONDS = 10.0
+_BAR_WIDTH = 120  # columns from which a terminal has room for a bar
 
 
-class Line(Silent):
-    """Steps that are done, their rate, and the time that is left."""
+def terminal_progress() -> Bar | Lines:
+    """Return a bar where stderr is a terminal, else lines."""
+    return Bar() if sys.stderr.isatty() else Lines()
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.speed or 0:,.0f}/s")
+
+
+class Bar:
+    """A rich progress bar."""
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            *([BarColumn()] if console.width >= _BAR_WIDTH else []),
+            MofNCompleteColumn(),
+            _Rate(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[remark]}"),
+            console=console,
+        )
+
+    def start(self, total: int | None, what: str) -> None:
+        """Begin a stage."""
+        self._task = self._bar.add_task(what, total=total, remark="")
+
+    def advance(self, steps: int) -> None:
+        """Count steps."""
+        self._bar.advance(self._task, steps)
+
+    def remark(self, text: str) -> None:
+        """Show a remark behind the bar."""
+        self._bar.update(self._task, remark=text)
+
+    def __enter__(self) -> Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+
+class Lines(Silent):
+    """One line every `EVERY_SECONDS`, for logs."""
 
     def start(self, total: int | None, what: str) -> None:
         """Begin a stage."""
@@ -26,25 +72,15 @@ class Line(Silent):
     def advance(self, steps: int) -> None:
         """Count steps."""
         self._done += steps
-        now, is_terminal = time.monotonic(), sys.stderr.isatty()
-        if not self._done or now - self._last_line < (_REDRAWN_SECONDS if is_terminal else EVERY_SECONDS):
-            return
-        self._last_line = now
-        rate = self._done / (now - self._began)
-        total = "" if self._total is None else f"/{self._total:,}"
-        remaining = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
-        remark = self._remark and f"  {self._remark}"
-        text = f"{self._what} {self._done:,}{total}  {rate:,.0f}/s{remaining}{remark}"
-        if is_terminal:
-            columns = os.get_terminal_size(sys.stderr.fileno()).columns or 80
-            click.echo(ERASE + text[: columns - 1], nl=False, err=True)
-        else:
-            click.echo(text, err=True)
+        now = time.monotonic()
+        if self._done and now - self._last_line >= EVERY_SECONDS:
+            self._last_line = now
+            rate = self._done / (now - self._began)
+            total = "" if self._total is None else f"/{self._total:,}"
+            remaining = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
+            remark = self._remark and f"  {self._remark}"
+            click.echo(f"{self._what} {self._done:,}{total}  {rate:,.0f}/s{remaining}{remark}", err=True)
 
     def remark(self, text: str) -> None:
-        """Add a remark to what follows."""
+        """Add a remark to the lines that follow."""
         self._remark = text
-
-    def __exit__(self, *error: object) -> None:
-        if sys.stderr.isatty():
-            click.echo(ERASE, nl=False, err=True)

@@ -14,7 +14,7 @@ from pucache.storage.file_kinds import PAGE
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 _FIGURES = {"precision": "precision", "recall": "recall", "f1": "F1", "auc": "AUC"}
 
@@ -73,7 +73,7 @@ def report(
 
     check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
-    parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": Line()}
+    parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
     labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
     if concepts is not None:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():
@@ -105,6 +105,7 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         basis = f" of the pile from {audited:,} images that the review drew at random" if audited else ""
         basis += " and the labels" * (estimates.get("sources") == "random images and labels")
         lines.append(f"estimated{basis}: " + "   ".join(f"{_FIGURES[n]} {stated_text(estimates, n)}" for n in names))
+        lines += filter(None, [numbers["figures_of_new_images"]])
     if numbers["look_again"]:
         first = ", ".join(map(repr, numbers["look_again"][:3]))
         lines.append(

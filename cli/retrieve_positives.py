@@ -18,7 +18,7 @@ from pucache.storage.file_kinds import PAGE, TABLE
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | None:
@@ -121,7 +121,7 @@ def retrieve_positives(
     check_outputs(("out", out, TABLE), ("review", review, PAGE), force=force)
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
-    selection |= {"progress": Line()}
+    selection |= {"progress": terminal_progress()}
     if engine == "ray":
         _check_ray(device)
     else:
@@ -151,7 +151,7 @@ def retrieve_positives(
     if review:
         from pucache.pages.review_page import write_review_page
 
-        shown: dict[str, Any] = {"images": images, "force": force, "progress": Line()}
+        shown: dict[str, Any] = {"images": images, "force": force, "progress": terminal_progress()}
         page = write_review_page(opened, ranking, labels, review, **shown)
         result |= {"review": review, **asdict(page)}
         missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""

@@ -8,6 +8,7 @@ import click
 
 from pucache.allocator import keep_freed_memory
 from pucache.cache.embedding_cache import is_cache
+from pucache.estimates.audited_prior import new_images_text
 from pucache.scaling.score_shards import score_shards
 from pucache.scoring.score import ScoreReport, open_model
 from pucache.scoring.score import score as run
@@ -15,10 +16,11 @@ from pucache.scoring.score_tables import check_suffix, table_kind
 from pucache.storage.file_kinds import CACHE
 from pucache.storage.urls import without_secrets
 from pucache.training.concept_models import ConceptModels
+from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
 from .destinations import check_outputs
-from .progress import Line
+from .progress import terminal_progress
 
 
 @click.command()
@@ -154,26 +156,30 @@ def score(
             shard=shard,
             force=force,
             workers=workers,
-            progress=Line(),
+            progress=terminal_progress(),
             **encoder,
         )
-    name = without_secrets(out)
-    output.print_result(_result(report, name), _lines(report, name, exclusive), out=out)
+    name, figures = without_secrets(out), ""
+    if isinstance(classifier, PULinearClassifier) and deploy_prior is None and neighbours is None:
+        figures = new_images_text(classifier.estimates_)
+    output.print_result(_result(report, name, figures), _lines(report, name, exclusive, figures), out=out)
     output.exit_for_failures(report.failures, strict)
 
 
-def _result(report: ScoreReport, name: str) -> dict[str, Any]:
+def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:
     fields = {field: value for field, value in vars(report).items() if field != "share"}
     return fields | {
         "out": name,
         "cache": report.cache.name,
         "neighbours": None if report.neighbours is None else report.neighbours.name,
         "deploy_prior": report.share,
-        "new_images": None if report.new_images is None else report.new_images.to_dict(),
+        "new_images": None
+        if report.new_images is None
+        else report.new_images.to_dict() | {"figures": "" if report.new_images.differs else figures},
     }
 
 
-def _lines(report: ScoreReport, name: str, exclusive: bool) -> list[str]:
+def _lines(report: ScoreReport, name: str, exclusive: bool, figures: str) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
     counted = "images" if exclusive else "above the threshold"
     lines = output.concept_lines({n: {counted: f"{c:,}"} for n, c in (report.concepts or {}).items()})
@@ -190,5 +196,6 @@ def _lines(report: ScoreReport, name: str, exclusive: bool) -> list[str]:
     if (new := report.new_images) is not None:
         decided = "" if report.share is None else f"; decided at {100 * report.share:.3g}%"
         lines += [new.share_text + decided] if new.share_text else []
+        lines += [figures] if figures and not new.differs else []
         lines += [f"note: {text}" for text in (new.note, new.warning) if text]
     return lines

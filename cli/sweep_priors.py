@@ -12,7 +12,7 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
 from .destinations import check_outputs, may_write_derived
-from .progress import Line
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.prior_sweep import Sweep
@@ -75,7 +75,7 @@ def sweep_priors(
         truth=truth,
         priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seed, seed + seeds),
-        progress=Line(),
+        progress=terminal_progress(),
     )
     write_sweep_table(result, out, force=force)
     plotted = plot and plot_path is not None and plot_sweep(result, plot_path)

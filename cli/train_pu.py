@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pucache.cache.embedding_cache import EmbeddingCache, open_cache
-from pucache.estimates.audited_prior import COMBINED
+from pucache.estimates.audited_prior import COMBINED, new_images_text
 from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
@@ -22,7 +22,7 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
 from .destinations import check_files, check_outputs, may_write_derived
-from .progress import Line
+from .progress import terminal_progress
 
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
@@ -145,7 +145,7 @@ def _train(
     """Train and write a model; returns it, the check of SCAR, and metrics."""
     from pucache.training.train_on_cache import scar_of, summary, train_on_cache
 
-    model = train_on_cache(PULinearClassifier(**classifier), data, progress=Line())
+    model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
     model.save(out, force=force)
     scar = scar_of(data, model)
     found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
@@ -227,7 +227,7 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
         names.remove("auc")  # which the audit says nothing about
         yield (
             f"estimated among the unlabelled of the pile, from {audit['draws']:,} images that the review drew at random"
-            f"{both}, with {audit['level']:.0%} intervals; on new images precision may be lower:"
+            f"{both}, with {audit['level']:.0%} intervals:"
         )
     elif interval_of(estimates, "recall") is None:
         yield f"{called} of the unlabelled"
@@ -238,6 +238,7 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
     else:
         yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
     yield "  " + "   ".join([*(f"{_FIGURES[name]} {stated_text(estimates, name)}" for name in names), called])
+    yield from filter(None, [new_images_text(estimates)])
 
 
 def _neighbours(model: PULinearClassifier) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from helpers.slow import slow
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: examples are counted, not timed.
-settings.register_profile("pucache", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("pucache", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("pucache")
 
 # A test that imports openvino itself would let it report to its maker, from a process for each conversion.

@@ -89,7 +89,7 @@ def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
     """Threshold and calibration of the classifiers on new rows, and of the posterior on the pile."""
     lines = []
     for (first, cells), name in product(by_column(rows), arms):
-        ratio = [row[name]["f1"] / row["supervised"]["best_f1"] for row in cells if "supervised" in row]
+        ratio = [row[name]["f1"] / row["supervised"]["best_f1"] for row in cells]
         lines.append(
             [
                 *first,
@@ -121,9 +121,9 @@ def priors(rows: list[dict], arms: tuple[str, ...]) -> str:
 
 
 def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
-    """Plain tools and the ceiling, on the cells of the first seed."""
+    """Plain tools and the ceiling."""
     lines = []
-    for first, cells in by_column([row for row in rows if "supervised" in row]):
+    for first, cells in by_column(rows):
         lines.append(
             [
                 *first,
@@ -184,7 +184,7 @@ Share of the cells in which neighbours count, by the rule of `pucache.training.n
 ## Operating point and calibration
 
 F1 on the test set at the model's own threshold, set for the true share of positives there, and at the best threshold.
-F1 / supervised: over the best F1 of the supervised head, first seed. Expected / true: the number of positives that the
+F1 / supervised: over the best F1 of the supervised head. Expected / true: the number of positives that the
 posterior expects among the test rows called positive, over the true number, median. ECE: expected calibration error of
 the posterior in ten bins, on the test set (new) at its true share of positives, and on the unlabelled (pile) at the
 estimated prior.
@@ -200,7 +200,7 @@ median seconds of a whole fit in one of several processes of one thread each.
 
 ## Baselines and ceiling
 
-First seed only. LR: balanced logistic regression of P against U on standardised embeddings, at the C that is best for
+LR: balanced logistic regression of P against U on standardised embeddings, at the C that is best for
 each cell, chosen with the true labels; F1 at margin 0. Supervised: a head trained on the true labels at its best
 penalty; AP of rows it has not seen, F1 at its best threshold.
 

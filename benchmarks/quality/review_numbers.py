@@ -37,19 +37,19 @@ LOOKS = ((60, 0), (150, 0), (200, 200))  # ranked ones, and those of a closing a
 WRONG = (0.0, 0.05)  # share of the answers
 EVERY = 30  # looks between two rankings
 SEEDS = range(3000, 3100)  # of each group of images
-FIGURES = ("prior", "recall", "precision")
+FIGURES = ("prior", "recall", "precision", "recall_of_new_images", "precision_of_new_images")
 ALONE = "labels alone"
 NOT_WIDER = 1.01  # times the width of before
 
 
-def pile_of(X: np.ndarray, y: np.ndarray, folder: Path, seed: int) -> Pile:
-    """A pile with few positives, of which some are labelled."""
+def pile_of(X: np.ndarray, y: np.ndarray, folder: Path, seed: int) -> tuple[Pile, np.ndarray]:
+    """A pile with few positives, of which some are labelled; and which rows are not in it."""
     sizes = {"labelled": LABELLED, "hidden": POSITIVES - LABELLED, "unlabelled": ROWS - LABELLED}
     rows = pile_rows(y, **sizes, draw=np.random.default_rng([seed, 50]))
     s = (np.arange(ROWS) < LABELLED).astype(np.int8)
     encoder = EncoderSpec.imported("benchmark", X.shape[1])
     cache = write_row_cache(folder / "rows.h5", X[rows].astype(np.float32), encoder)
-    return Pile(cache, cached_graph(cache), s, y[rows])
+    return Pile(cache, cached_graph(cache), s, y[rows]), np.setdiff1d(np.arange(len(y)), rows)
 
 
 def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> Labels:
@@ -66,8 +66,11 @@ def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> 
         return read_labels(pile.cache, session.folder)
 
 
-def figures(pile: Pile, labels: Labels, seed: int) -> dict:
-    """Truth and ends of each interval among the rows that were unlabelled before the review, and their `sources`."""
+def figures(pile: Pile, labels: Labels, seed: int, new: tuple[np.ndarray, np.ndarray]) -> dict:
+    """Truth and ends of each interval, and their `sources`.
+
+    Of the rows that were unlabelled before the review, and of `new` ones, X and y, at the same share of positives.
+    """
     data = LabelledCache.of(pile.cache, labels, None, seed=seed, device="cpu")
     model = train_on_cache(PULinearClassifier(random_state=seed, device="cpu"), data)
     rest, estimate = pile.s == 0, model.prior_estimate_
@@ -75,6 +78,10 @@ def figures(pile: Pile, labels: Labels, seed: int) -> dict:
     threshold = np.quantile(model.held_out_margins_[rest], 1 - model.estimates_["share_predicted_positive"])
     called, y = model.held_out_margins_[rest] > threshold, pile.y[rest]
     truth = {"recall": called[y].mean(), "precision": y[called].mean() if called.any() else np.nan}
+    called = model.margins(new[0].astype(np.float32)) > model.threshold_
+    hits, alarms = (np.mean(called[new[1] == kind]) * share for kind, share in ((1, y.mean()), (0, 1 - y.mean())))
+    truth["recall_of_new_images"] = hits / y.mean()
+    truth["precision_of_new_images"] = hits / (hits + alarms) if called.any() else np.nan
     if estimate is not None and estimate.has_interval:
         found["prior"] = (float(y.mean()), estimate.low, estimate.high)
     for name, value in truth.items():
@@ -94,11 +101,13 @@ def measure(at: Location, group: str, seed: int) -> dict:
     """Figures of the labels alone, and after each review, of one pile."""
     _, y = task_rows(opened(at), group, TASKS[group][seed % len(TASKS[group])])
     with tempfile.TemporaryDirectory() as folder:
-        pile = pile_of(reduced_rows(at, group), y, Path(folder), seed)
-        found = {ALONE: figures(pile, Labels.of(pile.s), seed)}
+        X = reduced_rows(at, group)
+        pile, others = pile_of(X, y, Path(folder), seed)
+        new = X[others], y[others]
+        found = {ALONE: figures(pile, Labels.of(pile.s), seed, new)}
         for (ranked, closing), wrong in product(LOOKS, WRONG):
             labels = reviewed(pile, ranked, closing, wrong, seed)
-            found[f"{ranked} ranked, {closing} random, {wrong:.0%} wrong"] = figures(pile, labels, seed)
+            found[f"{ranked} ranked, {closing} random, {wrong:.0%} wrong"] = figures(pile, labels, seed, new)
     return {"figures": found}
 
 
@@ -124,10 +133,12 @@ def page(rows: list[dict], wanted: int) -> str:
     """The page of results."""
     head = ["review", "figure", "piles", "hold the truth", "median width", "width / that of the labels", "wider"]
     lines = [line_of(rows, case, name) for case in rows[0]["figures"] for name in FIGURES]
+    lines = [line for line in lines if line[2]]
     text = (
         f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
         f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
-        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards. The last "
+        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards; those of new "
+        "images against the final classifier on all other rows of the images, at the pile's share. The last "
         "column is the share of piles whose interval is wider than that of the labels alone, where the two agree."
     )
     return "\n\n".join(["# Numbers after a review", text, table(head, lines), environment()]) + "\n"

@@ -8,13 +8,11 @@ is timed comes after the imports, but for the commands of the last table.
 """
 
 import argparse
-import itertools
 import json
 import shutil
 import statistics
 import sys
 import time
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +25,7 @@ from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, prepare_with_model
 from benchmarks.common.processes import figures_of, memory, pucache, spread, timed
 
-PARTS = ("embed", "sources", "onnx", "train", "rank", "score", "weeks", "open", "review", "start")
+PARTS = ("embed", "onnx", "train", "rank", "score", "weeks", "open", "review", "start")
 FOUND, POSITIVES = 100, 20
 WEEKS, OF_A_WEEK, QUICK_WEEK = 52, 2000, 100
 WARM_UP = 64  # images that are embedded first, so that the network is compiled
@@ -92,29 +90,7 @@ def image_folder(files: Files, kind: str, count: int) -> Path:
     return folder
 
 
-def packed(files: Files, kind: str, suffix: str) -> Path:
-    """The images of `image_folder` in one Parquet file as of Hugging Face, or one ZIP archive."""
-    import pyarrow
-    from pyarrow import parquet
-
-    path = files.folder / f"{kind}-{files.images}{suffix}"
-    if path.exists():
-        return path
-    images = ((path.name, path.read_bytes()) for path in sorted(image_folder(files, kind, files.images).iterdir()))
-    if suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, data in images:
-                archive.writestr(name, data)
-        return path
-    image = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
-    rows = iter(lambda: [{"bytes": data, "path": name} for name, data in itertools.islice(images, 100)], [])
-    with parquet.ParquetWriter(path, pyarrow.schema({"image": image})) as writer:
-        for group in rows:
-            writer.write_table(pyarrow.table({"image": pyarrow.array(group, image)}))
-    return path
-
-
-def embed_images(kind: str, runtime: str, precision: str = "fp32", suffix: str = "") -> Measure:
+def embed_images(kind: str, runtime: str, precision: str = "fp32") -> Measure:
     def measure(files: Files) -> float:
         from pucache.embedding.embed import run_embedding
         from pucache.encoders.encoder import load_encoder
@@ -122,7 +98,7 @@ def embed_images(kind: str, runtime: str, precision: str = "fp32", suffix: str =
 
         cache, warm_up = files.folder / "embed.h5", image_folder(files, kind, WARM_UP)
         encoder = load_encoder(runtime=runtime, precision=precision)
-        for source in (warm_up, packed(files, kind, suffix) if suffix else image_folder(files, kind, files.images)):
+        for source in (warm_up, image_folder(files, kind, files.images)):
             cache.unlink(missing_ok=True)
             report = run_embedding(open_source(source), cache, encoder)
         return 1000 * report.seconds / report.rows
@@ -430,15 +406,7 @@ COMPARISONS: dict[str, list[Comparison]] = {
         )
         for kind, title in IMAGES.items()
         for name, run in RUNS.items()
-    ],
-    "sources": [
-        Comparison(
-            f"embed 1,000 {IMAGES[kind]}, {suffix}",
-            embed_images(kind, "openvino", suffix=suffix),
-            "a folder of the same files",
-            embed_images(kind, "openvino"),
-        )
-        for kind, suffix in (("png", ".parquet"), ("jpeg", ".zip"))
+        if (kind, name) != ("jpeg", "torch, fp32")
     ],
     "onnx": [
         Comparison("score 1,000 images, ONNX Runtime", score_pixels(True), "pucache, fp32 torch", score_pixels(False))
@@ -455,7 +423,6 @@ COMPARISONS: dict[str, list[Comparison]] = {
     ],
     "score": [
         Comparison("score to Parquet, from the disk", score_to(".parquet"), "reading the file", read_file),
-        Comparison("score to CSV, from the disk", score_to(".csv"), "reading the file", read_file),
     ],
     "weeks": [
         Comparison(

@@ -1,4 +1,4 @@
-"""Files of embeddings from other programs: `.npy` and Parquet, read forward in blocks of rows.
+"""Files of embeddings from other programs: `.npy`, `.safetensors` and Parquet, read forward in blocks of rows.
 
 Arrays are mapped for one block at a time, so that their pages do not stay in memory. Parquet is read page by page.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 from pyarrow import compute
 
 from ..encoders.spec import EncoderSpec
@@ -41,8 +42,9 @@ from ..storage.table_columns import IMPORT_NAMES, find_column
 EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
+_SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
 BATCH_KEYS = 1 << 16
-_RIGHT_ENDINGS = {ARRAY: ".npy", **dict.fromkeys(PARQUETS, ".parquet")}
+_RIGHT_ENDINGS = {ARRAY: ".npy", SAFETENSORS: ".safetensors", **dict.fromkeys(PARQUETS, ".parquet")}
 _ROWS_OF = {  # Python that gives the rows of another kind of file, of this name
     FAISS: "faiss.read_index({0!r}).reconstruct_n()",
     CACHE: "h5py.File({0!r})['embeddings'][:]",
@@ -52,7 +54,6 @@ _ROWS_OF = {  # Python that gives the rows of another kind of file, of this name
     TEXT: "numpy.loadtxt({0!r})",
     "an archive of arrays (.npz)": "numpy.load({0!r})[{1!r}]",
     "a file of torch.save": "torch.load({0!r}).numpy()",
-    SAFETENSORS: "next(iter(safetensors.torch.load_file({0!r}).values())).float().numpy()",
 }
 Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
 
@@ -133,8 +134,36 @@ def npy_input(path: Path) -> Input:
     return _input_of(state, X.shape, X.dtype, lambda rows: np.array(mapped()[rows]))
 
 
+def safetensors_input(path: Path, tensor: str | None) -> Input:
+    """Open the tensor of this name, or the one of embeddings; raises `CacheError` if there is none."""
+    state = FileState.of(path)
+    require_kind(path, SAFETENSORS)
+
+    @contextmanager
+    def opened(framework: str) -> Iterator[Any]:
+        with state.reading("cannot be read as safetensors"), safetensors.safe_open(path, framework) as file:
+            yield file
+
+    with opened("np") as file:
+        slices = {name: file.get_slice(name) for name in sorted(file.keys())}
+        headers = {name: (each.get_dtype(), tuple(each.get_shape())) for name, each in slices.items()}
+    types = {name: f"{kind} {shape}" for name, (kind, shape) in headers.items()}
+    fitting = [name for name, (kind, shape) in headers.items() if kind in _SAFETENSORS_TYPES and len(shape) == 2]
+    name = _choose(path, tensor, types, fitting, expected="tensors with rows of floats")
+    kind, shape = headers[name]
+
+    def read(rows: slice) -> np.ndarray:
+        if kind == "BF16":  # numpy lacks it; torch is imported for it alone
+            with opened("pt") as file:
+                return file.get_slice(name)[rows].float().numpy()
+        with opened("np") as file:
+            return file.get_slice(name)[rows]
+
+    return _input_of(state, shape, np.dtype(_SAFETENSORS_TYPES[kind]), read)
+
+
 def _choose(path: Path, name: str | None, types: dict[str, str], fitting: list[str], *, expected: str) -> str:
-    """Name of the column of embeddings: the given one, a usual name, or the only one of `fitting`."""
+    """Name of the tensor or column of embeddings: the given one, a usual name, or the only one of `fitting`."""
     listing = ", ".join(f"{each} ({types[each]})" for each in types) or "none"
     if name is not None:
         if name not in fitting:

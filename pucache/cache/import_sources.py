@@ -29,9 +29,10 @@ from .import_files import (
     ParquetFile,
     array_input,
     npy_input,
+    safetensors_input,
 )
 
-ARRAY, PARQUET = ".npy", ".parquet"
+ARRAYS, PARQUET = (".npy", ".safetensors"), ".parquet"
 _EMBEDDING_FOLDERS = ("img_emb", "text_emb")  # of clip-retrieval; the first that exists is taken
 _METADATA_FOLDER = "metadata"
 _IN_MEMORY = "the sequence of keys"
@@ -150,10 +151,13 @@ def _array(source: Any) -> np.ndarray:
 
 
 def _open_file(path: Path, metadata: Path | None, column: str | None) -> tuple[Input, ParquetFile | None]:
-    if path.suffix.lower() == PARQUET:
+    suffix = path.suffix.lower()
+    if suffix == PARQUET:
         file = ParquetFile(path)
         return file.embeddings(column), file
     table = None if metadata is None else ParquetFile(metadata)
+    if suffix == ".safetensors":
+        return safetensors_input(path, column), table
     if column is not None:
         raise CacheError(f"{path} holds one array and no columns; leave --embedding-column out")
     return npy_input(path), table
@@ -252,13 +256,17 @@ def find_files(source: str | Path, metadata: str | Path | None = None) -> list[t
 
 
 def _parts_of(source: Path) -> list[Path]:
-    """The files of embeddings in a folder: arrays, beside which Parquet is metadata, or else Parquet."""
+    """The files of embeddings in a folder, all of one kind."""
     folder = source
-    if not _files(source, [ARRAY, PARQUET]):
+    if not _files(source, [*ARRAYS, PARQUET]):
         folder = next((source / name for name in _EMBEDDING_FOLDERS if (source / name).is_dir()), source)
-    parts = _files(folder, [ARRAY]) or _parquet_files(folder)
+    arrays = _files(folder, ARRAYS)
+    if other := next((path for path in arrays if path.suffix.lower() != arrays[0].suffix.lower()), None):
+        problem = f"{folder} holds both {arrays[0].name} and {other.name}"
+        raise CacheError(f"{problem}; expected one kind of file: name one of them, or move one kind elsewhere")
+    parts = arrays or _parquet_files(folder)
     if not parts:
-        raise CacheError(f"no embeddings in folder {folder}; expected {ARRAY} or {PARQUET} files")
+        raise CacheError(f"no embeddings in folder {folder}; expected {', '.join(ARRAYS)} or {PARQUET} files")
     return parts
 
 

@@ -86,7 +86,7 @@ def import_embeddings(
     Parameters
     ----------
     source : path, str or ndarray of float, (n, d)
-        A ``.npy`` or ``.parquet`` file, or a folder of them in the order of the numbers in their
+        A ``.npy``, ``.safetensors`` or ``.parquet`` file, or a folder of them in the order of the numbers in their
         names: also the folder that clip-retrieval writes (``img_emb``, ``metadata``). Or an array, or what numpy
         makes one of: a tensor, a DataFrame, whose index stands for `keys` unless it is 0 to n - 1.
     out : path or str
@@ -101,9 +101,10 @@ def import_embeddings(
     row_numbers : bool
         Take the numbers of the rows over all parts as keys, as ten digits: ``0000000000``.
     embedding_column : str, optional
-        List column of a Parquet file. Default: ``embedding`` and other usual names, or the only one that fits.
+        List column of a Parquet file, or tensor of a ``.safetensors`` file. Default: ``embedding`` and other usual
+        names, or the only one that fits.
     metadata : path or str, optional
-        Parquet file or folder of them, one for each ``.npy`` file, matched by the last number in
+        Parquet file or folder of them, one for each ``.npy`` or ``.safetensors`` file, matched by the last number in
         the names. Default: those in `source`, or in a folder ``metadata`` in it or beside it.
     name : str, optional
         Name of the encoder; default: the name of the file or folder, and ``array`` for an array. What `export`

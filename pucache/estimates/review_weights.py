@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .audited_prior import AuditedHidden, AuditedPrior
+from .audited_prior import AuditedHidden, AuditedPrior, share_right
 from .calibration import LEAST, MOST
 
 _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however many negatives are known
@@ -98,6 +98,13 @@ class TrainingLabels:
         """Least and greatest prior that the review leaves possible."""
         total = self._weight_without_labelled
         return max(LEAST, self.confirmed_weight / total), min(MOST, 1 - self.rejected_weight / total)
+
+    @property
+    def interval_bounds(self) -> tuple[float, float]:
+        """As `bounds`, of an interval: some of the confirmed images may be no positives."""
+        low, high = self.bounds
+        right = share_right() if self.audited is None else self.audited.hidden.accepted_right
+        return max(LEAST, right * low), high
 
     @property
     def known_positive_weight(self) -> float:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.writer import creation_time
+from ..estimates.audited_prior import new_images_text
 from ..estimates.calibration import fit_tilt
 from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LabelCount
@@ -167,7 +168,8 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         counts the different pictures that are labelled, which decide what may be estimated; where they are too few,
         `note` says so, charts of estimates are empty, and `prior`, `hidden_positives` and single figures are None.
         `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
-        and F1 then rest; `audit_statements` say what follows from them, in the words of the review.
+        and F1 then rest; `audit_statements` say what follows from them, in the words of the review, and
+        `figures_of_new_images` what the classifier is worth on new images, "" without them.
         `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
         model if it was trained on other labels. Where groups were given, `groups` has the numbers of them, of those
         that hold a known positive, and of further ones of which an undecided image is above the threshold.
@@ -200,6 +202,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         },
         "hidden_positives": _hidden_positives(report, confirmed),
         "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
+        "figures_of_new_images": new_images_text(trained.estimates_),
         "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
         "held_out": min(len(np.unique(data.together[rows])) for rows in (report.labelled, report.unlabelled)) > 1,

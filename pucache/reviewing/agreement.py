@@ -62,9 +62,9 @@ def audited_by_both(log: DecisionLog, readers: str) -> tuple[AuditedEntries, Agr
     agreement = Agreement.of(reader[0], present.entries, theirs, readers) if same else None
     if readers == FIRST:
         return present, agreement
-    zone = set(log.zone(facts.continued[0] if facts.continued else log.epoch))
+    parts = log.zone(facts.continued[0] if facts.continued else log.epoch).parts
     said = [
-        replace(one, serial=log.last + number, stream=Stream.SECOND, restores=0, zone=one.key in zone)
+        replace(one, serial=log.last + number, stream=Stream.SECOND, restores=0, zone=parts.get(one.key, 0))
         for number, one in enumerate(second_says(present.entries, theirs), 1)
     ]
     return present._replace(entries=[*present.entries, *said]), agreement

@@ -86,7 +86,7 @@ class Audit:
     rest_high : int
         Upper limit of the hidden positives outside the zone; `hidden_high` without a zone.
     came_since : int
-        Rows that came to the pile after the zone was fixed; they are outside of it.
+        Rows that came to the pile after the last part of the zone was fixed; they are outside of it.
     agreement : Agreement or None
         How a second reader agrees with the first. None where there is none, or it is not known from one log.
     """
@@ -123,7 +123,7 @@ class Audit:
         if not self.draws or not self.unknown:
             return math.nan
         log = self._log
-        urns = zip(log.found.tolist(), (log.rows - log.rejected - log.doubtful).tolist(), strict=True)
+        urns = zip(log.found.tolist(), (log.rows - log.rejected - log.unresolved).tolist(), strict=True)
         totals = [
             likeliest_total(log.all_negative, least=least, greatest=greatest, urn=urn)
             for urn, (least, greatest) in enumerate(urns)
@@ -137,7 +137,7 @@ class Audit:
         count as negative; several urns have hidden positives in proportion to what is left of them.
         """
         log = self._log
-        room = log.rows - log.rejected - log.doubtful - log.found
+        room = log.rows - log.rejected - log.unresolved - log.found
         hidden = np.unique(np.round(np.geomspace(1, room.sum() + 1, _TOTALS) - 1))
         likelihood = np.zeros(len(hidden))
         for urn, (found, left) in enumerate(zip(log.found.tolist(), room.tolist(), strict=True)):
@@ -185,15 +185,15 @@ class Audit:
             np.bincount(log.all_positive.urn, weights=rows, minlength=urns).astype(np.int64)
             for rows in (log.pending_rows, negatives)
         )
-        found, rejected, doubtful = log.found + pending - rejected, log.rejected + rejected, log.doubtful - pending
+        found, rejected, unresolved = log.found + pending - rejected, log.rejected + rejected, log.unresolved - pending
         ends = min(more, self.unknown) * np.append(0, np.cumsum(log.unknown)) / max(self.unknown, 1)
         for urn, draws in enumerate(np.diff(np.round(ends).astype(int)).tolist()):  # each urn by its share
             positives = round(share * draws)
-            unknown, before = int(log.unknown[urn]), int(found[urn] + doubtful[urn])
+            unknown, before = int(log.unknown[urn]), int(found[urn] + unresolved[urn])
             history = history.extended(positives, draws, unknown=unknown, positives_before=before, urn=urn)
             found[urn] += positives
             rejected[urn] += draws - positives
-        limits = found + doubtful, log.rows - rejected
+        limits = found + unresolved, log.rows - rejected
         return _total_high(history, log.rows, *limits, self._upper_error, self.sensitivity_low), int(found.sum())
 
     def _chance_outlook(self, more: int) -> tuple[int, int]:
@@ -369,11 +369,11 @@ def _read(session: str | Path | Session, readers: str) -> tuple[AuditedEntries, 
 
 
 def audit_entries(
-    entries: Sequence[Entry], urns: Sequence[int], *, level: float = 0.95, zone: int = 0, since: int = 0
+    entries: Sequence[Entry], urns: Sequence[int], *, level: float = 0.95, zone: Sequence[int] = (), since: int = 0
 ) -> Audit:
     """Limits of the number of hidden positives, from all entries of the log since urns of so many rows were fixed.
 
-    `zone` is the number of rows of the zone, 0 without one; `since` the serial number of the last entry before the
+    `zone` has the number of rows of each part of the zone; `since` the serial number of the last entry before the
     pile grew, from which on looks of the ranking count.
 
     Raises
@@ -400,7 +400,7 @@ def audit_entries(
         log.all_negative,
         log.rows.tolist(),
         least=log.found.tolist(),
-        greatest=(log.rows - log.rejected - log.doubtful).tolist(),
+        greatest=(log.rows - log.rejected - log.unresolved).tolist(),
         error=(1.0 - UPPER_PART) * error,
     )
     low = min(low, audited.total_high)
@@ -410,14 +410,14 @@ def audit_entries(
     likeliest = _audited(replay_zone(entries, zone), looks, level, sensitivity, error / 2)
     rest = _audited(log, looks, level, sensitivity, error / 2).hidden_high  # as many at most are outside of the zone
     if sensitivity is None:
-        rest = min(rest, audited.unknown - likeliest.unknown + int(log.doubtful.sum()))
+        rest = min(rest, audited.unknown - likeliest.unknown + int(log.unresolved.sum()))
     return replace(audited, zone=likeliest, rest_high=rest)
 
 
 def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | None, upper_error: float) -> Audit:
     """The audit of a pile, without its lower limit and its zone."""
     found, rows = int(log.found.sum()), int(log.rows.sum())
-    limits = log.found + log.doubtful, log.rows - log.rejected
+    limits = log.found + log.unresolved, log.rows - log.rejected
     recognised = _total_high(log.all_positive, log.rows, *limits, upper_error, None)
     high = _with_overlooked(recognised, rows, sensitivity)
     return Audit(

@@ -19,15 +19,15 @@ ANY = -1  # number of unknown rows at a draw that is not checked
 class ReplayedLog:
     """Audit draws and counts of a log; arrays are int64, by urn, and count rows.
 
-    A group is *doubtful* where it was out of its urn at a draw and has no label now: skipped, undone or pending.
+    A group is *unresolved* where it was out of its urn at a draw and has no label now: skipped, undone or pending.
     """
 
-    all_positive: DrawHistory  # with the doubtful groups as positives
-    all_negative: DrawHistory  # with the doubtful groups as negatives
+    all_positive: DrawHistory  # with the unresolved groups as positives
+    all_negative: DrawHistory  # with the unresolved groups as negatives
     rows: np.ndarray  # of the urn
     found: np.ndarray  # labelled positive
     rejected: np.ndarray  # labelled negative
-    doubtful: np.ndarray
+    unresolved: np.ndarray
     unknown: np.ndarray  # neither decided nor among these draws
     positives: int  # audit draws with that outcome
     skipped: int  # audit draws whose last decision is a skip
@@ -58,20 +58,20 @@ def replay(entries: Sequence[Entry], urns: Sequence[int]) -> ReplayedLog:
         if not entry.is_draw:
             log.decide(entry)
         elif entry.stream in DRAWN and entry.serial <= last:
-            (log.draw if entry.stream is Stream.AUDIT else log.withhold)(entry)
+            (log.draw if entry.stream is Stream.AUDIT else log.remove_zone_draw)(entry)
     outcomes = [log.last.get(group) for group in log.drawn]
     pending_rows = [log.copies[group] * (log.last.get(group) in PENDING) for group in log.drawn]
     without_label = (
-        group for group in log.drawn.keys() | log.withheld | log.was_out if log.last.get(group) not in LABELS
+        group for group in log.drawn.keys() | log.zone_draws | log.was_out if log.last.get(group) not in LABELS
     )
     answers = _recheck_answers(entries)
     return ReplayedLog(
-        all_positive=log.history(doubtful_are=1),
-        all_negative=log.history(doubtful_are=0),
+        all_positive=log.history(unresolved_are=1),
+        all_negative=log.history(unresolved_are=0),
         rows=log.rows,
         found=log.sum(group for group, choice in log.last.items() if choice is Choice.POSITIVE),
         rejected=log.sum(group for group, choice in log.last.items() if choice is Choice.NEGATIVE),
-        doubtful=log.sum(without_label),
+        unresolved=log.sum(without_label),
         unknown=log.rows - log.out,
         positives=outcomes.count(Choice.POSITIVE),
         skipped=outcomes.count(Choice.SKIP),
@@ -83,23 +83,23 @@ def replay(entries: Sequence[Entry], urns: Sequence[int]) -> ReplayedLog:
     )
 
 
-def replay_zone(entries: Sequence[Entry], rows: int) -> ReplayedLog:
-    """As `replay`, of the zone, an urn of so many rows; random images of the pile are drawn from it where they hit it.
+def replay_zone(entries: Sequence[Entry], parts: Sequence[int]) -> ReplayedLog:
+    """As `replay`, of the zone, whose parts of so many rows are urns; random images of the pile may be of a part.
 
     Rechecks count as in the pile.
     """
     inside = []
     for entry in entries:
         if entry.stream is Stream.ZONE:
-            entry = replace(entry, stream=Stream.AUDIT, urn=0)
-        elif entry.zone:  # where a draw from the pile is in the zone, it is uniform over the rows that are left of it
-            entry = replace(entry, urn=0, unknown=ANY)
+            entry = replace(entry, stream=Stream.AUDIT, urn=entry.zone - 1)
+        elif entry.zone:  # where a draw from the pile is of a part, it is uniform over the rows that are left of it
+            entry = replace(entry, urn=entry.zone - 1, unknown=ANY)
         elif entry.stream in AGAIN:
             entry = replace(entry, urn=0, copies=0)
         else:
             continue
         inside.append(entry)
-    return replay(inside, [rows])
+    return replay(inside, parts)
 
 
 class _Replay:
@@ -111,12 +111,12 @@ class _Replay:
         self.copies: dict[int, int] = {}
         self._urn_of: dict[int, int] = {}
         self._check(entries)
-        self.out, self._positive, self._doubtful = (np.zeros_like(self.rows) for _ in range(3))  # rows, by urn
+        self.out, self._positive, self._unresolved = (np.zeros_like(self.rows) for _ in range(3))  # rows, by urn
         self._labelled: dict[int, int] = {}  # number of draws before the label, by group; not the drawn ones
         self.drawn: dict[int, None] = {}  # groups, in the order of their draws
-        self.withheld: set[int] = set()  # groups drawn from the zone
+        self.zone_draws: set[int] = set()  # groups drawn from the zone
         self.was_out: set[int] = set()  # groups that were out at a draw and came back
-        self._draws: list[tuple[Choice | None, int, int, int, int]] = []  # last choice, n_i, positive, doubtful, urn
+        self._draws: list[tuple[Choice | None, int, int, int, int]] = []  # last choice, n_i, positive, unresolved, urn
 
     def _check(self, entries: Sequence[Entry]) -> None:
         serial = 0
@@ -148,7 +148,7 @@ class _Replay:
     def draw(self, draw: Entry) -> None:
         group, urn = draw.group, draw.urn
         left = int(self.rows[urn] - self.out[urn])
-        if group in self.drawn or group in self.withheld or group in self._labelled:
+        if group in self.drawn or group in self.zone_draws or group in self._labelled:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which had been decided or drawn before")
         if draw.copies < 1:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which is not in the pile")
@@ -157,18 +157,18 @@ class _Replay:
                 f"draw {draw.serial} was among {draw.unknown:,} unknown rows; {left:,} of {self.rows[urn]:,} were "
                 "left, so entries are missing or the pile is another one"
             )
-        out = int(self._positive[urn]), int(self._doubtful[urn])
+        out = int(self._positive[urn]), int(self._unresolved[urn])
         self._draws.append((self.last.get(group), left, *out, urn))
         self.drawn[group] = None
         self._move(group, 1)
 
-    def withhold(self, draw: Entry) -> None:
-        self.withheld.add(draw.group)
+    def remove_zone_draw(self, draw: Entry) -> None:
+        self.zone_draws.add(draw.group)
         self._move(draw.group, 1)
 
     def decide(self, decision: Entry) -> None:
         group, was_out = decision.group, decision.group in self._labelled
-        if group in self.drawn or group in self.withheld or was_out == (decision.choice in LABELS):
+        if group in self.drawn or group in self.zone_draws or was_out == (decision.choice in LABELS):
             return
         if was_out:
             if self._labelled.pop(group) < len(self._draws):
@@ -181,16 +181,16 @@ class _Replay:
         rows, last, urn = sign * self.copies[group], self.last.get(group), self._urn_of[group]
         self.out[urn] += rows
         self._positive[urn] += rows * (last is Choice.POSITIVE)
-        self._doubtful[urn] += rows * (last not in LABELS)
+        self._unresolved[urn] += rows * (last not in LABELS)
 
-    def history(self, *, doubtful_are: int) -> DrawHistory:
-        """The draws, with every doubtful group positive (1) or negative (0)."""
+    def history(self, *, unresolved_are: int) -> DrawHistory:
+        """The draws, with every unresolved group positive (1) or negative (0)."""
         labels: dict[Choice | None, int] = {Choice.POSITIVE: 1, Choice.NEGATIVE: 0}
         draws = self._draws
         return DrawHistory(
-            np.array([labels.get(choice, doubtful_are) for choice, *_ in draws], bool),
+            np.array([labels.get(choice, unresolved_are) for choice, *_ in draws], bool),
             np.array([unknown for _, unknown, *_ in draws], float),
-            np.array([positive + doubtful * doubtful_are for _, _, positive, doubtful, _ in draws], float),
+            np.array([positive + unresolved * unresolved_are for _, _, positive, unresolved, _ in draws], float),
             np.array([urn for *_, urn in draws], np.int64),
         )
 

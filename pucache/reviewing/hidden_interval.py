@@ -208,7 +208,7 @@ def _greatest_sum(
     def excluded(total: int) -> bool:
         return bool(np.max(others + evidence(total, urn), initial=0.0) >= limit)  # E is 1 before the first draw
 
-    last = max(least[urn], _first(excluded, least[urn], greatest[urn]) - 1)
+    last = max(least[urn], _first_where(excluded, least[urn], greatest[urn]) - 1)
     if urn == len(least) - 1:
         return last
     starts = np.unique(np.linspace(least[urn], last + 1, CELLS[min(len(least), 4) - 2] + 1).astype(int)).tolist()
@@ -261,7 +261,7 @@ class Looks:
         def excluded(total: int) -> bool:
             return bool(np.max(self.evidence(total), initial=0.0) >= -np.log(error))
 
-        return max(self.found, _first(excluded, self.found, self.found + self.left) - 1)
+        return max(self.found, _first_where(excluded, self.found, self.found + self.left) - 1)
 
     def without_positives(self, more: int) -> Looks:
         """With further looks of the ranking at single rows, none of which is positive."""
@@ -285,15 +285,15 @@ def likeliest_total(history: DrawHistory, *, least: int, greatest: int, urn: int
         hidden = total - before
         return bool(np.sum(1.0 / hidden[positive]) <= np.sum(1.0 / (unknown - hidden)[~positive]))
 
-    return min(greatest, _first(past, least, greatest))
+    return min(greatest, _first_where(past, least, greatest))
 
 
-def _first(test: Callable[[int], bool], low: int, high: int) -> int:
-    """Smallest of the integers low, ..., high from which on a test holds; high + 1 where it never does."""
+def _first_where(holds: Callable[[int], bool], low: int, high: int) -> int:
+    """Smallest of the integers low, ..., high from which on something holds; high + 1 where it never does."""
     high += 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if test(middle) else (middle + 1, high)
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
     return low
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
@@ -110,7 +111,7 @@ class Entry:
     positives: int  # f_i: rows of the urn that were known as positive, as far as it was known then
     time: float  # seconds since 1970
     urn: int = 0  # number of the urn that the group is in
-    zone: bool = False  # whether the group is in the zone, which had been fixed then
+    zone: int = 0  # number of the part of the zone that the group is in, which had been fixed then; 0 outside
     choice: Choice | None = None
     request: str | None = None  # identifier that the client chose; it is written once, so requests can be repeated
     replaces: int = 0  # serial number of the decision on this group that was in force; 0: none
@@ -166,12 +167,28 @@ class LoggedImage(NamedTuple):
     epoch: int = 0  # assigned when it is written
 
 
+class Zone(NamedTuple):
+    """The likeliest images of a pile, in parts: each was fixed for the urns that no part before is of."""
+
+    parts: dict[str, int]  # number of the part, from 1, by key
+    urns: int  # urns that it is of; 0 before it is fixed
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """Rows of each part."""
+        return tuple(Counter(self.parts.values()).values())
+
+    def came_since(self, urns: Sequence[int]) -> int:
+        """Rows, of urns of so many, that came after it was fixed; 0 before that."""
+        return sum(urns[self.urns :]) if self.urns else 0
+
+
 class AuditedEntries(NamedTuple):
     """What an audit is computed from."""
 
     entries: list[Entry]  # of the present epoch and those that it goes on with
     urns: tuple[int, ...]  # rows of each
-    zone: int  # rows of the zone; 0 before it is fixed
+    zone: tuple[int, ...]  # rows of each part of the zone; none before it is fixed
     since: int  # serial number of the last entry before the present epoch, where it goes on with another; else 0
     came: int = 0  # rows that came after the zone was fixed
 
@@ -248,18 +265,16 @@ class DecisionLog:
             self._insert_epoch(facts, images)
 
     def fix_zone(self, keys: Sequence[str]) -> None:
-        """Write which images are the zone of the present epoch, durably."""
+        """Write which images are a part of the zone, durably."""
         with self._transaction():
             self._connection.executemany(_INSERT["zones"], ({"epoch": self.epoch, "key": key} for key in keys))
 
-    def zone(self, first: int) -> list[str]:
-        """Keys of the zone of the present epoch and those from `first` on; empty where none is fixed."""
-        return [row["key"] for row in self._rows("zones") if row["epoch"] >= first]
-
-    def came_since_zone(self, first: int, urns: Sequence[int]) -> int:
-        """Rows of the urns, one an epoch from `first` on, that came after the zone was fixed; 0 without one."""
-        fixed = max((row["epoch"] for row in self._rows("zones") if row["epoch"] >= first), default=None)
-        return 0 if fixed is None else sum(urns[1 + fixed - first :])
+    def zone(self, first: int) -> Zone:
+        """The zone of the epochs from `first` on, of which each has an urn."""
+        fixed = [row for row in self._rows("zones") if row["epoch"] >= first]
+        numbers = {epoch: number for number, epoch in enumerate(sorted({row["epoch"] for row in fixed}), 1)}
+        parts = {str(row["key"]): numbers[row["epoch"]] for row in fixed}
+        return Zone(parts, 1 + max(numbers) - first if numbers else 0)
 
     def ask(self, query: str) -> None:
         """Write what is asked, the JSON of a query, durably."""
@@ -327,8 +342,8 @@ class DecisionLog:
         entries = [entry for entry in self.entries() if entry.epoch >= first]
         for number, group in enumerate(groups):
             entries[number] = replace(entries[number], group=group)
-        came = self.came_since_zone(first, facts.urns)
-        return AuditedEntries(entries, facts.urns, len(self.zone(first)), self.since(entries), came)
+        zone = self.zone(first)
+        return AuditedEntries(entries, facts.urns, zone.rows, self.since(entries), zone.came_since(facts.urns))
 
     def since(self, entries: Sequence[Entry]) -> int:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""
@@ -488,8 +503,7 @@ def _entry(values: dict[str, Any]) -> Entry:
         raise ValueError("a decision has a choice and a request")
     return Entry(
         **{name: int(values[name]) for name in integers},
-        **{name: int(values.get(name) or 0) for name in ("replaces", "restores", "urn")},
-        zone=bool(values.get("zone")),
+        **{name: int(values.get(name) or 0) for name in ("replaces", "restores", "urn", "zone")},
         group=int(values["image_group"]),
         stream=Stream(values["stream"]),
         time=float(values["time"]),

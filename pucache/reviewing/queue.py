@@ -159,7 +159,7 @@ class NextImages:
         for _ in range(_DRAWS):  # a draw of a row that a tab holds already fills no slot
             if len(rows) == slots or not self._session.unknown.any():
                 break
-            in_zone = self.closing_stream is Stream.ZONE and (self._session.unknown & self._session.zone).any()
+            in_zone = self.closing_stream is Stream.ZONE and self._session.zone[self._session.unknown].any()
             rows += self._drawn(tab, Stream.ZONE if in_zone else Stream.AUDIT, slots - len(rows))
         return rows
 
@@ -222,10 +222,10 @@ class NextImages:
     def likeliest(self) -> np.ndarray:
         """Undecided rows of highest rank, among which the model expects nine tenths of what is hidden, int64.
 
-        At least 1,000 and at most a fifth of them; none before the first ranking.
+        Of the rows that the zone is not of at least 1,000 and at most a fifth; none before the first ranking.
         """
         with self._lock:
-            undecided = self._undecided()
+            undecided = self._undecided() & self._session.outside_zone
             most = math.ceil(ZONE_SHARE * np.count_nonzero(undecided))
             if self._scores is None or not most:
                 return np.empty(0, np.int64)

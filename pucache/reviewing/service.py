@@ -196,9 +196,9 @@ class ReviewService:
         SessionError
             The zone of the likeliest could not be written.
         """
-        if on and likeliest and not self.session.zone.any():
+        if on and likeliest:
             rows = self.queue.likeliest()
-            if not len(rows):
+            if not len(rows) and not self.session.zone.any():
                 raise ValueError(
                     "there is no ranking of undecided images; decide some first, or end the review if all are decided"
                 )

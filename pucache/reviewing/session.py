@@ -15,7 +15,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
 from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
-from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream
+from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream, Zone
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
 from .session_folder import EXPORT, exported_decisions
@@ -65,8 +65,9 @@ class Session(SessionState):
         """Bring labels and counts to what the log says."""
         base, rows = self._base, self.cache.keys.rows
         self.is_by_query = bool(base.log.asked())
-        zone = rows(base.log.zone(base.first) if base.current else [])
-        self.zone[zone[zone >= 0]] = True
+        self._zone = base.log.zone(base.first) if base.current else Zone({}, 0)
+        zone, parts = rows(list(self._zone.parts)), np.array(list(self._zone.parts.values()), np.int8)
+        self.zone[zone[zone >= 0]] = parts[zone >= 0]
         for decision in base.carried:
             self._carry(decision)
         self._entries: list[Entry] = []  # of the present epoch
@@ -137,9 +138,8 @@ class Session(SessionState):
     def audited_entries(self) -> AuditedEntries:
         """What the audit is computed from."""
         with self.lock:
-            entries, zone, since = list(self._entries), int(self.zone.sum()), self._base.since(self._entries)
-            came = self._log.came_since_zone(self._base.first, self.urns) if zone and len(self.urns) > 1 else 0
-            return AuditedEntries(entries, self.urns, zone, since, came)
+            zone, since = self._zone, self._base.since(self._entries)
+            return AuditedEntries(list(self._entries), self.urns, zone.rows, since, zone.came_since(self.urns))
 
     @property
     def asked(self) -> str:
@@ -222,9 +222,9 @@ class Session(SessionState):
                 self._replay()
 
     def fix_zone(self, rows: np.ndarray) -> None:
-        """Fix the zone of the likeliest images for the rest of the review, durably; nothing where there is one.
+        """Fix a part of the zone of the likeliest images for the rest of the review, durably.
 
-        It holds the unknown ones of some rows, and their twins in the pile.
+        It holds the unknown ones of some rows, and their twins, as far as they are `outside_zone`.
 
         Raises
         ------
@@ -234,12 +234,19 @@ class Session(SessionState):
         with self.lock:
             chosen = np.zeros(len(self.cache), bool)
             chosen[rows] = True
-            chosen = self._groups.spread(chosen) & self.unknown
-            if chosen.any() and not self.zone.any():
+            chosen = self._groups.spread(chosen) & self.unknown & self.outside_zone
+            if chosen.any():
                 self._check_writable()
                 with self._as_logged():
                     self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
-                self.zone |= chosen
+                self._zone = self._log.zone(self._base.first)
+                self.zone[chosen] = self.zone.max() + 1
+
+    @property
+    def outside_zone(self) -> np.ndarray:
+        """Rows of the urns that the zone is not of, bool (n,): of all, or of those that came after it was fixed."""
+        with self.lock:
+            return self._urn_of >= self._zone.urns
 
     def draw(
         self,
@@ -277,7 +284,9 @@ class Session(SessionState):
                 row = int(rng.choice(rows))
                 if shared is not None:
                     row = self._shared_row(shared, row)
-                fields: dict[str, Any] = {"unknown": len(rows)} if stream is Stream.ZONE else {}
+                fields: dict[str, Any] = {}
+                if stream is Stream.ZONE:
+                    fields = {"unknown": int((self.zone[rows] == self.zone[row]).sum())}
                 self._take_in(written, row, stream=stream, model_version=model_version, **fields)
         return written
 
@@ -306,7 +315,7 @@ class Session(SessionState):
         if stream is Stream.AUDIT:
             return np.flatnonzero(self.unknown)
         if stream is Stream.ZONE:
-            return np.flatnonzero(self.unknown & self.zone)
+            return np.flatnonzero(self.unknown & (self.zone > 0))
         rows = self._recheck_candidates()
         return rows[~np.isin(self.groups[rows], excluded)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..estimates.audited_prior import AuditedHidden
+from ..estimates.audited_prior import AuditedHidden, share_right
 from ..labels.concepts import ConceptLabels
 from ..labels.labels import Labels
 from .agreement import BOTH
@@ -60,20 +60,28 @@ def _labels_of(cache: EmbeddingCache, folder: Path, readers: str) -> Labels:
 
 
 def _hidden(audited: Audit) -> AuditedHidden | None:
-    """The audit for estimates. Once a known positive was rejected again, random positives may be wrong, too."""
+    """The audit for estimates. Once a known positive was rejected again, random positives may be wrong, too.
+
+    Before that, one wrong acceptance in twenty is allowed for: the lower limit of random positives is scaled by the
+    share of them that is left then.
+    """
     if audited.draws <= audited.skipped + audited.pending:
         return None
     likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
     is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
+    right = audited.sensitivity_low or 0.0 if audited.missed else share_right(audited.rechecks)
+    wrong = (1 - right) * audited.found
     return AuditedHidden(
-        low=0 if audited.missed else audited.hidden_low,
+        low=0 if audited.missed else int(audited.hidden_low * max(0.0, 1 - wrong / max(1, audited.positives))),
         high=audited.hidden_high,
-        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high) if is_figure else None,
+        likeliest=min(max(likeliest, audited.hidden_low), audited.hidden_high)
+        if is_figure and not audited.missed
+        else None,
         draws=audited.draws,
         level=audited.level,
         overlooked=audited.sensitivity_low is not None,
         profile=None if audited.missed else audited.profile(),
         without_label=audited.skipped + audited.pending,
-        sensitivity=(audited.sensitivity_low or 1.0) if audited.missed else 1.0,
+        accepted_right=right,
         statements=tuple(audited.statements()),
     )

@@ -22,7 +22,7 @@ from ..errors import one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
 from .ranker import Ranker
 
-Labels = tuple[int, np.ndarray, np.ndarray]  # serial number, s, reviewed
+Update = tuple[int, np.ndarray, np.ndarray]  # serial number, s, reviewed
 NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
 MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
 _FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
@@ -37,7 +37,7 @@ class _Child:
     def __init__(self, connection: Connection):
         self._connection, self._sending = connection, threading.Lock()
         self._changed = threading.Condition()
-        self._newest: dict[int, Labels] = {}  # by session
+        self._newest: dict[int, Update] = {}  # by session
         self._waiting: dict[int, None] = {}  # sessions to be fitted, in order
         self._preferred = -1  # session whose page is open
         self._graph: NeighbourGraph | None = None
@@ -48,10 +48,10 @@ class _Child:
         """Receive until the server is gone; in a thread of its own."""
         try:
             while True:
-                session, *labels = self._connection.recv()
+                session, *update = self._connection.recv()
                 with self._changed:
-                    if labels:
-                        self._newest[session], self._waiting[session] = tuple(labels), None
+                    if update:
+                        self._newest[session], self._waiting[session] = tuple(update), None
                     else:
                         self._preferred = session
                     self._changed.notify()

@@ -32,6 +32,7 @@ from .score import encoder_of
 TOLERANCE = 1e-3  # of a margin on the images of the check, relative to the largest margin or 1
 RESIZED_TOLERANCE = 0.02  # the same where the graph resizes too, to within a few grey levels at a few pixels
 _CHECKED = 32  # images
+IMAGES = ("uint8", "float32")
 # As `pucache.images.preprocessing`: the filter of Pillow, and a crop whose offset is rounded to the even number
 _RESIZING = """
 resizing (uint8[n, h, w, 3] images) => (uint8[n, {height}, {width}, 3] {pixels})
@@ -82,9 +83,9 @@ class OnnxReport:
 class _Scorer(torch.nn.Module):
     """Images, or embeddings where there is no encoder, to embedding, margin, posterior and label."""
 
-    def __init__(self, model: PULinearClassifier, encoder: torch.nn.Module | None):
+    def __init__(self, model: PULinearClassifier, encoder: torch.nn.Module | None, images: str):
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.scale = encoder, 255.0 if images == "float32" else 1.0
         self.coef = torch.nn.Parameter(torch.from_numpy(model.coef_[0].astype(np.float32)), requires_grad=False)
         self.intercept, self.threshold = float(model.intercept_[0]), float(np.float32(model.threshold_))
         tilt, share = model.tilt_, model.share_
@@ -92,7 +93,10 @@ class _Scorer(torch.nn.Module):
         self.has_posterior = label_count(model).has_points
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        embedding = inputs if self.encoder is None else self.encoder(inputs)
+        if self.encoder is None:
+            embedding = inputs
+        else:
+            embedding = self.encoder(inputs * self.scale if self.scale != 1 else inputs)
         margin = embedding @ self.coef + self.intercept
         posterior = [torch.sigmoid(self.shift + self.slope * margin)] if self.has_posterior else []
         return embedding, margin, *posterior, (margin > self.threshold).to(torch.int64)
@@ -103,17 +107,18 @@ def export_onnx(
     out: str | Path,
     *,
     weights: str | Path | None = None,
+    images: str = "uint8",
     force: bool = False,
 ) -> OnnxReport:
     """Write a model as one ONNX file, which needs no pucache.
 
-    Input: ``images``, RGB (n, height, width, 3), uint8 from 0 to 255, of any size, as the graph resizes and crops them;
-    or ``embedding``, float32 (n, d), where the model was trained on embeddings that pucache does not make. Where ONNX
-    cannot resize as the encoder does, images are of its input size. The metadata entry ``preprocessing`` says what is
-    left to do. Outputs: ``embedding`` float32 (n, d), ``margin`` float32 (n,), ``posterior`` float32 (n,) (with 30
-    labelled positives or more), and ``label`` int64 (n,), 1 where the margin is above the threshold. Neighbours are not
-    looked at. The file is compared with pucache in float32 on 32 images before it appears under its name, and once more
-    as it resizes.
+    Input: ``images``, RGB (n, height, width, 3): uint8 from 0 to 255, of any size, as the graph resizes and crops them;
+    or float32 from 0 to 1, of the encoder's input size; or ``embedding``, float32 (n, d), where the model was trained
+    on embeddings that pucache does not make. Where ONNX cannot resize as the encoder does, uint8 images are of its
+    input size too. The metadata entry ``preprocessing`` says what is left to do. Outputs:
+    ``embedding`` float32 (n, d), ``margin`` float32 (n,), ``posterior`` float32 (n,) (with 30 labelled positives or
+    more), and ``label`` int64 (n,), 1 where the margin is above the threshold. Neighbours are not looked at. The file
+    is compared with pucache in float32 on 32 images before it appears under its name, and once more as it resizes.
 
     Parameters
     ----------
@@ -122,6 +127,8 @@ def export_onnx(
         The file to write, which ends in ``.onnx``.
     weights : path, optional
         Of the encoder, as for `pucache.load_encoder`.
+    images : {"uint8", "float32"}
+        Type of the images.
     force : bool
         Replace a file at `out` that is no ONNX model; never the model or the weights.
 
@@ -132,7 +139,7 @@ def export_onnx(
     Raises
     ------
     ValueError
-        The name does not end in ``.onnx``.
+        The name does not end in ``.onnx``, or the type is unknown.
     MissingExtraError
         The packages of the extra ``onnx`` are not installed.
     EncoderError
@@ -140,8 +147,10 @@ def export_onnx(
     ModelError, OutputError
         The model cannot be read, or the file not be written.
     """
-    if os.path.splitext(out)[1].lower() != ".onnx":
-        raise ValueError(f"expected a file that ends in .onnx, got {out}")
+    if os.path.splitext(out)[1].lower() != ".onnx" or images not in IMAGES:
+        raise ValueError(
+            f"expected a file that ends in .onnx and images of {' or '.join(IMAGES)}, got {out}, {images!r}"
+        )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(f"export to ONNX needs {package}; pip install 'pucache[onnx]'")
@@ -155,9 +164,9 @@ def export_onnx(
         network = encoder.runtime.network()
     elif weights is not None:
         raise ValueError(f"weights are those of an encoder, and the model was trained on {spec or 'bare arrays'}")
-    scorer = _Scorer(classifier, network).eval()
-    sample, name = _sample(scorer, spec), str(spec or "the head")
-    resizes = encoder is not None and encoder.preprocess.fast
+    scorer = _Scorer(classifier, network, images).eval()
+    sample, name = _sample(scorer, spec, images), str(spec or "the head")
+    resizes = encoder is not None and images == "uint8" and encoder.preprocess.fast
     with replacing(path) as temporary:
         graph = _write(scorer, sample, temporary, name)
         difference = _compare(temporary, sample, scorer, classifier, name)
@@ -169,7 +178,7 @@ def export_onnx(
     return OnnxReport(os.fspath(out), spec, graph["inputs"], graph["outputs"], difference)
 
 
-def _sample(scorer: _Scorer, spec: EncoderSpec | None) -> torch.Tensor:
+def _sample(scorer: _Scorer, spec: EncoderSpec | None, images: str) -> torch.Tensor:
     """Images of blots and noise, or rows of normal numbers; the same in every run."""
     generator = torch.Generator().manual_seed(0)
     if scorer.encoder is None or spec is None:
@@ -177,7 +186,7 @@ def _sample(scorer: _Scorer, spec: EncoderSpec | None) -> torch.Tensor:
     coarse = torch.rand((_CHECKED, 3, 5, 5), generator=generator)
     smooth = torch.nn.functional.interpolate(coarse, tuple(spec.input_size), mode="bicubic").permute(0, 2, 3, 1)
     pixels = (smooth + 0.1 * torch.randn(smooth.shape, generator=generator)).clamp(0, 1)
-    return (pixels * 255).to(torch.uint8)
+    return pixels if images == "float32" else (pixels * 255).to(torch.uint8)
 
 
 def _write(scorer: _Scorer, sample: torch.Tensor, path: Path, name: str) -> dict[str, dict[str, str]]:

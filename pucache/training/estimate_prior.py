@@ -117,13 +117,15 @@ def estimates_by_method(
     The tilt takes those of the final head, as training does; the other methods those of the classifier before
     distillation, on which they were measured.
     """
-    bounds, count = data.training_labels.bounds, label_count(model).labels
+    labels, count = data.training_labels, label_count(model).labels
     effect = model.estimates_.get("design_effect", 1.0)
     grouped = {"design_effect": effect, "most_labels": np.inf if effect == 1 else count}
     return [
-        profile_interval(model.held_out_margins_, data.s, level, bounds=bounds, **grouped)
+        profile_interval(model.held_out_margins_, data.s, level, bounds=labels.interval_bounds, **grouped)
         if method == "tilt"
-        else PriorEstimate(method, estimate(model.classifier_margins_, data.s, method, bounds=bounds), level=level)
+        else PriorEstimate(
+            method, estimate(model.classifier_margins_, data.s, method, bounds=labels.bounds), level=level
+        )
         for method in methods
     ]
 

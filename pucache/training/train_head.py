@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, narrower
+from ..estimates.audited_prior import (
+    COMBINED,
+    WORTH_FOR_NEW_IMAGES,
+    AuditedPrior,
+    audited_figures,
+    of_new_images,
+    within_both,
+)
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
 from ..estimates.groups import design_effect
@@ -135,25 +142,25 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
-    on_scale = on_one_scale(margins, final, labels.s)  # as many rows are above the threshold as the head calls positive
-    figures = stated_estimates(
-        on_scale,
-        labels.s,
-        labels=count,
-        prior=prior,
-        prior_range=prior_range(prior, prior_estimate),
-        threshold=threshold,
-        design_effect=effect,
-        seed=settings.heads.seed,
-    )
-    called = on_scale[labels.s == 0] > threshold
-    by_audit: dict[str, Any] = {}
-    if audited is not None:
-        drawn: dict[str, Any] = {"prior": prior, "tilt": tilt, "design_effect": effect}
-        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **drawn)
-        by_audit = (narrower(by_audit, figures) if sources == COMBINED else by_audit) | {"sources": sources}
+    by_labels: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate)}
+    drawn: dict[str, Any] = {"prior": prior, "design_effect": effect}
+
+    def figures_at(values: np.ndarray, worth: float = 1.0) -> dict[str, Any]:
+        """Figures of held-out margins (n,) on one scale, by the labels and by the audit; `worth` is of a decision."""
+        stated = stated_estimates(values, labels.s, threshold=threshold, seed=settings.heads.seed, **by_labels, **drawn)
+        if audited is None:
+            return stated
+        called = values[labels.s == 0] > threshold
+        of_audit = drawn | {"tilt": tilt, "design_effect": effect / worth}
+        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **of_audit)
+        return stated | (within_both(by_audit, stated) if sources == COMBINED else by_audit)
+
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
-    estimates = {"risk": risk, "clamped": clamped, **figures, **by_audit}
+    # on the scale of the final head as many rows are above the threshold as it calls positive; new images are unknown
+    # to it, as the rows are to the heads that give their held-out margins
+    estimates = {"risk": risk, "clamped": clamped, **figures_at(on_one_scale(margins, final, labels.s))}
+    if audited is not None:
+        estimates |= {"sources": sources, **of_new_images(figures_at(margins, WORTH_FOR_NEW_IMAGES))}
     estimates |= {} if rows.clusters is None else {"design_effect": effect}
     _warn_of_chance(estimates)
     reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)
@@ -334,11 +341,14 @@ def _estimate_prior(
     if (prior is None or audited is not None) and count.has_estimates:
         most = np.inf if effect == 1 else count.labels
         grouped: dict[str, float] = {"design_effect": effect, "most_labels": most}
-        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=labels.bounds, **grouped)
-        prior = estimated.prior
+        bounds = labels.interval_bounds
+        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=bounds, **grouped)
+        assert estimated.prior is not None  # an estimate lacks its number only once it is stated
+        prior = float(np.clip(estimated.prior, *labels.bounds))
+        estimated = replace(estimated, prior=prior)
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
-    assert prior is not None  # an estimate lacks its number only once it is stated
+    assert prior is not None
     if audited is not None:
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)

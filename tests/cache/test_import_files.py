@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import safetensors.numpy
 import torch
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
@@ -35,8 +36,25 @@ def test_rows_follow_their_keys(tmp_path, small_blocks, order, dtype, wanted, st
     assert cache.encoder.origin == str(tmp_path / "clip.npy")
 
 
+def test_safetensors(tmp_path, small_blocks):
+    X, path = rows(9), tmp_path / "x.safetensors"
+    safetensors.numpy.save_file({"a": X, "mean": X[0], "n": np.ones((3, 3), int)}, path)
+    import_embeddings(path, tmp_path / "c.h5", keys=shuffled_keys(9))
+    expect(tmp_path / "c.h5", X, shuffled_keys(9))
+    safetensors.numpy.save_file({"a": X, "b": X * 2}, path)
+    import_embeddings(path, tmp_path / "c.h5", embedding_column="b", row_numbers=True, force=True)
+    expect(tmp_path / "c.h5", X * 2, [f"{number:010}" for number in range(9)])
+
+
+def test_bfloat16_is_stored_as_float32(tmp_path):
+    X = torch.tensor([[1.5, -2.25], [3e38, 1e-30]]).to(torch.bfloat16)
+    save_file({"X": X}, tmp_path / "x.safetensors")
+    import_embeddings(tmp_path / "x.safetensors", tmp_path / "c.h5", keys=["b", "a"])
+    expect(tmp_path / "c.h5", X.float().numpy(), ["b", "a"])
+
+
 @pytest.mark.parametrize("kind", ["source", "keys", "metadata"])
-@pytest.mark.parametrize("suffix", [".npy", ".parquet", ".txt", ".csv"])
+@pytest.mark.parametrize("suffix", [".npy", ".safetensors", ".parquet", ".txt", ".csv"])
 def test_a_fifo_is_refused_and_never_waited_for(tmp_path, kind, suffix):
     fifo, given = tmp_path / f"fifo{suffix}", {}
     os.mkfifo(fifo)
@@ -97,13 +115,10 @@ FOREIGN = {
     "HDF5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), r"is an HDF5 file.*h5py.File\("),
     "nothing": (lambda path: path.touch(), "is an empty file"),
     "array": (lambda path: np.save(path.open("wb"), np.ones((2, 3))), r"is a NumPy array; rename it .*\.npy"),
-    "safetensors": (
-        lambda path: save_file({"a": torch.ones(2, 3)}, path),
-        r"is a safetensors.*torch.load_file",
-    ),
+    "safetensors": (lambda path: save_file({"a": torch.ones(2, 3)}, path), r"is a safetensors file; rename it"),
     "Parquet": (lambda path: write_parquet(path, embedding=np.ones((2, 3))), r"Parquet file; rename it .*\.parquet"),
 }
-READ = {("array", ".npy"), ("array", ".safetensors"), ("array", ".bin"), ("Parquet", ".parquet")}
+READ = {("array", ".npy"), ("array", ".bin"), ("safetensors", ".safetensors"), ("Parquet", ".parquet")}
 
 
 @pytest.mark.parametrize("ending", [".npy", ".safetensors", ".parquet", ".bin"])

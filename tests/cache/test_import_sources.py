@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder, write_parquet
 
@@ -155,11 +156,14 @@ def test_keys_that_cannot_be_are_refused_and_nothing_is_written(tmp_path, keys, 
     assert visible(tmp_path) == []
 
 
-def test_folders_without_parts_or_metadata(tmp_path):
+def test_folders_without_parts_or_with_two_kinds(tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     assert "no embeddings in folder" in refusal(folder, tmp_path / "c.h5")
     np.save(folder / "a.npy", rows(2))
+    safetensors.numpy.save_file({"a": rows(2)}, folder / "b.safetensors")
+    assert "holds both a.npy and b.safetensors" in refusal(folder, tmp_path / "c.h5")
+    (folder / "b.safetensors").unlink()
     assert "no metadata at" in refusal(folder, tmp_path / "c.h5", metadata=tmp_path / "none")
     assert "there is no metadata with a column 'x'" in refusal(folder, tmp_path / "c.h5", key_column="x")
 

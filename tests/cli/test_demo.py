@@ -66,6 +66,8 @@ def test_where_a_text_encoder_is_at_hand_the_demo_begins_with_words(few_images, 
     monkeypatch.setattr(demonstration, "DATA", few_images)
     monkeypatch.setenv("PUCACHE_TEXT_ENCODER", str(save_text_encoder(tmp_path / "texts")))
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+    for page in ("report", "write_review_page"):  # as without words
+        monkeypatch.setattr(demonstration, page, lambda *_, **__: None)
     done = CliRunner().invoke(main, ["demo", str(tmp_path / "demo"), "--device", "cpu"], catch_exceptions=False)
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("by the words 'a dress' alone, without an example, ")

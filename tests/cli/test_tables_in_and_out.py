@@ -80,7 +80,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("import-embeddings x.npy c.h5 --encoding cp1252", 2, "--encoding is that of the file of --keys; name one"),
         ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),
         ("export {w}/cache.h5 out.parquet --images {w}/images", 2, "--images are for --thumbnails"),
-        ("export {w}/cache.h5 out.parquet --weights w", 2, "--weights are for a model"),
+        ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
         ("export {w}/model.safetensors out.onnx --thumbnails", 2, "are for a cache; leave them out"),
         ("export {w}/cache.h5 out.onnx", 1, "cache.h5 is a cache, not a model"),
         ("export {w}/cache.h5 out.parquet --scores {w}/truth.csv", 1, "is not a table of scores"),
@@ -92,10 +92,12 @@ def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, co
     assert list(here.iterdir()) == []
 
 
-def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(here):
+def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(world, here):
     parquet.write_table(pyarrow.table({"image": [b"no picture"], "kind": ["red"]}), here / "x.parquet")
     (here / "l.csv").write_text("before")
-    assert "none of the 1 images" in refused("embed x.parquet c.h5 --labels-to l.csv --label-column kind")
+    assert "none of the 1 images" in refused(
+        f"embed x.parquet c.h5 {SMALL} --labels-to l.csv --label-column kind", w=world
+    )
     assert sorted(path.name for path in here.iterdir()) == ["l.csv", "x.parquet"]
     assert (here / "l.csv").read_text() == "before"
 

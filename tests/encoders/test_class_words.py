@@ -1,3 +1,5 @@
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -17,8 +19,21 @@ def texts(tmp_path_factory):
     return save_text_encoder(tmp_path_factory.mktemp("texts"))
 
 
+@pytest.fixture(scope="module")
+def kept(texts, tmp_path_factory):
+    """A folder where the vectors of the classes are."""
+    folder = tmp_path_factory.mktemp("kept")
+    score_by_classes(["a frog"], [], texts, folder, X)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def encode(texts):
+    return functools.cache(lambda *all_texts: SentenceEncoder(texts)(all_texts))
+
+
 def plain_shares(encode, text):
-    cosines = (encode(class_texts()) @ encode([text])[0]).astype(np.float64)
+    cosines = (encode(*class_texts()) @ encode(text)[0]).astype(np.float64)
     shares = np.exp(cosines / 0.05)
     shares[np.argsort(cosines)[:-60]] = 0
     return shares / shares.sum()
@@ -30,22 +45,22 @@ def test_the_layer_and_the_texts_are_of_the_same_classes():
     assert class_texts()[340].startswith("zebra: ")
 
 
-def test_scores_are_the_probabilities_of_the_nearest_classes(texts, tmp_path):
-    encode, (layer, bias) = SentenceEncoder(texts), class_layer()
+def test_scores_are_the_probabilities_of_the_nearest_classes(texts, kept, encode):
+    layer, bias = class_layer()
     p = torch.softmax(torch.from_numpy(X) @ layer.T + bias, 1).numpy()
     wanted = [plain_shares(encode, text) for text in ("a frog", "red car", "a tree")]
-    scores, _ = score_by_classes(["a frog", "red car"], ["a tree"], texts, tmp_path, X)
+    scores, _ = score_by_classes(["a frog", "red car"], ["a tree"], texts, kept, X)
     np.testing.assert_allclose(scores(X), p @ (np.mean(wanted[:2], 0) - wanted[2]), atol=1e-6)
-    alone, note = score_by_classes(["a frog"], [], texts, tmp_path, X)
+    alone, note = score_by_classes(["a frog"], [], texts, kept, X)
     np.testing.assert_allclose(alone(X), p @ wanted[0], atol=1e-6)
     assert note.startswith("'a frog' is nearest to the classes ")
 
 
 def test_vectors_of_the_classes_are_kept_and_damaged_ones_made_again(texts, tmp_path):
     first = score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X)
-    (kept,) = tmp_path.iterdir()
-    for damage in (kept.read_bytes(), b"", kept.read_bytes()[:-5]):
-        kept.write_bytes(damage)
+    (file,) = tmp_path.iterdir()
+    for damage in (file.read_bytes(), b"", file.read_bytes()[:-5]):
+        file.write_bytes(damage)
         np.testing.assert_array_equal(score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X), first)
 
 
@@ -54,21 +69,19 @@ def test_a_folder_that_cannot_be_written_stops_nothing(texts, tmp_path):
     assert np.isfinite(score_by_classes(["a frog"], [], texts, tmp_path / "file" / "within", X)[0](X)).all()
 
 
-def test_words_unlike_any_class_are_said_to_be_unknown_with_the_nearest(texts, tmp_path, monkeypatch):
+def test_words_unlike_any_class_are_said_to_be_unknown_with_the_nearest(texts, kept, monkeypatch):
     monkeypatch.setattr("pucache.encoders.class_words.KNOWN", 1.1)
-    _, note = score_by_classes(["a frog"], [], texts, tmp_path, X)
+    _, note = score_by_classes(["a frog"], [], texts, kept, X)
     assert note.startswith("nothing like 'a frog' is known: the nearest of the encoder's 1,000 classes are ")
     assert note.count(",") >= 3
 
 
-def test_of_more_rows_than_directions_scores_come_near_the_probabilities(texts, tmp_path):
+def test_of_more_rows_than_directions_scores_come_near_the_probabilities(texts, kept, encode):
     layer, bias = class_layer()
     draw = np.random.default_rng(0)
     kinds = draw.choice(40, 900)  # rows like some of the classes
     rows = np.maximum(0.3 * draw.standard_normal((900, 1280)) + 4 * layer.numpy()[kinds], 0).astype(np.float32)
-    p = torch.softmax(torch.from_numpy(rows) @ layer.T + bias, 1).numpy() @ plain_shares(
-        SentenceEncoder(texts), "a frog"
-    )
-    scores = score_by_classes(["a frog"], [], texts, tmp_path, rows)[0](rows)
+    p = torch.softmax(torch.from_numpy(rows) @ layer.T + bias, 1).numpy() @ plain_shares(encode, "a frog")
+    scores = score_by_classes(["a frog"], [], texts, kept, rows)[0](rows)
     assert np.corrcoef(np.argsort(np.argsort(scores)), np.argsort(np.argsort(p)))[0, 1] > 0.95
     assert np.abs(scores - p).max() < 0.2 * p.max()

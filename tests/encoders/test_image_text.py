@@ -1,12 +1,15 @@
 import copy
 import dataclasses
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from helpers.image_text import ARCHITECTURE, PREPROCESSING, save_image_text
 from helpers.refusals import one_line
+from helpers.tiny import save_image
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sklearn.datasets import load_sample_images
@@ -27,9 +30,22 @@ PHOTOS = [Image.fromarray(photo) for photo in load_sample_images().images]
 TEXTS = ["a palace", "a dahlia, l'été", "a word " * 100]
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, one_thread):
+    """A model, images, their cache by it, and a head on that; nobody changes them."""
+    place = tmp_path_factory.mktemp("whole")
+    model = save_image_text(place / "model")
+    for number in range(30):
+        save_image(place / "images" / f"{number:03}.png", number)
+    cache = pucache.embed(place / "images", place / "cache.h5", NAME, weights=model, **PLAIN)
+    head = pucache.train_pu(cache, cache.keys[:15], prior=0.2, method="linear", penalty=0.01, device="cpu")
+    return SimpleNamespace(model=model, images=place / "images", cache=cache, head=head)
+
+
 @pytest.fixture
-def folder(tmp_path):
-    return save_image_text(tmp_path / "model")
+def folder(whole, tmp_path):
+    """A copy of the model."""
+    return shutil.copytree(whole.model, tmp_path / "model")
 
 
 def of_open_clip(folder):
@@ -90,32 +106,28 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("what", OTHERS)
-def test_a_model_that_differs_in_one_digit_is_refused_for_images_words_and_scores(what, folder, image_folder, tmp_path):
-    images = image_folder(30)
-    cache = pucache.embed(images, tmp_path / "cache.h5", NAME, weights=folder, **PLAIN)
-    model = pucache.train_pu(cache, cache.keys[:15], prior=0.2, device="cpu")
+def test_a_model_that_differs_in_one_digit_is_refused_for_images_words_and_scores(what, whole, folder, tmp_path):
+    cache, images = whole.cache, whole.images
     OTHERS[what](folder)
     field = what if hasattr(cache.encoder, what) else "configuration"
     told = [
         one_line(EncoderError, pucache.retrieve_positives, cache, words="a frog", weights=folder, device="cpu"),
         one_line(EncoderError, pucache.retrieve_positives, cache, like=images, weights=folder, device="cpu"),
-        one_line(PUCacheError, pucache.embed, images, tmp_path / "cache.h5", NAME, weights=folder),
-        one_line(PUCacheError, pucache.score, model, images, tmp_path / "s.csv", weights=folder),
+        one_line(PUCacheError, pucache.embed, images, cache.files[0].path, NAME, weights=folder),
+        one_line(PUCacheError, pucache.score, whole.head, images, tmp_path / "s.csv", weights=folder),
     ]
     for text in told:
         assert "(they differ in " in text and field in text.split("differ in ")[1]
 
 
-def test_words_rank_a_cache_and_a_model_scores_new_images(folder, image_folder, tmp_path):
-    images = image_folder(40)
-    cache = pucache.embed(images, tmp_path / "cache.h5", NAME, weights=folder, **PLAIN)
-    scores, _ = score_by_text(["a frog"], [], cache.encoder, folder)
-    ranked = pucache.retrieve_positives(cache, words="a frog", weights=folder, k=None)
-    np.testing.assert_allclose(ranked.scores, np.sort(scores(cache.take(np.arange(40))))[::-1], atol=1e-6)
-    model = pucache.train_pu(cache, cache.keys[:20], prior=0.2, device="cpu")
-    model.save(tmp_path / "model.safetensors")
-    assert model.encoder_ == cache.encoder
-    pucache.score(tmp_path / "model.safetensors", images, tmp_path / "new.csv", weights=folder, **PLAIN)
+def test_words_rank_a_cache_and_a_model_scores_new_images(whole, tmp_path):
+    cache = whole.cache
+    scores, _ = score_by_text(["a frog"], [], cache.encoder, whole.model)
+    ranked = pucache.retrieve_positives(cache, words="a frog", weights=whole.model, k=None)
+    np.testing.assert_allclose(ranked.scores, np.sort(scores(cache.take(np.arange(30))))[::-1], atol=1e-6)
+    whole.head.save(tmp_path / "model.safetensors")
+    assert whole.head.encoder_ == cache.encoder
+    pucache.score(tmp_path / "model.safetensors", whole.images, tmp_path / "new.csv", weights=whole.model, **PLAIN)
     pucache.score(tmp_path / "model.safetensors", cache, tmp_path / "old.csv")
     assert (tmp_path / "new.csv").read_text() == (tmp_path / "old.csv").read_text()
 
@@ -148,8 +160,7 @@ def test_a_folder_that_lacks_a_file_or_holds_a_damaged_one_is_named(folder, lost
     assert str(folder) in one_line(EncoderError, load_encoder, NAME, weights=folder, **PLAIN)
 
 
-def test_a_folder_of_another_model_and_one_that_asks_for_code_are_refused(tmp_path):
-    folder = save_image_text(tmp_path / "model")
+def test_a_folder_of_another_model_and_one_that_asks_for_code_are_refused(folder):
     told = one_line(EncoderError, load_encoder, "open_clip:ViT-B-32", weights=folder, **PLAIN)
     assert told == f"{folder} does not hold ViT-B-32: it differs in embed_dim; name the model that it holds"
     asking = copy.deepcopy(ARCHITECTURE)
@@ -164,8 +175,7 @@ def test_without_open_clip_the_extra_is_named(folder, monkeypatch):
     assert told == "open_clip:tiny needs open_clip; pip install 'pucache[clip]'"
 
 
-def test_words_of_other_caches_say_what_has_them(folder, image_folder, tmp_path):
-    cache = pucache.embed(image_folder(3), tmp_path / "c.h5", NAME, weights=folder, dtype="float32", **PLAIN)
-    told = one_line(EncoderError, pucache.retrieve_positives, cache, words="a", text_encoder="x")
+def test_words_of_other_caches_say_what_has_them(whole):
+    told = one_line(EncoderError, pucache.retrieve_positives, whole.cache, words="a", text_encoder="x")
     assert told.endswith("which has words of its own; leave out the text encoder")
-    assert dataclasses.replace(cache.encoder, configuration="") != cache.encoder
+    assert dataclasses.replace(whole.cache.encoder, configuration="") != whole.cache.encoder

@@ -13,7 +13,8 @@ from pucache.estimates.audited_prior import (
     AuditedHidden,
     AuditedPrior,
     audited_figures,
-    narrower,
+    share_right,
+    within_both,
 )
 from pucache.estimates.calibration import LEAST, Tilt
 from pucache.estimates.intervals import LEVEL
@@ -90,7 +91,7 @@ LABELS = PriorEstimate("tilt", 0.03, 0.02, 0.045)
 
 
 def combined(positives, draws, *, low=0, high=2900, labels=LABELS, **rest):
-    both = AuditedPrior(hidden(low, high, profile=profile(positives, draws, 3000), **rest), 0, 3000)
+    both = AuditedPrior(hidden(low, high, **{"profile": profile(positives, draws, 3000), **rest}), 0, 3000)
     return both.combined(labels, has_points=True)
 
 
@@ -125,17 +126,33 @@ def test_where_sources_contradict_each_other_the_random_images_stand():
 def test_images_without_a_label_and_rejected_ones_move_the_ends():
     both, _ = combined(3, 100)
     assert combined(3, 100, without_label=30)[0].high == pytest.approx(both.high + 0.01)
-    doubted = AuditedPrior(hidden(0, 60, sensitivity=0.8), 100, 1000)
+    doubted = AuditedPrior(hidden(0, 60, accepted_right=0.8), 100, 1000)
     assert (doubted.low, doubted.high) == (0.08, 0.16)
 
 
-def test_the_narrower_interval_is_stated_where_both_agree():
+def test_one_accepted_image_in_twenty_may_be_wrong_until_as_many_were_accepted_again():
+    assert 0.85 < share_right() < share_right(30) < 0.95 < share_right(200) < 1
+    margins, labels = np.linspace(-1, 1, 200), np.zeros(200, np.int8)
+    labels[150:] = 1
+    sure = figures(margins, labels, AuditedPrior(hidden(0, 4), 50, 200))
+    doubted = figures(margins, labels, AuditedPrior(hidden(0, 4, accepted_right=0.8), 50, 200))
+    for name in ("recall", "precision"):
+        assert doubted[f"{name}_low"] < sure[f"{name}_low"] and doubted[f"{name}_high"] >= sure[f"{name}_high"]
+
+
+def test_after_a_wrong_answer_the_interval_of_the_labels_stands_as_far_as_the_audit_allows():
+    both, sources = combined(3, 100, low=0, high=900, profile=None, accepted_right=0.5)
+    assert sources == COMBINED and both.high == pytest.approx(0.045, abs=1e-3)
+    assert combined(3, 100, low=400, high=900, profile=None)[1] == CONTRADICTED
+
+
+def test_intervals_are_cut_to_those_of_the_labels_where_both_agree():
     by_audit = {"recall": None, "recall_low": 0.1, "recall_high": 0.9, "f1": 0.5, "f1_low": 0.4, "f1_high": 0.6}
     by_labels = {"recall": 0.95, "recall_low": 0.7, "recall_high": 1.0, "f1": 0.5, "f1_low": 0.2, "f1_high": 0.7}
-    stated = narrower(by_audit, by_labels)
+    stated = within_both(by_audit, by_labels)
     assert (stated["recall"], stated["recall_low"], stated["recall_high"]) == (0.9, 0.7, 0.9)
     assert (stated["f1_low"], stated["f1_high"]) == (0.4, 0.6)
-    assert narrower(by_audit, by_labels | {"recall_low": 0.95})["recall_high"] == 0.9, "they disagree"
+    assert within_both(by_audit, by_labels | {"recall_low": 0.95})["recall_high"] == 0.9, "they disagree"
 
 
 def fitted(labels, *, likeliest, prior=None):
@@ -146,7 +163,7 @@ def fitted(labels, *, likeliest, prior=None):
     here = int(((y == 1) & (s == 0) & (reviewed == 0)).sum())
     audit = hidden(here - 40, here + 40, None if likeliest is None else here + likeliest)
     training = TrainingLabels.of(s, reviewed, hidden=audit)
-    model = PULinearClassifier(prior=prior, method="linear")
+    model = PULinearClassifier(prior=prior, method="linear", penalty=0.01)
     design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
     model.adopt(train_head(TrainingRows(design, training, graph=None), TrainingSettings.of(model.get_params())))
     return model, float(y[s == 0].mean())
@@ -163,7 +180,7 @@ def test_prior_and_figures_of_a_model_rest_on_the_audit_however_few_labels_there
 
 
 def test_without_a_likeliest_number_the_model_stays_within_the_interval_and_states_no_figure():
-    model, _ = fitted(60, likeliest=None)
+    model, _ = fitted(4, likeliest=None)
     estimate = model.prior_estimate_
     assert model.prior_ is None and estimate.prior is None and estimate.low <= model.tilt_.prior <= estimate.high
     assert model.estimates_["recall"] is None and model.estimates_["recall_low"] < model.estimates_["recall_high"]
@@ -183,7 +200,7 @@ def test_once_most_are_found_what_a_review_confirmed_counts_as_labels():
         reviewed[confirmed] = 1
         left = len(rows) - len(confirmed)
         training = TrainingLabels.of(s, reviewed, hidden=hidden(left // 2, 2 * left + 20))
-        model = PULinearClassifier(method="linear")
+        model = PULinearClassifier(method="linear", penalty=0.01)
         design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
         model.adopt(train_head(TrainingRows(design, training, None), TrainingSettings.of(model.get_params())))
         count = label_count(model)

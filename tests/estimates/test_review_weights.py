@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
-from pucache.estimates.audited_prior import AuditedHidden
+from pucache.estimates.audited_prior import AuditedHidden, share_right
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
@@ -114,7 +114,8 @@ def test_a_given_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_est
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.05"):
         PULinearClassifier(prior=0.05, device="cpu").fit(X, s, reviewed=reviewed)
     estimate = PULinearClassifier(device="cpu").fit(X, s, reviewed=reviewed).prior_estimate_
-    assert reviewed.sum() / (s == 0).sum() <= estimate.low <= estimate.prior <= estimate.high
+    share = reviewed.sum() / (s == 0).sum()
+    assert share <= estimate.prior <= estimate.high and share_right() * share <= estimate.low <= estimate.prior
 
 
 def test_hidden_positives_are_those_of_the_audit_or_of_a_prior():

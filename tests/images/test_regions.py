@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 from helpers.pictures import refusal
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.images.regions import (
@@ -57,6 +57,7 @@ def test_the_unit_of_pixels_may_be_named():
     assert parse_region("pixel:1,2,3,4") == Region(1, 2, 3, 4)
 
 
+@settings(max_examples=25)  # of up to 10,000 cells
 @given(st.integers(1, 100), st.integers(1, 100), st.integers(100, 3000), st.integers(100, 3000))
 def test_the_cells_of_a_grid_meet_and_cover_the_image(rows, columns, width, height):
     boxes = [split_key(part_key("a", cell))[1].box((width, height)) for cell in grid_regions(f"{rows}x{columns}")]

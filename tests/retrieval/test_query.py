@@ -6,6 +6,7 @@ from helpers.texts import save_text_encoder
 from helpers.tiny import save_image
 
 import pucache
+from pucache.encoders.class_words import score_by_classes
 from pucache.encoders.encoder import load_encoder
 from pucache.errors import CacheError, EncoderError, LabelError, SourceError
 from pucache.retrieval.query import Query
@@ -14,9 +15,21 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(200, labelled=5)
 
 
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """Where the vectors of the bundled encoder's classes are kept, which take seconds."""
+    return tmp_path_factory.mktemp("work")
+
+
 @pytest.fixture(autouse=True)
-def kept(tmp_path, monkeypatch):
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+def kept(work, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WORK", str(work))
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    pytest.importorskip("tokenizers")
+    return save_text_encoder(tmp_path_factory.mktemp("texts"))
 
 
 @pytest.fixture
@@ -107,14 +120,10 @@ def bundled(tmp_path):
     return write_cache(tmp_path / "bundled.h5", rows, encoder=spec)
 
 
-def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, tmp_path, monkeypatch):
-    pytest.importorskip("tokenizers")
-    from pucache.encoders.class_words import score_by_classes
-
-    texts = save_text_encoder(tmp_path / "texts")
+def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, texts, work, monkeypatch):
     asked = {"words": ["a dress", "red car"], "not_words": "frog", "text_encoder": texts}
     rows = bundled.take(np.arange(300))
-    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, tmp_path, rows)[0](rows)
+    scores = score_by_classes(["a dress", "red car"], ["frog"], texts, work, rows)[0](rows)
     ranked = pucache.retrieve_positives(bundled, k=None, **asked)
     np.testing.assert_allclose(ranked.scores, scores[ranked.rows], atol=1e-6)
     assert (np.diff(ranked.scores) <= 0).all() and ranked.posterior is None
@@ -123,9 +132,8 @@ def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, tm
     assert pucache.retrieve_positives(bundled, k=None, **asked).keys == ranked.keys
 
 
-def test_words_and_pictures_rank_together_by_the_ranks_that_each_gives(bundled, tmp_path):
-    pytest.importorskip("tokenizers")
-    words = {"words": "a dress", "text_encoder": save_text_encoder(tmp_path / "texts")}
+def test_words_and_pictures_rank_together_by_the_ranks_that_each_gives(bundled, texts, tmp_path):
+    words = {"words": "a dress", "text_encoder": texts}
     np.save(tmp_path / "query.npy", bundled.take(np.arange(3)))
     like = {"like": tmp_path / "query.npy"}
     alone = [pucache.retrieve_positives(bundled, k=None, device="cpu", **asked).rows for asked in (words, like)]
@@ -138,13 +146,12 @@ def test_words_and_pictures_rank_together_by_the_ranks_that_each_gives(bundled, 
     assert together.scorer == f"the words “a dress”, and likeness to {tmp_path / 'query.npy'}" and together.note
 
 
-def test_rows_that_are_not_finite_are_named(bundled, tmp_path):
-    pytest.importorskip("tokenizers")
+def test_rows_that_are_not_finite_are_named(bundled, texts, tmp_path):
     rows = bundled.take(np.arange(300))
     rows[5] = np.nan
     broken = write_cache(tmp_path / "nan.h5", rows, encoder=bundled.encoder)
     with pytest.raises(CacheError, match=r"00005\.png"):
-        pucache.retrieve_positives(broken, words="a frog", text_encoder=save_text_encoder(tmp_path / "texts"))
+        pucache.retrieve_positives(broken, words="a frog", text_encoder=texts)
 
 
 def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):

@@ -25,9 +25,9 @@ def test_without_two_answers_or_ten_pictures_there_is_no_kappa(cells):
     assert json.loads(json.dumps(concordance.as_dict()))["kappa_low"] is None
 
 
-@pytest.mark.parametrize("n", [40, 200])
-@pytest.mark.parametrize("error", [0.05, 0.2])
-@pytest.mark.parametrize("positive", [0.1, 0.5])
+@pytest.mark.parametrize(
+    ("positive", "error", "n"), [(0.1, 0.05, 40), (0.1, 0.2, 200), (0.5, 0.05, 200), (0.5, 0.2, 40)]
+)  # each pair of values
 def test_the_interval_covers_the_kappa_of_two_readers_who_err(n, error, positive):
     rng, covered = np.random.default_rng(0), 0
     right, wrong = (1 - error) ** 2, error**2

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit_entries
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below, least_sensitivity
-from pucache.reviewing.log import LABELS, Choice, Stream
+from pucache.reviewing.log import LABELS, Choice, Entry, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP, Choice.UNDONE
 
@@ -92,14 +92,14 @@ def slow_limits(log, label, level):
     return min(lower, default=greatest), max(upper, default=least)
 
 
-def doubtful_groups(log):
+def unresolved_groups(log):
     """Groups without a label that were out of the urn at some draw, or are now."""
     without = {group for group in range(len(log.copies)) if log.in_force.get(group) not in LABELS}
-    doubtful = without & log.drawn
+    unresolved = without & log.drawn
     for at, entry in enumerate(log.entries):
         if entry.is_draw and entry.stream is Stream.AUDIT:
-            doubtful |= without & out_of_urn(log.entries[:at])
-    return doubtful
+            unresolved |= without & out_of_urn(log.entries[:at])
+    return unresolved
 
 
 def without_last_pending(log):
@@ -129,12 +129,12 @@ def test_limits_equal_a_search_over_every_total_and_counts_add_up(log, level):
     """Draws that wait count as if not made, unless a later one is answered; then, and skipped, as either label."""
     result, replayed = log.audit(level=level), replay(log.entries, [log.pile])
     log = without_last_pending(log)
-    doubtful = doubtful_groups(log)
-    _, high = slow_limits(log, label_with(log, dict.fromkeys(doubtful, True)), level)
-    low, _ = slow_limits(log, label_with(log, dict.fromkeys(doubtful, False)), level)
+    unresolved = unresolved_groups(log)
+    _, high = slow_limits(log, label_with(log, dict.fromkeys(unresolved, True)), level)
+    low, _ = slow_limits(log, label_with(log, dict.fromkeys(unresolved, False)), level)
     assert result.total_high == high
     assert result.total_low == min(low, high)
-    assert replayed.doubtful == sum(log.copies[group] for group in doubtful)
+    assert replayed.unresolved == sum(log.copies[group] for group in unresolved)
     assert result.unknown == sum(log.copies[group] for group in log.left)
     outcomes = Counter(log.in_force.get(group) for group in log.drawn)
     assert (result.draws, result.positives) == (outcomes.total(), outcomes[POSITIVE])
@@ -428,6 +428,59 @@ def test_limits_of_several_urns_equal_a_search_over_all_their_totals(labels, ord
     high = max(sums[evidence_above])
     assert result.total_high == high
     assert result.total_low == min([*sums[evidence_below], high], default=high)
+
+
+# --- a zone in parts ------------------------------------------------------------------------------------
+
+PILE, CAME, PART = 45, 40, 25  # rows of each urn, and of each part of the zone
+
+
+class ZonedReview:
+    """A review of a pile that grows, by random images among the likeliest, among all, and by rank; rows are groups."""
+
+    def __init__(self, seed):
+        self.rng, self.entries, self.left = np.random.default_rng(seed), [], set(range(PILE))
+        rows = np.arange(PILE + CAME)
+        self.rank = np.where(rows < PILE, rows, rows - PILE)  # in its urn
+        self.part = np.where(self.rank < PART, 1 + (rows >= PILE), 0)
+        self.y = self.rng.random(len(rows)) < np.where(self.part > 0, 0.15, 0.05)
+
+    def look(self, stream):
+        """One image, decided by the truth."""
+        left = np.array(sorted(self.left))
+        among = left[self.part[left] > 0] if stream is Stream.ZONE else left
+        if not len(among):
+            return
+        row = int(among[self.rank[among].argmin()] if stream is Stream.RANKED else self.rng.choice(among))
+        own = self.part if stream is Stream.ZONE else np.arange(PILE + CAME) >= PILE
+        shared = {"row": row, "group": row, "copies": 1, "positives": 0, "time": 0.0, "stream": stream}
+        shared |= {"urn": int(row >= PILE), "zone": int(self.part[row]), "unknown": int((own[left] == own[row]).sum())}
+        for choice in (None, POSITIVE if self.y[row] else NEGATIVE)[stream is Stream.RANKED :]:
+            self.entries.append(Entry(serial=len(self.entries) + 1, choice=choice, **shared))
+        self.left.remove(row)
+
+    def hold(self, level, parts):
+        """Whether both limits hold, and how much they exclude among the likeliest."""
+        urns, inside = [PILE, CAME][: len(parts)], self.part[sorted(self.left)] > 0
+        now, hidden = audit_entries(self.entries, urns, level=level, zone=parts), self.y[sorted(self.left)]
+        assert now.zone.rows == sum(parts) and now.zone.unknown == inside.sum()
+        holds = hidden[inside].sum() <= now.zone.hidden_high and hidden[~inside].sum() <= now.rest_high
+        return holds, inside.sum() - now.zone.hidden_high
+
+
+def test_the_limits_of_a_zone_in_parts_hold_after_the_pile_grew():
+    missed, excluded, count, level = 0, [], 40, 0.3
+    for seed in range(count):
+        review, held = ZonedReview(seed), True
+        for parts in ((PART,), (PART, PART)):
+            for stream in map(Stream, review.rng.permutation([*[Stream.ZONE] * 16, Stream.AUDIT, Stream.RANKED])):
+                review.look(stream)
+            holds, less = review.hold(level, parts)
+            held &= holds
+            review.left |= set(range(PILE, PILE + CAME)) if len(parts) == 1 else set()
+        missed += not held
+        excluded.append(less)
+    assert missed <= (1 - level) * count and np.mean(excluded) > 1, (missed, excluded)
 
 
 # --- size, and wrong input -----------------------------------------------------------------------------

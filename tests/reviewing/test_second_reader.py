@@ -168,8 +168,7 @@ def test_labels_are_what_both_say_or_those_of_the_first(cache, folder):
 
 
 @pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("readers", ["both", "first"])
-def test_the_audit_of_a_folder_is_that_of_the_labels_whatever_both_did(tmp_path, seed, readers):
+def test_the_audit_of_a_folder_is_that_of_the_labels_whatever_both_did(tmp_path, seed):
     rng, keys = np.random.default_rng(seed), [f"{row:03}.png" for row in range(60)]
     cache = pile_of(tmp_path, keys, twins=[(10, 11), (20, 25)])
     folder = tmp_path / "s"
@@ -186,10 +185,11 @@ def test_the_audit_of_a_folder_is_that_of_the_labels_whatever_both_did(tmp_path,
                     decide(session, row, list(Choice)[rng.integers(3)])
                 if rng.random() < 0.5 and (session.second_reader or session.first_reader):
                     beside_other(session, name)
-        audited = pucache.audit(folder, readers=readers)
-        labels = read_labels(EmbeddingCache(cache.files[0].path), folder, readers=readers)
-        if labels.hidden is not None:
-            assert list(labels.hidden.statements) == audited.statements()
+        for readers in ("both", "first"):
+            audited = pucache.audit(folder, readers=readers)
+            labels = read_labels(EmbeddingCache(cache.files[0].path), folder, readers=readers)
+            if labels.hidden is not None:
+                assert list(labels.hidden.statements) == audited.statements()
         if not grown:
             cache = pile_of(tmp_path, [*keys, "new.png", "newer.png"], twins=[(10, 11), (20, 25)])
 
@@ -204,11 +204,10 @@ def test_logs_of_different_states_of_the_cache_are_no_audit_of_both(cache, folde
     assert read_labels(grown, folder).hidden is not None, "labels are matched by key"
 
 
-@pytest.mark.parametrize("readers", ["both", "first"])
-def test_two_readers_leave_at_most_half_of_the_errors_of_one(tmp_path, readers):
+def test_two_readers_leave_at_most_half_of_the_errors_of_one(tmp_path):
     n, rate, rng = 400, 0.05, np.random.default_rng(1)
     cache, truth = pile_of(tmp_path, n), rng.random(n) < 0.3
-    wrong_alone, left = 0, 0
+    wrong_alone, left = 0, {"both": 0, "first": 0}
     for number in range(3):
         folder = tmp_path / f"session-{number}"
 
@@ -226,9 +225,10 @@ def test_two_readers_leave_at_most_half_of_the_errors_of_one(tmp_path, readers):
             with opened as session:
                 beside_other(session, name)
                 answer(session, [draw.row for draw in session.pending_draws()], name)
-        labels = read_labels(cache, folder, readers=readers)
-        left += int((labels.positive & ~truth).sum() + (labels.negative & truth).sum())
-    assert 2 * left <= wrong_alone
+        for readers in left:
+            labels = read_labels(cache, folder, readers=readers)
+            left[readers] += int((labels.positive & ~truth).sum() + (labels.negative & truth).sum())
+    assert 2 * max(left.values()) <= wrong_alone
 
 
 # --- commands --------------------------------------------------------------------------------------

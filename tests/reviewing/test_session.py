@@ -569,8 +569,19 @@ def test_a_zone_of_before_the_pile_grew_says_so(tmp_path, rng):
         assert (now.zone.rows, now.zone.hidden_high) == (10, before.zone.hidden_high)
         assert now.rest_high >= 2, "all that came may be positive"
         assert any("were chosen before 2 of the images came" in line for line in now.statements())
-        drawn = {draw.row for draw in session.draw(rng, Stream.AUDIT, 60)}
-        assert {60, 61} <= drawn
+        session.fix_zone(np.arange(5, 62))
+        assert np.flatnonzero(session.zone).tolist() == [*range(10, 20), 60, 61], "another part, of what came"
+        drawn = {draw.row: draw.unknown for draw in session.draw(rng, Stream.ZONE, 9)}
+        assert {60, 61} <= set(drawn) <= {*range(10, 20), 60, 61} and {drawn[60], drawn[61]} == {1, 2}
+        decide(session, 60, NEGATIVE), decide(session, 61)
+        now = audit(session)
+        assert now.as_dict() == audit(session.folder).as_dict() and (now.came_since, now.zone.rows) == (0, 12)
+        assert not any("were chosen before" in line for line in now.statements())
+        session.draw(rng, Stream.AUDIT, 60)
+    with open_session(EmbeddingCache(session.cache.files[0].path)) as session:
+        assert session.zone.sum() == 10 * 1 + 2 * 2 and audit(session).as_dict() == now.as_dict()
+        session.fix_zone(np.arange(62))
+        assert (session.zone > 0).sum() == 12
 
 
 def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):

@@ -7,6 +7,7 @@ from helpers.learned import write_run
 from helpers.limits import limited
 from helpers.planted import planted
 from helpers.refusals import one_line
+from helpers.slow import slow
 from PIL import Image
 
 from pucache.encoders.encoder import load_encoder
@@ -56,10 +57,15 @@ def preprocessing(path):
     return next(entry.value for entry in onnx.load(str(path)).metadata_props if entry.key == "preprocessing")
 
 
-def test_a_graph_gives_what_pucache_does_for_any_number_of_images(trained, exported):
-    model, _, pixels, X = trained
+@pytest.mark.parametrize("kind", ["uint8", slow("float32")])
+def test_a_graph_gives_what_pucache_does_for_any_number_of_images(tmp_path, trained, exported, kind):
+    model, folder, pixels, X = trained
     path, report = exported
-    margins, inputs = model.margins(X), pixels.numpy()
+    if kind != "uint8":
+        path = tmp_path / "m.onnx"
+        report = export_onnx(model, path, weights=folder, images=kind)
+    margins = model.margins(X)
+    inputs = pixels.numpy() if kind == "uint8" else pixels.numpy().astype(np.float32) / 255
     for count in (1, 7, len(X)):
         found = run(path, inputs[:count])
         assert list(found) == ["embedding", "margin", "posterior", "label"] == list(report.outputs)
@@ -91,12 +97,9 @@ def test_images_of_any_size_are_resized_inside_as_pucache_does(trained, exported
 
 
 @pytest.mark.slow
-def test_the_metadata_say_what_is_to_be_done_before_a_graph_that_does_not_resize(tmp_path, trained, monkeypatch):
+def test_the_metadata_say_what_is_to_be_done_before_a_graph_that_does_not_resize(tmp_path, trained):
     model, folder, *_ = trained
-    encoder = load_encoder(folder, device="cpu", precision="fp32", runtime="torch")
-    encoder.preprocess.fast = False
-    monkeypatch.setattr(onnx_model, "encoder_of", lambda *_: encoder)
-    export_onnx(model, tmp_path / "m.onnx", weights=folder)
+    export_onnx(model, tmp_path / "m.onnx", weights=folder, images="float32")
     said = preprocessing(tmp_path / "m.onnx")
     assert said.endswith("; resize to 24 x 24 by bilinear, with antialias as in Pillow; crop the centre to 24 x 24")
 
@@ -112,7 +115,7 @@ def test_the_same_model_gives_the_same_bytes(tmp_path, trained):
 @pytest.mark.parametrize(("labelled", "posterior"), [(40, ["posterior"]), (9, [])])
 def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(tmp_path, labelled, posterior):
     X, s, _ = planted(labelled=labelled)
-    model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
+    model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
     model.encoder_ = EncoderSpec.imported("clip", X.shape[1])
     model.save(tmp_path / "m.safetensors")
     export_onnx(tmp_path / "m.safetensors", tmp_path / "m.onnx")
@@ -123,10 +126,12 @@ def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(t
         export_onnx(model, tmp_path / "m.onnx", weights=tmp_path)
 
 
-def test_a_disk_without_room_is_named_and_not_onnx(tmp_path, trained):
-    model, folder, *_ = trained
-    with limited("FSIZE", 1 << 12):
-        told = one_line(OutputError, export_onnx, model, tmp_path / "m.onnx", weights=folder)
+def test_a_disk_without_room_is_named_and_not_onnx(tmp_path):
+    X, s, _ = planted(labelled=40)
+    model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)
+    model.encoder_ = EncoderSpec.imported("clip", X.shape[1])
+    with limited("FSIZE", 64):
+        told = one_line(OutputError, export_onnx, model, tmp_path / "m.onnx")
     assert told == f"cannot write {tmp_path}/m.onnx: File too large; what was there before is untouched"
     assert not list(tmp_path.iterdir())
 

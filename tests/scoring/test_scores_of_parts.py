@@ -2,7 +2,10 @@
 
 import numpy as np
 import pytest
+import timm
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 import pucache
 from pucache.embedding.embed import embed
@@ -20,6 +23,11 @@ def photograph(path, marked, seed):
     Image.fromarray(pixels).save(path)
 
 
+def encoder_of(folder):
+    weights = folder / "weights.safetensors"
+    return {"encoder": "timm:test_convnext", "weights": weights, "precision": "fp32", "runtime": "torch"}
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("parts")
@@ -27,7 +35,9 @@ def trained(tmp_path_factory):
         photograph(folder / "pile" / f"{number:02}.png", number < 14, number)
     for number in range(4):
         photograph(folder / "new" / f"{number}.png", number == 2, 100 + number)
-    cache = embed(folder / "pile", folder / "pile.h5", tiles="3x3", precision="fp32", runtime="torch")
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_convnext").state_dict(), folder / "weights.safetensors")
+    cache = embed(folder / "pile", folder / "pile.h5", tiles="3x3", **encoder_of(folder))
     s = np.array(["percent:66.6667,33.3333" in key and int(key[:2]) < 12 for key in cache.keys], np.int8)
     pucache.train_pu(cache, positives=s).save(folder / "model.safetensors")
     return folder
@@ -35,7 +45,9 @@ def trained(tmp_path_factory):
 
 def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(trained):
     folder = trained
-    by_part = score(folder / "model.safetensors", folder / "new", folder / "parts.csv")
+    by_part = score(
+        folder / "model.safetensors", folder / "new", folder / "parts.csv", weights=folder / "weights.safetensors"
+    )
     scores = read_scores(folder / "parts.csv")
 
     report = score(folder / "model.safetensors", by_part.cache, folder / "images.csv", largest_part=True)
@@ -52,7 +64,7 @@ def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(t
 
 def test_models_of_parts_and_of_whole_images_are_not_mixed(trained):
     folder = trained
-    whole = embed(folder / "new", folder / "whole.h5", precision="fp32", runtime="torch")
+    whole = embed(folder / "new", folder / "whole.h5", **encoder_of(folder))
 
     with pytest.raises(ModelError, match="tiles"):
         score(folder / "model.safetensors", whole, folder / "x.csv")

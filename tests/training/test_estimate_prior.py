@@ -10,7 +10,7 @@ from pucache.training.train_on_cache import train_on_cache
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    X, s, _ = planted(n=2000, d=6, labelled=150, prior=0.2, apart=0.8)
+    X, s, _ = planted(n=1000, d=6, labelled=100, prior=0.2, apart=0.8)
     return LabelledCache.of(write_cache(tmp_path_factory.mktemp("prior") / "cache.h5", X), s, twins=None)
 
 

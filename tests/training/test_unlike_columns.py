@@ -48,10 +48,11 @@ def test_labels_of_other_rows_are_noticed(caplog):
 
 
 def test_the_unit_of_the_embeddings_does_not_matter():
-    whole = PULinearClassifier(method="linear").fit(X, S).margins(X)
-    for scale in (1e-12, 1e-16, 1e8):
-        scaled = X * np.float32(scale)
-        margins = PULinearClassifier(method="linear").fit(scaled, S).margins(scaled)
+    rows, s = X[::2], S[::2]
+    whole = PULinearClassifier(method="linear").fit(rows, s).margins(rows)
+    for scale in (1e-16, 1e8):
+        scaled = rows * np.float32(scale)
+        margins = PULinearClassifier(method="linear").fit(scaled, s).margins(scaled)
         assert np.corrcoef(margins, whole)[0, 1] > 0.999
 
 
