@@ -3,7 +3,7 @@ import shlex
 
 import numpy as np
 import pytest
-from helpers import command_line
+from helpers.command_line import printed
 from helpers.sessions import decide, labels_of, pile_of
 
 import pucache
@@ -13,8 +13,7 @@ from pucache.reviewing.session import open_session
 
 
 def run(*arguments, code=0):
-    ended = command_line.run(shlex.join(["audit", *map(str, arguments)]), code)
-    return ended.output if code else ended.stdout
+    return printed(shlex.join(["audit", *map(str, arguments)]), code)
 
 
 @pytest.fixture

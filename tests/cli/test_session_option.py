@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import command_line
+from helpers.command_line import printed as run
 from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
@@ -21,11 +21,6 @@ SESSION = "cache.h5.review"
 BIASED = "after a review these are too high"
 RESTS = "images that the review drew at random and the labels, with 90% intervals:"
 NEW_IMAGES = "of new images, if they are like those of the pile and as large a share is positive: recall 0."
-
-
-def run(command, code=0):
-    ended = command_line.run(command, code)
-    return ended.output if code else ended.stdout
 
 
 @pytest.fixture
