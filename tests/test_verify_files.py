@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.files import damage
 from helpers.learned import network, write_run
 from helpers.planted import planted, write_cache
 
@@ -29,12 +30,6 @@ def summary(results):
     return [(result.path, result.kind, result.rows, result.damage) for result in results]
 
 
-def flip(path, at):
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
-
-
 def test_caches_folders_of_them_and_models_are_verified_in_one_go(cache, model):
     whole_cache = (cache, "cache", 20, "")
     whole_model = (model, "model", PULinearClassifier.load(model).n_features_in_, "")
@@ -48,7 +43,7 @@ def test_caches_folders_of_them_and_models_are_verified_in_one_go(cache, model):
 def test_a_damaged_file_does_not_keep_the_others_from_being_verified(cache, model, run_folder, at):
     files = [cache, model, run_folder / "encoder.safetensors", run_folder / "checkpoints/0000000007.safetensors"]
     for path in files:
-        flip(path, at)
+        damage(path, at)
     results = verify(files)
     assert [result.path for result in results] == files
     assert all(str(result.path) in result.damage for result in results)

@@ -169,12 +169,10 @@ def match_keys(table: list[Row], keys: Keys, path: str | os.PathLike[str], *, pa
 
 
 def _no_scores(listed: Iterable[str], keys: Sequence[str], path: str | os.PathLike[str]) -> LabelError:
-    listed, scored = list(listed), set(keys)
-    remedy = _remedy(listed, lambda changed: any(key in scored for key in changed)) if scored else ""
-    if not remedy and scored and (rule := offered_rule(_sorted_keys(keys), listed, partial=True)):
-        remedy = _offer(rule)
+    listed = list(listed)
+    rule = offered_rule(_sorted_keys(keys), listed, partial=True) if len(keys) else ""
     text = f"none of the {len(listed)} keys in {path} has a score ({name_first(listed)})"
-    return LabelError("; ".join(filter(None, [text, remedy])))
+    return LabelError(f"{text}; {_offer(rule)}" if rule else text)
 
 
 def _offer(rule: str) -> str:
@@ -265,12 +263,10 @@ def _row_numbers(
         log.warning("the keys of %s begin with %r, the source itself: it is left out", path, prefix)
         rows[rows < 0] = keys.rows([key.removeprefix(prefix) for key in unknown])
         return rows
-    remedy = _remedy(unknown, are_known)
-    if rule := offered_rule(keys, unknown, {key for key, row in zip(listed, rows, strict=True) if row >= 0}):
-        remedy = f"{remedy}, or take them so: --match-keys {rule}" if remedy else _offer(rule)
+    rule = offered_rule(keys, unknown, {key for key, row in zip(listed, rows, strict=True) if row >= 0})
+    remedy = _offer(rule) if rule else f"keys are paths relative to the source, such as {keys[0]!r}"
     raise LabelError(
-        f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); "
-        + (remedy or f"keys are paths relative to the source, such as {keys[0]!r}")
+        f"{len(unknown)} of {len(listed)} keys in {path} are not in {holder} ({name_first(unknown)}); {remedy}"
     )
 
 
@@ -289,16 +285,6 @@ def _is_of_source(prefix: str, key: str, sources: Sequence[str]) -> bool:
     return key.removeprefix(prefix).startswith(folders) or any(
         f"/{source.rstrip('/')}/".endswith(f"/{folders}") for source in sources
     )
-
-
-def _remedy(unknown: Sequence[str], are_known: Callable[[list[str]], bool]) -> str:
-    """A change after which all unknown keys are known: without quotes, or without the folders before them; else ""."""
-    if not unknown:
-        return ""
-    if are_known([key.strip(" \"'\t") for key in unknown]):
-        return "without the quotes or spaces around them they are there: remove these"
-    prefix = _prefix(unknown, are_known)
-    return f"without {prefix!r} at the beginning they are there: remove it" if prefix else ""
 
 
 def _matching_rows(keys: Sequence[str], pattern: str) -> np.ndarray:

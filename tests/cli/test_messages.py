@@ -119,8 +119,8 @@ BAD = {  # command: (exit code, what the one line must tell)
         for name, expected in {
             "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
-            "absolute.txt": "without '/abs/images/' at the beginning they are there: remove it",
-            "quoted.txt": "without the quotes or spaces around them they are there: remove these",
+            "absolute.txt": "without the folders before them each names one image: --match-keys folders",
+            "quoted.txt": "without the quotes or spaces around them each names one image: --match-keys quotes",
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
         }.items()
     },
@@ -151,7 +151,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
     SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
     SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for a Ray cluster; add --engine ray, or leave it out"),
-    SCORE + " {w}/cache.h5 --parts csv": (2, "parts are written to a folder.*scores.csv is the name of a table"),
     SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
     "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
         1,
@@ -168,7 +167,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     "evaluate {b}/scores.csv --truth {w}/truth.csv": (1, "not a table of scores.*expected columns key, margin"),
     "evaluate {b}/empty.csv --truth {w}/truth.csv": (1, "empty.csv is not a table of scores .Empty.*key, margin"),
     "evaluate {b}/no_rows.csv --truth {w}/truth.csv": (1, "no_rows.csv has no rows, only the names of columns"),
-    "evaluate {b}/one_score.csv --truth {b}/prefix.txt": (1, "none of the 2 keys .*without 'other/' at the beginning"),
+    "evaluate {b}/one_score.csv --truth {b}/prefix.txt": (1, "none of the 2 keys .*without the folders before them"),
     "score {w}/cache.h5 {w}/model.safetensors": (1, "cache.h5 is a cache, not a model; pass what train-pu wrote"),
     "train-pu {w}/model.safetensors --positives red/**": (1, "model.safetensors is not a pucache cache .not an HDF5"),
     "review {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),

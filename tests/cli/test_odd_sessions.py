@@ -13,7 +13,7 @@ from pucache.reviewing.session import open_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 POSITIVE, NEGATIVE, SKIP = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP
-AUDIT, TRAIN = "audit cache.h5.review", "train-pu cache.h5 --session cache.h5.review"
+AUDIT, TRAIN = "audit cache.h5.review", "train-pu cache.h5 --session cache.h5.review --method linear --penalty 0.01"
 REPORT = "report cache.h5 --session cache.h5.review --sample 10"
 
 

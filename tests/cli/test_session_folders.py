@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import command_line
+from helpers.command_line import printed as run
 from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
@@ -15,11 +15,6 @@ from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.serve import open_concept_sessions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def run(command, code=0):
-    ended = command_line.run(command, code)
-    return ended.output if code else ended.stdout
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import command_line
+from helpers.command_line import printed as run
 from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
@@ -21,11 +21,6 @@ SESSION = "cache.h5.review"
 BIASED = "after a review these are too high"
 RESTS = "images that the review drew at random and the labels, with 90% intervals:"
 NEW_IMAGES = "of new images, if they are like those of the pile and as large a share is positive: recall 0."
-
-
-def run(command, code=0):
-    ended = command_line.run(command, code)
-    return ended.output if code else ended.stdout
 
 
 @pytest.fixture
@@ -59,7 +54,7 @@ def test_labels_come_from_the_session_and_figures_lean_without_random_images(rev
 
 def test_with_random_images_the_figures_rest_on_them(review):
     y, s = review(drawn=150)
-    lines = run(f"train-pu cache.h5 --session {SESSION}")
+    lines = run(f"train-pu cache.h5 --session {SESSION} --method linear")
     assert f"from 150 {RESTS}" in lines and BIASED not in lines and "AUC" not in lines.splitlines()[2]
     result = json.loads(Path("model.metrics.json").read_text())
     audited = pucache.audit(SESSION)
@@ -111,11 +106,12 @@ def test_the_report_rests_on_them_too(review):
 def test_a_few_random_images_make_no_statement_worse(review):
     review(drawn=4)
     assert pucache.audit(SESSION).positives < 3
-    result = json.loads(run(f"train-pu cache.h5 --session {SESSION} --json"))
+    result = json.loads(run(f"train-pu cache.h5 --session {SESSION} --method linear --json"))
     with_images, figures = result["prior_estimate"], result["estimates"]
     with read_session("cache.h5") as session:
         write_reviewed(session, "reviewed.csv")
-    by_labels = json.loads(run("train-pu cache.h5 --positives reviewed.csv --negatives reviewed.csv --force --json"))
+    labels = "--positives reviewed.csv --negatives reviewed.csv"
+    by_labels = json.loads(run(f"train-pu cache.h5 {labels} --method linear --force --json"))
     labels = by_labels["prior_estimate"]
     assert with_images["high"] - with_images["low"] <= 1.02 * (labels["high"] - labels["low"])
     assert result["prior"] is not None and result["note"] == ""

@@ -92,10 +92,12 @@ def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, co
     assert list(here.iterdir()) == []
 
 
-def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(here):
+def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(world, here):
     parquet.write_table(pyarrow.table({"image": [b"no picture"], "kind": ["red"]}), here / "x.parquet")
     (here / "l.csv").write_text("before")
-    assert "none of the 1 images" in refused("embed x.parquet c.h5 --labels-to l.csv --label-column kind")
+    assert "none of the 1 images" in refused(
+        f"embed x.parquet c.h5 {SMALL} --labels-to l.csv --label-column kind", w=world
+    )
     assert sorted(path.name for path in here.iterdir()) == ["l.csv", "x.parquet"]
     assert (here / "l.csv").read_text() == "before"
 

@@ -139,18 +139,19 @@ def run(*arguments):
 
 
 def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
-    cache = tmp_path / "c.h5"
+    write_run(tmp_path / "run")
     how = ("--device", "cpu", "--runtime", "torch")
-    told = run("embed", scans, cache, *how)
+    embed_scans = ("embed", scans, "--encoder", tmp_path / "run", *how)
+    told = run(*embed_scans, tmp_path / "c.h5")
     assert "warning: 12 of 12 16-bit images use less than a sixteenth of the range" in told.output
     cache = tmp_path / "bright.h5"
-    assert "white-level=4095" in run("embed", scans, cache, "--white-level", "4095", *how).output
-    assert "they differ in decoder" in run("embed", scans, cache, *how).output
+    assert "white-level=4095" in run(*embed_scans, cache, "--white-level", "4095").output
+    assert "they differ in decoder" in run(*embed_scans, cache).output
     (tmp_path / "found.txt").write_text("".join(f"{number:02}.png\n" for number in range(5)))
     model = tmp_path / "m.safetensors"
     trained = run("train-pu", cache, "--positives", tmp_path / "found.txt", "--out", model)
     assert trained.exit_code == 0, trained.output
-    scored = run("score", model, scans, "--out", tmp_path / "s.csv", *how)
+    scored = run("score", model, scans, "--out", tmp_path / "s.csv", "--weights", tmp_path / "run", *how)
     assert scored.exit_code == 0, scored.output
     assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
     assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()

@@ -163,7 +163,7 @@ def fitted(labels, *, likeliest, prior=None):
     here = int(((y == 1) & (s == 0) & (reviewed == 0)).sum())
     audit = hidden(here - 40, here + 40, None if likeliest is None else here + likeliest)
     training = TrainingLabels.of(s, reviewed, hidden=audit)
-    model = PULinearClassifier(prior=prior, method="linear")
+    model = PULinearClassifier(prior=prior, method="linear", penalty=0.01)
     design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
     model.adopt(train_head(TrainingRows(design, training, graph=None), TrainingSettings.of(model.get_params())))
     return model, float(y[s == 0].mean())
@@ -200,7 +200,7 @@ def test_once_most_are_found_what_a_review_confirmed_counts_as_labels():
         reviewed[confirmed] = 1
         left = len(rows) - len(confirmed)
         training = TrainingLabels.of(s, reviewed, hidden=hidden(left // 2, 2 * left + 20))
-        model = PULinearClassifier(method="linear")
+        model = PULinearClassifier(method="linear", penalty=0.01)
         design = DesignMatrix(X, training.training_s, None, choose_device("cpu"))
         model.adopt(train_head(TrainingRows(design, training, None), TrainingSettings.of(model.get_params())))
         count = label_count(model)

@@ -31,6 +31,12 @@ def run(command, code=0, **places):
     return ended
 
 
+def printed(command, code=0):
+    """Run one command line; gives what stands on stdout, or all that is said where it is to fail."""
+    ended = run(command, code)
+    return ended.output if code else ended.stdout
+
+
 def run_json(command, **places):
     """Run with --json; what stands on stdout must be JSON as any parser knows it."""
 

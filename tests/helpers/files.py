@@ -8,10 +8,10 @@ def visible(folder):
     return sorted(name for name in os.listdir(folder) if not name.endswith(".lock"))
 
 
-def damage(path):
-    """Flip a bit near the end of a file."""
+def damage(path, at=-5):
+    """Flip a bit of a file."""
     data = bytearray(path.read_bytes())
-    data[-5] ^= 1
+    data[at] ^= 1
     path.write_bytes(data)
 
 

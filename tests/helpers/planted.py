@@ -9,6 +9,8 @@ from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.heads.minibatch import SGDSettings
 
+ODD_KEYS = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png"]
+ODD_KEYS += ["'l'.png", '"m".png']
 QUICK = SGDSettings(epochs=1, min_steps=150, learning_rate=0.02)
 
 

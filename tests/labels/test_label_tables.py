@@ -116,7 +116,7 @@ def test_the_path_of_the_source_before_keys_is_left_out_and_said(tmp_path, cache
 
 def test_another_folder_before_keys_is_refused(tmp_path, cache_of):
     (tmp_path / "x.txt").write_text("other/x/a.png\n")
-    with pytest.raises(LabelError, match="without 'other/' at the beginning they are there: remove it"):
+    with pytest.raises(LabelError, match="without the folders before them each names one image: --match-keys folders"):
         Labels.read(cache_of, tmp_path / "x.txt")
 
 

@@ -114,9 +114,9 @@ def test_after_a_review_all_rows_are_taken(limit, cache):
 def test_training_on_a_sample_is_training_on_a_cache_of_its_rows(limit, cache, positives, tmp_path, monkeypatch):
     data = LabelledCache.of(cache, positives)
     few = write_cache(tmp_path / "few.h5", data.X, sampled_keys(data))
-    model = train_pu(cache, positives, device="cpu")
+    model = train_pu(cache, positives, penalty=0.01, device="cpu")
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", SAMPLE_ROWS)
-    expected = train_pu(few, positives, device="cpu")
+    expected = train_pu(few, positives, penalty=0.01, device="cpu")
     assert (model.coef_ == expected.coef_).all() and model.threshold_ == expected.threshold_
     assert model.estimates_ == expected.estimates_ and model.prior_estimate_ == expected.prior_estimate_
     assert (model.n_labelled_, model.n_unlabelled_) == (LABELLED, N - LABELLED)

@@ -123,10 +123,11 @@ def test_what_a_finished_run_has_lost_is_made_again(photos, tmp_path):
 def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_path):
     folder = undisturbed
     cache, model, scores = tmp_path / "cache.h5", tmp_path / "model.safetensors", tmp_path / "scores.csv"
-    told = run_json("embed", photos, cache, "--encoder", folder, "--device", "cpu", "--precision", "fp32")
+    how = ("--device", "cpu", "--precision", "fp32", "--runtime", "torch")
+    told = run_json("embed", photos, cache, "--encoder", folder, *how)
     assert told["rows"] == RED + REST and told["encoder"].startswith("pretrained:test_resnet-small")
     run("train-pu", cache, "--positives", "red/00[0-7].png", "--method", "linear", "--out", model, "--device", "cpu")
-    run("score", model, photos, "--weights", folder, "--out", scores, "--device", "cpu", "--precision", "fp32")
+    run("score", model, photos, "--weights", folder, "--out", scores, *how)
     with scores.open(newline="") as stream:
         assert len(list(csv.DictReader(stream))) == RED + REST
 

@@ -3,7 +3,7 @@ import csv
 import numpy as np
 import pytest
 from helpers import plain
-from helpers.planted import planted, write_cache
+from helpers.planted import ODD_KEYS, planted, write_cache
 
 from pucache.labels.label_files import find_keys
 from pucache.labels.labels import Labels
@@ -17,7 +17,6 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
 X, S, Y = planted(N, labelled=30)
-ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
 
 
 @pytest.fixture(scope="module")
@@ -122,16 +121,16 @@ def test_a_spread_out_selection_is_made_of_ten_times_as_many_best(opened):
 
 
 def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
-    keys = [*ODD, "labelled.png"]
+    keys = [*ODD_KEYS, "labelled.png"]
     cache = write_cache(tmp_path / "cache.h5", X[: len(keys)], keys)
     s = np.array([key == "labelled.png" for key in cache.keys], np.int8)
     ranking = rank_unlabelled(cache, s)
     ranking.save(tmp_path / "out" / "ranked.csv")
     with (tmp_path / "out" / "ranked.csv").open(newline="", encoding="utf-8") as stream:
         table = list(csv.DictReader(stream, strict=True))
-    assert [list(row) for row in table] == [["rank", "key", "score"]] * len(ODD)
-    assert [int(row["rank"]) for row in table] == list(range(1, len(ODD) + 1))
-    assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD)
+    assert [list(row) for row in table] == [["rank", "key", "score"]] * len(ODD_KEYS)
+    assert [int(row["rank"]) for row in table] == list(range(1, len(ODD_KEYS) + 1))
+    assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD_KEYS)
     np.testing.assert_allclose([float(row["score"]) for row in table], ranking.scores, rtol=1e-5)
     assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
 

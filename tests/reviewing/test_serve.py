@@ -4,11 +4,10 @@ import os
 import shlex
 import signal
 import stat
-import time
 
 import pytest
 from click.testing import CliRunner
-from helpers.hangs import HANG_SECONDS
+from helpers.hangs import eventually
 from helpers.review_client import ReviewClient
 from helpers.reviews import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
@@ -36,13 +35,6 @@ def run(*arguments):
 # --- the command -------------------------------------------------------------------------------
 
 
-def wait_for(condition):
-    until = time.monotonic() + HANG_SECONDS
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.05)
-
-
 NO_DISPLAY = {"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
 
 
@@ -58,7 +50,7 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         client = first.client()
         assert f"http://127.0.0.1:{client.port}/?token={client.token}\n" in first.printed
         assert "4 labelled positive" in first.printed and "56 to search" in first.printed
-        wait_for(lambda: told.exists() and told.read_text())
+        eventually(lambda: told.exists() and told.read_text())
         opened = told.read_text().strip()
         assert opened.startswith(first.url.partition("=")[0]) and opened != first.url
         ReviewClient(opened).enter().close()
@@ -79,7 +71,7 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         client.close()
         assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
         assert "goes on with 1 decided, 1 of them positive" in second.printed
-        wait_for(lambda: "no browser could be started here" in second.printed)
+        eventually(lambda: "no browser could be started here" in second.printed)
         client.close()
         again.close()
 

@@ -6,12 +6,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.hangs import HANG_SECONDS
+from helpers.hangs import HANG_SECONDS, eventually
 from helpers.planted import planted, write_cache
 from helpers.reviews import pictured_pile, served
 
@@ -39,13 +38,6 @@ class Listener:
     @property
     def serials(self):
         return [serial for serial, _ in self.rankings]
-
-
-def eventually(happens):
-    until = time.monotonic() + HANG_SECONDS
-    while not happens():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def is_gone(process_id):

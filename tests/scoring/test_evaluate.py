@@ -3,7 +3,7 @@ import json
 
 import numpy as np
 import pytest
-from helpers.planted import planted
+from helpers.planted import ODD_KEYS, planted
 from sklearn import metrics as sk
 
 from pucache.errors import LabelError
@@ -11,8 +11,7 @@ from pucache.scoring.evaluate import evaluate
 from pucache.scoring.score_tables import read_scores, write_scores
 
 _, S, Y = planted(200, labelled=30)
-ODD = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png", "'l'.png", '"m".png']
-KEYS = [*ODD, *(f"n/{row:03}.png" for row in range(len(ODD), len(Y)))]
+KEYS = [*ODD_KEYS, *(f"n/{row:03}.png" for row in range(len(ODD_KEYS), len(Y)))]
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(keys=KEYS, labels=st.data())
 def test_every_form_gives_the_rows_that_were_written(tmp_path_factory, form, keys, labels):
     ending, write = FORMS[form]

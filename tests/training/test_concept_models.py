@@ -3,6 +3,7 @@ import weakref
 
 import numpy as np
 import pytest
+from helpers.files import damage
 from helpers.planted import write_cache
 from pyarrow import parquet
 
@@ -113,9 +114,7 @@ def other_encoder(folder, models):
 
 
 def damaged(folder, models):
-    content = bytearray((folder / "b.safetensors").read_bytes())
-    content[len(content) // 2] ^= 1
-    (folder / "b.safetensors").write_bytes(content)
+    damage(folder / "b.safetensors", (folder / "b.safetensors").stat().st_size // 2)
 
 
 BAD = [

@@ -200,11 +200,8 @@ function listenToButtons() {
   onEach("[data-zoom]", "click", (button) => ZOOM[button.dataset.zoom]());
   onEach("[data-undo]", "click", undo);
   onEach("#keys", "click", () => helpDialog.showModal());
-  byId("import").addEventListener("change", importFile);
   zoomDialog.addEventListener("close", () => items[current] && moveTo(current));
 }
-
-const textOf = async (file) => new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
 
 const onEach = (selector, type, handler) => {
   for (const element of document.querySelectorAll(selector)) element.addEventListener(type, () => handler(element));

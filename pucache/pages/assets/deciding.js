@@ -119,18 +119,3 @@ function zoom() {
   openZoom();
   drawZoom();
 }
-
-/* ---- Files ------------------------------------------------------------------------------------- */
-
-async function importFile({ target }) {
-  const [file] = target.files;
-  if (!file) return;
-  notify(""); // a line that comes again is read again
-  const name = visible(file.name);
-  try {
-    await takeFile(await textOf(file), name);
-  } catch (error) {
-    notify(`${name} was refused: ${error instanceof TypeError ? "it is not UTF-8 text" : error.message}`);
-  }
-  target.value = ""; // so that the same file can be chosen again
-}

@@ -131,8 +131,20 @@ async function exportFiles() {
   });
 }
 
-function takeFile(csv, name) {
-  return act("import", { csv }, (answer) => `${name}: ${importText(answer)}`);
+const textOf = async (file) => new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+
+async function importFile({ target }) {
+  const [file] = target.files;
+  if (!file) return;
+  notify(""); // a line that comes again is read again
+  const name = visible(file.name);
+  try {
+    const csv = await textOf(file);
+    await act("import", { csv }, (answer) => `${name}: ${importText(answer)}`);
+  } catch (error) {
+    notify(`${name} was refused: ${error instanceof TypeError ? "it is not UTF-8 text" : error.message}`);
+  }
+  target.value = ""; // so that the same file can be chosen again
 }
 
 function importText({ taken, agreeing, contradicting, contradicting_keys: keys }) {

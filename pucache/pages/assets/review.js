@@ -185,7 +185,7 @@ function drawZoom() {
   });
 }
 
-/* ---- Export and import as CSV (RFC 4180) ------------------------------------------------------- */
+/* ---- Export as CSV (RFC 4180) ------------------------------------------------------------------- */
 
 function quoted(text) {
   return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
@@ -210,57 +210,6 @@ function exportFile() {
   const { accepted, rejected } = counts();
   notify(`Exported ${accepted} accepted and ${rejected} rejected, after ${labelled.length} labelled before.`);
   byId("next").hidden = false;
-}
-
-function parseCsv(text) {
-  const cell = /(?:"([^"]*(?:""[^"]*)*)"|([^",\r\n]*))(,|\r\n|\n|\r|$)/y;
-  const rows = [[]];
-  for (let end = ","; end; ) {
-    const match = cell.exec(text);
-    if (!match) throw new Error(`it is not CSV (line ${rows.length}); choose a file that this page exported`);
-    rows.at(-1).push(match[1] === undefined ? match[2] : match[1].replaceAll('""', '"'));
-    end = match[3];
-    if (end && end !== ",") rows.push([]);
-  }
-  return rows.filter((row) => row.some(Boolean));
-}
-
-/* Returns [key, decision, digest] of each row; throws if the file is not an exported review. */
-function readReview(text) {
-  const [header = [], ...rows] = parseCsv(text);
-  const [key, label, digest] = ["key", "label", "digest"].map((name) => header.indexOf(name));
-  if (key < 0 || label < 0) throw new Error("it has no columns key and label; choose a file that this page exported");
-  return rows.map((row) => {
-    const decision = Object.keys(LABELS).find((name) => String(LABELS[name]) === row[label]);
-    if (!decision) throw new Error(`the label of ${visible(row[key] ?? "")} is ${row[label]}; expected 1 or 0`);
-    return [row[key], decision, row[digest] ?? ""];
-  });
-}
-
-/* Digests are of image contents; a different digest means that the review belongs to other images. */
-function checkDigests(rows) {
-  const digests = new Map([...labelled, ...candidates].map(({ key, digest }) => [key, digest]));
-  for (const [key, , digest] of rows) {
-    const ours = digests.get(key);
-    if (ours && digest && ours !== digest) {
-      throw new Error(`it is of another cache (the image ${visible(key)} has other content there); nothing was taken`);
-    }
-  }
-}
-
-function takeReview(rows) {
-  checkDigests(rows);
-  const byKey = new Map(candidates.map((item) => [item.key, item]));
-  const before = new Set(labelled.map(({ key }) => key));
-  const onPage = rows.filter(([key]) => byKey.has(key));
-  const labelledEarlier = rows.filter(([key]) => before.has(key) && !byKey.has(key)).length;
-  change(onPage.map(([key, decision]) => [byKey.get(key), decision]));
-  const rest = rows.length - onPage.length - labelledEarlier;
-  return `took ${onPage.length} decision${onPage.length === 1 ? "" : "s"}; labelled before: ${labelledEarlier}, not on this page: ${rest}.`;
-}
-
-function takeFile(text, name) {
-  notify(`${name}: ${takeReview(readReview(text))}`);
 }
 
 /* ---- Keys -------------------------------------------------------------------------------------- */
