@@ -30,12 +30,7 @@ from .progress import terminal_progress
     "--out",
     default="scores.csv",
     metavar="FILE",
-    help="Table to write: .csv or .parquet, a path or a URL; with --parts, a folder.",
-)
-@options.option(
-    "--parts",
-    type=click.Choice(["csv", "parquet"]),
-    help="Write a table of this format for each cache file into the folder --out: NAME.csv for NAME.h5.",
+    help="Table to write: .csv or .parquet, a path or a URL.",
 )
 @options.option(
     "--cache", metavar="FILE", help="Cache that images are embedded into.  [default: beside --out, as NAME.h5]"
@@ -83,7 +78,6 @@ def score(
     model: str,
     what: tuple[str, ...],
     out: str,
-    parts: str | None,
     cache: str | None,
     neighbours: str | None,
     deploy_prior: float | str | None,
@@ -120,12 +114,11 @@ def score(
     pucache score model.safetensors week-2/ --out weekly.csv --append --day 2026-01-12
     pucache score models/ cache.h5 --out scores.parquet
     pucache score models/ cache.h5 --out kinds.csv --exclusive
-    pucache score model.safetensors shards/ --parts parquet --out scores/ --engine ray
+    pucache score model.safetensors shards/ --out scores.parquet --engine ray
     """
     keep_freed_memory()  # before the first thread, or large array
-    if parts is None:
-        check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE), force=force)
-        check_suffix(out)
+    check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE), force=force)
+    check_suffix(out)
     classifier = open_model(model)
     cached = all(map(is_cache, what))
     if cached:
@@ -145,7 +138,7 @@ def score(
             what_for = " and ".join(here) or "a folder of models"
             raise ValueError(f"scores are made on this machine alone with {what_for}; leave out the engine ray")
         cluster: dict[str, Any] = {"workers": workers, "address": address, "force": force}
-        report = score_shards(classifier, what, out, parts=parts, deploy_prior=deploy_prior, **cluster)
+        report = score_shards(classifier, what, out, deploy_prior=deploy_prior, **cluster)
     else:
         options.refuse_cluster_options(address=address, workers=workers if cached else None)
         report = run(
@@ -154,7 +147,6 @@ def score(
             out,
             cache=cache,
             neighbours=neighbours,
-            parts=parts,
             deploy_prior=deploy_prior,
             exclusive=exclusive,
             append=append,
@@ -189,15 +181,13 @@ def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:
 
 def _lines(report: ScoreReport, name: str, exclusive: bool, figures: str) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
-    tables = "1 table" if report.parts == 1 else f"{report.parts:,} tables"
-    where = f"{tables} in {name}" if report.parts else name
     counted = "images" if exclusive else "above the threshold"
     lines = output.concept_lines({n: {counted: f"{c:,}"} for n, c in (report.concepts or {}).items()})
     of = f" by {len(report.concepts):,} models" if report.concepts else ""
     called = "" if report.concepts else f"; {report.positives:,} above the threshold{by}"
     if exclusive:
         called = f"; {report.rows - report.positives:,} of no kind"
-    lines.append(f"wrote {report.rows:,} scores{of} to {where}{called}")
+    lines.append(f"wrote {report.rows:,} scores{of} to {name}{called}")
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")

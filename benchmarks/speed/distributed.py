@@ -112,12 +112,12 @@ def embedding(images: Path, sizes: Sizes) -> Operation:
     )
 
 
-def scoring(shards: Path, at: Planted, suffix: str, parts: str | None = None) -> Operation:
+def scoring(shards: Path, at: Planted, suffix: str) -> Operation:
     return Operation(
-        f"score to {'a table for each shard' if parts else suffix[1:]}",
+        f"score to {suffix[1:]}",
         at.n,
-        lambda out: score(at.model, EmbeddingCache(shards), out, parts=parts),
-        lambda out: score_shards(at.model, EmbeddingCache(shards), out, parts=parts),
+        lambda out: score(at.model, EmbeddingCache(shards), out),
+        lambda out: score_shards(at.model, EmbeddingCache(shards), out),
         suffix,
     )
 
@@ -207,7 +207,6 @@ def main(arguments: argparse.Namespace) -> str:
         embedding(images, sizes),
         scoring(shards, at, ".csv"),
         scoring(shards, at, ".parquet"),
-        scoring(shards, at, "", "csv"),
         retrieval(shards, at, "similarity"),
         retrieval(shards, at, "classifier", model=at.model, by="classifier"),
     ]

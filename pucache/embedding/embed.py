@@ -249,16 +249,13 @@ def run_embedding(
 
     Parameters
     ----------
-    source : str, Path or Source
-    cache : path or URL
+    source, cache, workers, progress
+        As for `embed`.
     encoder : EncoderOptions, Encoder or DeferredEncoder
-        Options of an encoder to open, or an encoder. One that is that of the existing cache is
-        loaded only where an image is to be embedded.
+        One that is that of the existing cache is loaded only where an image is to be embedded.
     options : EmbedOptions, optional
     listing : Listing, optional
         Images of the shard, where the source has been listed already.
-    workers, progress
-        See `embed`.
 
     Returns
     -------

@@ -42,9 +42,6 @@ CONTRADICTION = (
 )
 FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
 WORDS = {"recall": "recall", "precision": "precision", "f1": "F1"}
-# of a held-out decision: threshold and penalty were chosen on them, and the final head has a scale of its own; with 1,
-# 90 % intervals of precision held the truth of new images in 83 % of 130 reviews
-WORTH_FOR_NEW_IMAGES = 0.65
 _TAIL = (1 - LEVEL) / 2
 _LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
 RIGHT, WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong

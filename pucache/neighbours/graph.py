@@ -54,28 +54,11 @@ def neighbour_graph(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> NeighbourGraph:
-    """Find the k nearest rows of every row by whitened cosine.
+    """Find the k nearest rows of every row of X, (n, d), by whitened cosine.
 
-    Parameters
-    ----------
-    X : EmbeddingCache, or ndarray or StackedRows of float16 or float32, (n, d)
-        Rows may be mapped; X is read in blocks.
-    k : int
-    rows : ndarray of int64, (m,), optional
-        Ascending: the graph of these rows alone, numbered from 0 to m - 1. They are whitened as rows of X.
-    device : str
-    progress : Progress, optional
-
-    Returns
-    -------
-    NeighbourGraph
-
-    Raises
-    ------
-    CacheError
-        The cache is damaged, or holds embeddings that are not finite.
-    ValueError
-        An array holds values that are not finite, or a parameter is outside its domain.
+    X may be mapped, and is read in blocks. `rows`, int64 (m,), ascending: the graph of these rows alone, numbered from
+    0 to m - 1, which are whitened as rows of X. Raises `CacheError` where a cache is damaged or holds embeddings that
+    are not finite, and `ValueError` for such an array, or a parameter outside its domain.
     """
     _check(k)
     source = row_source(X)

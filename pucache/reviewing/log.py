@@ -9,7 +9,6 @@ one cache and one pile.
 from __future__ import annotations
 
 import json
-import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,12 +18,16 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..errors import OutputError, SessionError, one_line
+from ..errors import OutputError, SessionError
 from ..storage.atomic import remove_partials, replacing
 from ..version import __version__
 from .log_file import (
     ACKNOWLEDGED,
+    FORMAT,
+    INSERT,
     REMEDY,
+    TABLES,
+    VERSION,
     acknowledge,
     acknowledged,
     check_whole,
@@ -33,38 +36,9 @@ from .log_file import (
     file_at,
     is_empty,
     missing_or_empty,
-    wal_of,
+    sqlite_errors,
+    version_of,
 )
-
-FORMAT = "pucache review session"
-VERSION = 4  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone; 3, of 0.3, no queries
-_TABLES = {
-    "format": "name TEXT NOT NULL, version INTEGER NOT NULL",
-    "epochs": (
-        "number INTEGER PRIMARY KEY, begun REAL NOT NULL, pucache_version TEXT NOT NULL, cache TEXT NOT NULL, "
-        "checksums TEXT NOT NULL, rows INTEGER NOT NULL, pile INTEGER NOT NULL, pile_checksum TEXT NOT NULL, "
-        "twins REAL, grouping TEXT NOT NULL, urns TEXT, continued TEXT"
-    ),
-    "images": "epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, label INTEGER, reviewed INTEGER",
-    "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
-    # what was asked, and after which entry; it ranks, and labels nothing
-    "queries": "after INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL",
-    # who else decides on the same images, and in which folder; see `pucache.reviewing.second_reader`
-    "readers": "name TEXT NOT NULL, log TEXT NOT NULL, time REAL NOT NULL",
-    "entries": (
-        "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
-        "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
-        "stream TEXT NOT NULL, choice TEXT, replaces INTEGER, restores INTEGER, unknown INTEGER NOT NULL, "
-        "positives INTEGER NOT NULL, model_version INTEGER NOT NULL, reviewer TEXT, "
-        "time REAL NOT NULL, urn INTEGER NOT NULL DEFAULT 0, zone INTEGER NOT NULL DEFAULT 0"
-    ),
-}
-_SINCE = {"zones": 3, "queries": 4, "readers": 4}  # version from which on a log has the table
-_COLUMNS = {name: [part.split()[0] for part in columns.split(", ")] for name, columns in _TABLES.items()}
-_INSERT = {
-    name: f"INSERT INTO {name} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"  # noqa: S608
-    for name, columns in _COLUMNS.items()
-}
 
 
 class Choice(StrEnum):
@@ -202,7 +176,7 @@ class DecisionLog:
     def __init__(self, path: Path, *, read_only: bool = False):
         self.path, self.read_only = path, read_only
         self.epoch, self.last = 0, 0
-        with self._errors("open"):
+        with sqlite_errors(self.path, "open"):
             self._connection = connect_to_read(path) if read_only else connect(path)
         self._file: tuple[int, int] | None = None
 
@@ -211,11 +185,10 @@ class DecisionLog:
         """Create a log with its first epoch, whole or not at all; `SessionError` where the file cannot be written."""
         try:
             remove_partials(path)
-            with replacing(path) as temporary, closing(cls(temporary)) as log, log._errors("write"):
-                log.path = path  # for messages
+            with replacing(path) as temporary, closing(cls(temporary)) as log, sqlite_errors(path, "write"):
                 log._connection.execute("PRAGMA journal_mode = MEMORY")
                 log._connection.execute("BEGIN IMMEDIATE")
-                for name in _TABLES:
+                for name in TABLES:
                     log._create_table(name)
                 log._insert_epoch(facts, images)
                 log._connection.execute("COMMIT")
@@ -235,7 +208,7 @@ class DecisionLog:
         with ExitStack() as stack:
             log = cls(path, read_only=True)  # a writer would put the -wal into the file before it is checked
             stack.callback(log.close)
-            version = log._check()
+            version = version_of(log._connection, path)
             log._count()
             log._check_acknowledged()
             if not read_only:
@@ -267,7 +240,7 @@ class DecisionLog:
     def fix_zone(self, keys: Sequence[str]) -> None:
         """Write which images are a part of the zone, durably."""
         with self._transaction():
-            self._connection.executemany(_INSERT["zones"], ({"epoch": self.epoch, "key": key} for key in keys))
+            self._connection.executemany(INSERT["zones"], ({"epoch": self.epoch, "key": key} for key in keys))
 
     def zone(self, first: int) -> Zone:
         """The zone of the epochs from `first` on, of which each has an urn."""
@@ -280,7 +253,7 @@ class DecisionLog:
         """Write what is asked, the JSON of a query, durably."""
         with self._transaction():
             values = {"after": self.last, "time": time.time(), "query": query}
-            self._connection.execute(_INSERT["queries"], values)
+            self._connection.execute(INSERT["queries"], values)
 
     def asked(self) -> str:
         """JSON of the query that was asked last; "" where none was."""
@@ -290,7 +263,7 @@ class DecisionLog:
     def add_reader(self, name: str, folder: str) -> None:
         """Write who else decides on the same images, and in which folder in that of the session, durably."""
         with self._transaction():
-            self._connection.execute(_INSERT["readers"], {"name": name, "log": folder, "time": time.time()})
+            self._connection.execute(INSERT["readers"], {"name": name, "log": folder, "time": time.time()})
 
     def reader(self) -> tuple[str, str] | None:
         """Name and folder of the second reader; None where there is none."""
@@ -305,13 +278,13 @@ class DecisionLog:
                     f"entries for {self.path} do not follow its last one, {self.last:,}; send them again"
                 )
             rows = (vars(entry) | {"epoch": self.epoch, "image_group": entry.group} for entry in entries)
-            self._connection.executemany(_INSERT["entries"], rows)
+            self._connection.executemany(INSERT["entries"], rows)
         self.last += len(entries)
         acknowledge(self.path.parent, self.last, entries[-1].time)
 
     def facts(self) -> EpochFacts:
         """Facts of the present epoch."""
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             (values,) = self._select("SELECT * FROM epochs WHERE number = ?", self.epoch)
             urns = json.loads(values["urns"]) if values.get("urns") else [values["pile"]]
             continued = json.loads(values.get("continued") or "null")
@@ -321,14 +294,14 @@ class DecisionLog:
 
     def images(self) -> list[LoggedImage]:
         """Images listed at the beginning of each epoch."""
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             query = "SELECT key, digest, label, reviewed, epoch FROM images ORDER BY rowid"
             return [LoggedImage(**values) for values in self._select(query)]
 
     def entries(self) -> list[Entry]:
         """All entries of all epochs, in order; `last` is then that of the file."""
         self._count()
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             entries = [_entry(values) for values in self._select("SELECT * FROM entries ORDER BY serial")]
         for number, entry in enumerate(entries, 1):
             if entry.serial != number:
@@ -357,7 +330,7 @@ class DecisionLog:
     def _check_acknowledged(self) -> None:
         """Refuse a log that lacks the last acknowledged entry, or has another one in its place."""
         serial, time_of = acknowledged(self.path.parent)
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             found = self._select("SELECT time FROM entries WHERE serial = ?", serial)
         if serial and (not found or float(found[0]["time"]) != time_of):
             held = f"{self.last:,} entries" if self.last < serial else "the entries of another review"
@@ -366,7 +339,7 @@ class DecisionLog:
             )
 
     def _count(self) -> None:
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             query = "SELECT (SELECT max(number) FROM epochs), (SELECT max(serial) FROM entries)"
             self.epoch, self.last = (int(greatest or 0) for greatest in self._connection.execute(query).fetchone())
 
@@ -377,19 +350,19 @@ class DecisionLog:
 
     def _rows(self, table: str) -> list[dict[str, Any]]:
         """Rows of a table, in order; none where an earlier version has not got it."""
-        with self._errors("read"):
+        with sqlite_errors(self.path, "read"):
             there = self._select(f"SELECT 1 FROM sqlite_master WHERE name = '{table}'")  # noqa: S608
             return self._select(f"SELECT * FROM {table} ORDER BY rowid") if there else []  # noqa: S608
 
     def _make_durable(self) -> None:
         """Sync every transaction to disk, and let others read meanwhile."""
-        with self._errors("open"):
+        with sqlite_errors(self.path, "open"):
             self._connection.execute("PRAGMA journal_mode = WAL")
             self._connection.execute("PRAGMA synchronous = FULL")
         self._file = file_at(self.path)
 
     def _create_table(self, name: str) -> None:
-        self._connection.execute(f"CREATE TABLE {name} ({_TABLES[name]})")
+        self._connection.execute(f"CREATE TABLE {name} ({TABLES[name]})")
         for action in ("UPDATE", "DELETE"):
             self._connection.execute(
                 f"CREATE TRIGGER {name}_no_{action.lower()} BEFORE {action} ON {name} "
@@ -403,11 +376,11 @@ class DecisionLog:
         with self._transaction():
             for table in ("entries", "epochs"):
                 present = {column["name"] for column in self._select(f"PRAGMA table_info({table})")}
-                for column in _TABLES[table].split(", "):
+                for column in TABLES[table].split(", "):
                     if column.split()[0] not in present:
                         self._connection.execute(f"ALTER TABLE {table} ADD COLUMN {column}")
             there = {table["name"] for table in self._select("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            for table in _TABLES.keys() - there:
+            for table in TABLES.keys() - there:
                 self._create_table(table)
             self._connection.execute("DROP TABLE format")
             self._create_table("format")
@@ -417,36 +390,14 @@ class DecisionLog:
         values = {"number": self.epoch, "begun": time.time(), "pucache_version": __version__} | vars(facts)
         values |= {"pile": sum(facts.urns)}
         values |= {name: json.dumps(values[name]) for name in ("urns", "checksums", "continued")}
-        self._connection.execute(_INSERT["epochs"], values)
+        self._connection.execute(INSERT["epochs"], values)
         rows = (image._replace(epoch=self.epoch)._asdict() for image in images)
-        self._connection.executemany(_INSERT["images"], rows)
-
-    def _check(self) -> int:
-        """Version of the log; raises `SessionError` unless it is an undamaged log of a version that is read."""
-        with self._errors("read"):
-            execute = self._connection.execute
-            tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-            written = execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
-            if written is None or written[0] != FORMAT:
-                raise SessionError(
-                    f"{self.path} is not the log of a review session; name another folder with --session"
-                )
-            if written[1] not in range(1, VERSION + 1):
-                raise SessionError(
-                    f"{self.path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
-                    f"{VERSION}: upgrade pucache, or name another folder with --session"
-                )
-            check = "integrity_check" if wal_of(self.path).exists() else "quick_check"  # with indices, after a kill
-            found = execute(f"PRAGMA {check}(1)").fetchone()[0]
-            expected = {name for name in _TABLES if _SINCE.get(name, 0) <= written[1]}
-            if found != "ok" or not tables >= expected:
-                raise SessionError(f"{self.path} is damaged ({' '.join(str(found).split())[:160]}); {REMEDY}")
-            return int(written[1])
+        self._connection.executemany(INSERT["images"], rows)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """Write all within the block, or nothing; on disk when it ends."""
-        with self._errors("write"):
+        with sqlite_errors(self.path, "write"):
             self._connection.execute("BEGIN IMMEDIATE")
             epoch = self.epoch
             try:
@@ -462,24 +413,6 @@ class DecisionLog:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
-
-    @contextmanager
-    def _errors(self, verb: str) -> Iterator[None]:
-        """Turn errors of SQLite, and values that no log holds, into a `SessionError` of one line."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            reason, name = one_line(error), getattr(error, "sqlite_errorname", "") or ""
-            if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
-                raise SessionError(f"{self.path} is damaged ({reason}); {REMEDY}") from error
-            remedy = REMEDY
-            if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
-                remedy = "make its folder writable, or name another folder with --session"
-            elif verb == "write":
-                remedy = "nothing was kept of what was to be written: make room, and send it again"
-            raise SessionError(f"cannot {verb} {self.path}: {reason}; {remedy}") from error
-        except (KeyError, TypeError, ValueError) as error:
-            raise SessionError(f"{self.path} is damaged ({one_line(error)}); {REMEDY}") from error
 
 
 def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:

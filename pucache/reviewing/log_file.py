@@ -1,4 +1,4 @@
-"""The SQLite file of a decision log, and what tells whether it is whole: its ``-wal``, and what was acknowledged.
+"""The SQLite file of a decision log, its tables, and what tells whether it is whole: its ``-wal``, and a note.
 
 A log is refused rather than continued with fewer entries than it had. A WAL of SQLite does not know its database: it
 is applied to a copy from another time too, whose pages it was not written for.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from ..errors import SessionError
+from ..errors import SessionError, one_line
+from ..version import __version__
 
 LOG = "decisions.sqlite"  # in the folder of a session
 ACKNOWLEDGED = "acknowledged.txt"  # number and time of the last entry; before the log in the order of names, as copied
@@ -21,8 +23,77 @@ REMEDY = (
     f"restore {LOG} together with {LOG}-wal and {LOG}-shm from one copy of the folder, or name another folder with "
     "--session"
 )
+FORMAT = "pucache review session"
+VERSION = 4  # 1, of pucache 0.2, has one urn for each epoch; 2 has no zone; 3, of 0.3, no queries
+TABLES = {
+    "format": "name TEXT NOT NULL, version INTEGER NOT NULL",
+    "epochs": (
+        "number INTEGER PRIMARY KEY, begun REAL NOT NULL, pucache_version TEXT NOT NULL, cache TEXT NOT NULL, "
+        "checksums TEXT NOT NULL, rows INTEGER NOT NULL, pile INTEGER NOT NULL, pile_checksum TEXT NOT NULL, "
+        "twins REAL, grouping TEXT NOT NULL, urns TEXT, continued TEXT"
+    ),
+    "images": "epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, label INTEGER, reviewed INTEGER",
+    "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
+    # what was asked, and after which entry; it ranks, and labels nothing
+    "queries": "after INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL",
+    # who else decides on the same images, and in which folder; see `pucache.reviewing.second_reader`
+    "readers": "name TEXT NOT NULL, log TEXT NOT NULL, time REAL NOT NULL",
+    "entries": (
+        "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "
+        "request TEXT UNIQUE, row INTEGER NOT NULL, image_group INTEGER NOT NULL, copies INTEGER NOT NULL, "
+        "stream TEXT NOT NULL, choice TEXT, replaces INTEGER, restores INTEGER, unknown INTEGER NOT NULL, "
+        "positives INTEGER NOT NULL, model_version INTEGER NOT NULL, reviewer TEXT, "
+        "time REAL NOT NULL, urn INTEGER NOT NULL DEFAULT 0, zone INTEGER NOT NULL DEFAULT 0"
+    ),
+}
+_SINCE = {"zones": 3, "queries": 4, "readers": 4}  # version from which on a log has the table
+_COLUMNS = {name: [part.split()[0] for part in columns.split(", ")] for name, columns in TABLES.items()}
+INSERT = {
+    name: f"INSERT INTO {name} ({', '.join(columns)}) VALUES (:{', :'.join(columns)})"  # noqa: S608
+    for name, columns in _COLUMNS.items()
+}
 _WIDTH = 64  # bytes of `ACKNOWLEDGED`, written in place
 _HISTORY = ("SELECT number, begun FROM epochs", "SELECT serial, epoch, key, choice, request, time FROM entries")
+
+
+def version_of(connection: sqlite3.Connection, path: Path) -> int:
+    """Version of a log; raises `SessionError` unless it is an undamaged log of a version that is read."""
+    with sqlite_errors(path, "read"):
+        execute = connection.execute
+        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        written = execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
+        if written is None or written[0] != FORMAT:
+            raise SessionError(f"{path} is not the log of a review session; name another folder with --session")
+        if written[1] not in range(1, VERSION + 1):
+            raise SessionError(
+                f"{path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
+                f"{VERSION}: upgrade pucache, or name another folder with --session"
+            )
+        check = "integrity_check" if wal_of(path).exists() else "quick_check"  # with indices, after a kill
+        found = execute(f"PRAGMA {check}(1)").fetchone()[0]
+        expected = {name for name in TABLES if _SINCE.get(name, 0) <= written[1]}
+        if found != "ok" or not tables >= expected:
+            raise SessionError(f"{path} is damaged ({' '.join(str(found).split())[:160]}); {REMEDY}")
+        return int(written[1])
+
+
+@contextmanager
+def sqlite_errors(path: Path, verb: str) -> Iterator[None]:
+    """Turn errors of SQLite, and values that no log holds, into a `SessionError` of one line."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        reason, name = one_line(error), getattr(error, "sqlite_errorname", "") or ""
+        if name.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
+            raise SessionError(f"{path} is damaged ({reason}); {REMEDY}") from error
+        remedy = REMEDY
+        if name.startswith(("SQLITE_CANTOPEN", "SQLITE_PERM", "SQLITE_READONLY")):
+            remedy = "make its folder writable, or name another folder with --session"
+        elif verb == "write":
+            remedy = "nothing was kept of what was to be written: make room, and send it again"
+        raise SessionError(f"cannot {verb} {path}: {reason}; {remedy}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise SessionError(f"{path} is damaged ({one_line(error)}); {REMEDY}") from error
 
 
 def connect(path: Path) -> sqlite3.Connection:

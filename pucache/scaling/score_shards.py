@@ -1,12 +1,11 @@
-"""Scores of a folder of shards, each scored by one Ray task; the tables are those of one machine, byte for byte.
+"""Scores of a folder of shards: a Ray task sends the margins of each, and the driver writes the table.
 
-With `parts` a task writes the table of its shard; for one table it sends the margins, and the driver writes.
+It is that of one machine, byte for byte.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,12 +13,10 @@ import numpy as np
 
 from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..scoring.score import ScoreReport, at_given_share, planned, scored_rows, with_new_images, with_posterior
+from ..scoring.score import ScoreReport, at_given_share, planned, with_new_images, with_posterior
 from ..scoring.score_tables import ScoredRows, check_table, write_scores
-from ..storage.atomic import check_writable
-from ..storage.urls import is_url
 from ..training.sklearn_classifier import PULinearClassifier
-from .shards import Shard, absolute, check_readable, probe_file, shards_of
+from .shards import Shard, check_readable, shards_of
 
 _ROWS_PER_BLOCK = 1 << 16  # whose keys are in memory at once
 
@@ -29,7 +26,6 @@ def score_shards(
     cache: CacheLike,
     out: str | Path = "scores.csv",
     *,
-    parts: str | None = None,
     deploy_prior: float | str | None = None,
     force: bool = False,
     workers: int | None = None,
@@ -42,8 +38,8 @@ def score_shards(
     model : PULinearClassifier, or path of a model
     cache : EmbeddingCache, path, or sequence of paths
         Files that every node sees at the same path, or URLs.
-    out, parts
-        See `pucache.score`; with `parts` every node must see the folder `out`, unless it is a URL.
+    out : path or URL
+        As of `pucache.score`.
     deploy_prior : float or "auto", optional
         As of `pucache.score`; with ``auto`` all images are new.
     force : bool
@@ -66,20 +62,15 @@ def score_shards(
     """
     from .tasks import cluster_tasks  # needs the extra ray
 
-    if parts is None:
-        check_table(out, inputs=files_read(model, cache), force=force)
+    check_table(out, inputs=files_read(model, cache), force=force)
     if not isinstance(model, PULinearClassifier):
         model = PULinearClassifier.load(model)
     model = at_given_share(model, deploy_prior)
-    with cluster_tasks(address, workers) as tasks, ExitStack() as stack:
+    with cluster_tasks(address, workers) as tasks:
         cache = open_cache(cache)
-        report, tables = planned(model, cache, out, parts, force=force)
-        model, report = with_new_images(model, report, deploy_prior)
+        model, report = with_new_images(model, planned(model, cache), deploy_prior)
         shards = shards_of(cache)
-        check_readable(tasks, shards, stack.enter_context(probe_file(out)) if parts else "")
-        if parts:
-            paths = {str(shard): absolute(table) for shard, table in zip(shards, tables, strict=True)}
-            return replace(report, positives=sum(tasks.map(_write_table, (model, paths), shards)))
+        check_readable(tasks, shards)
 
         def rows() -> Iterator[ScoredRows]:
             for shard, margins in zip(shards, tasks.map(_margins, model, shards), strict=True):
@@ -89,15 +80,6 @@ def score_shards(
                     yield with_posterior(model, cache.keys.encoded(slice(first, first + len(part))), part)
 
         return replace(report, positives=write_scores(out, rows()))
-
-
-def _write_table(job: tuple[PULinearClassifier, dict[str, str]], shard: Shard) -> int:
-    """Write the table of a shard; returns the number of positives."""
-    model, paths = job
-    out = paths[str(shard)]
-    if not is_url(out):
-        check_writable(out)  # removes what a killed worker has left
-    return write_scores(out, scored_rows(model, shard.open()))
 
 
 def _margins(model: PULinearClassifier, shard: Shard) -> np.ndarray:

@@ -58,21 +58,18 @@ def shards_of(cache: EmbeddingCache) -> list[Shard]:
     ]
 
 
-def check_readable(tasks: ShardTasks, shards: list[Shard], out: str = "") -> None:
-    """Check that every machine has this pucache, reads the first shard, and sees `out`; else raises `EngineError`."""
-    tasks.check(partial(_problem, shards[0], out), ("numpy",))
+def check_readable(tasks: ShardTasks, shards: list[Shard]) -> None:
+    """Check that every machine has this pucache and reads the first shard; else raises `EngineError`."""
+    tasks.check(partial(_problem, shards[0]), ("numpy",))
 
 
-def _problem(shard: Shard, out: str) -> str:
-    remedy = "at the same path on every node, or"
-    if out and not Path(out).exists():
-        return f"does not see {Path(out).parent}; mount it {remedy} write to a URL"
+def _problem(shard: Shard) -> str:
     try:
         if not (shard.url or Path(shard.path).exists()):
             raise CacheError(f"no such cache: {shard.path}")
         shard.open()
     except CacheError as error:
-        return f"cannot read the cache ({error}); mount its files {remedy} use a URL"
+        return f"cannot read the cache ({error}); mount its files at the same path on every node, or use a URL"
     return ""
 
 

@@ -37,7 +37,6 @@ from .score_tables import (
     ScoredRows,
     by_image,
     check_table,
-    part_outputs,
     read_scores,
     wide_types,
     write_table,
@@ -72,8 +71,6 @@ class ScoreReport:
         Images that could not be read and have no score.
     neighbours : EmbeddingCache or None
         The cache in which neighbours were searched.
-    parts : int
-        Tables written; 0 where one table holds all rows.
     concepts : dict of str to int, or None
         Rows above the threshold of each concept, where a folder of models scored; `positives` is their sum.
     new_images : NewImages or None
@@ -89,7 +86,6 @@ class ScoreReport:
     positives: int
     failures: int
     neighbours: EmbeddingCache | None = None
-    parts: int = 0
     concepts: dict[str, int] | None = None
     new_images: NewImages | None = field(default=None, compare=False)
     kept: int = 0
@@ -103,7 +99,6 @@ def score(
     *,
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
-    parts: str | None = None,
     deploy_prior: float | str | None = None,
     exclusive: bool = False,
     append: bool = False,
@@ -142,10 +137,6 @@ def score(
     neighbours : EmbeddingCache, path, or sequence of paths, optional
         Pile of the model's encoder, such as the cache that it was trained on, in which the images' neighbours are
         searched. Only for a model that chose a weight for neighbours.
-    parts : {"csv", "parquet"}, optional
-        Only for caches: write a table of this format for each cache file, ``NAME.csv`` of ``NAME.h5``, into the
-        folder `out`. Their rows, one table after the other, are those of the one table; in wide tables posteriors may
-        differ in their last digits.
     deploy_prior : float or "auto", optional
         Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
         from the new images (`pucache.check_new_images`); images that a table at `out` holds with the same margin are
@@ -188,15 +179,14 @@ def score(
         The output cannot be written.
     ValueError
         The output has another suffix; options of embedding where a cache is scored; a pile without rows;
-        `parts` or `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1); `append` with `parts`, or for
-        caches of several sources; a `day` before one in the table.
+        `deploy_prior` with `neighbours`; a `deploy_prior` outside (0, 1); `append` for caches of several sources; a
+        `day` before one in the table.
     LabelError
         The table that is to grow cannot be read, or holds scores of another model.
     CacheLockedError
         Another `score` grows the table.
     """
-    if parts is None:
-        check_table(out, inputs=files_read(model, images, neighbours), force=force)
+    check_table(out, inputs=files_read(model, images, neighbours), force=force)
     model, pile = open_model(model), None
     if isinstance(model, ConceptModels):
         for name, value in {"neighbours": neighbours, "deploy_prior": deploy_prior}.items():
@@ -213,9 +203,7 @@ def score(
 
             pile = Pile.of(model, neighbours)
     if largest_part:
-        _check_parts(model, append=append, parts=parts)
-    if append and parts is not None:
-        raise ValueError("a table grows as a whole; leave out append, or parts")
+        _check_parts(model, append=append)
     if day is not None and not append:
         raise ValueError("a day is for a table that grows; add append, or leave it out")
     encoder = EncoderOptions(
@@ -229,32 +217,23 @@ def score(
         if source is None:
             _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
             opened = open_cache(images)  # type: ignore[arg-type]
-        elif parts is not None:
-            raise ValueError("parts are for caches, a table for each file, and images are given; leave parts out")
         else:
             opened = _embedded(model, source, out, cache, encoder, growing, **embedding)
-        report, tables = planned(model, opened, out, parts, force=force)
-        caches = [EmbeddingCache(file) for file in opened.files] if parts else [opened]
+        report = planned(model, opened)
         if isinstance(model, ConceptModels):
-            return _score_concepts(model, report, caches, tables, growing, exclusive)
-        if pile is not None and parts is not None:
-            raise ValueError("neighbours are searched into one table; leave out parts")
-        earlier = [
-            earlier_scores(model, *one, growing) if deploy_prior == "auto" else None
-            for one in zip(caches, tables, strict=True)
-        ]
-        model, report = with_new_images(model, report, deploy_prior, _new_rows(caches, earlier))
-        for part, table, known in zip(caches, tables, earlier, strict=True):
-            rows = scored_rows(model, part) if pile is None else pile.scored_rows(part, progress)
-            rows = rows if known is None else known.kept(rows)
-            if largest_part:
-                of_images = by_image(rows)
-                sums = write_table(table, BY_IMAGE_TYPES, [of_images])
-                report = replace(report, rows=len(of_images["key"]))
-            else:
-                sums = _write(part, table, TYPES, rows, growing)
-            report = replace(report, positives=report.positives + sums["label"])
-        return report if pile is None else replace(report, neighbours=pile.cache)
+            return _score_concepts(model, report, out, growing, exclusive)
+        earlier = earlier_scores(model, opened, out, growing) if deploy_prior == "auto" else None
+        new = None if earlier is None else np.flatnonzero(~earlier.known)
+        model, report = with_new_images(model, report, deploy_prior, new)
+        rows = scored_rows(model, opened) if pile is None else pile.scored_rows(opened, progress)
+        rows = rows if earlier is None else earlier.kept(rows)
+        if largest_part:
+            of_images = by_image(rows)
+            sums = write_table(out, BY_IMAGE_TYPES, [of_images])
+            report = replace(report, rows=len(of_images["key"]))
+        else:
+            sums = _write(opened, out, TYPES, rows, growing)
+        return replace(report, positives=sums["label"], neighbours=None if pile is None else pile.cache)
 
 
 def _embedded(
@@ -278,28 +257,21 @@ def _embedded(
     return opened
 
 
-def _check_parts(model: PULinearClassifier | ConceptModels, *, append: bool, parts: str | None) -> None:
+def _check_parts(model: PULinearClassifier | ConceptModels, *, append: bool) -> None:
     """Raise ValueError where the largest part of each image is asked for and there are no parts, or no one table."""
-    if append or parts is not None or isinstance(model, ConceptModels):
+    if append or isinstance(model, ConceptModels):
         raise ValueError("scores by image are of one model, in one table that is written anew; leave out by image")
     if model.encoder_ is None or not model.encoder_.tiles:
         raise ValueError(f"the model was trained on whole images ({model.encoder_}); leave out by image")
 
 
 def _score_concepts(
-    models: ConceptModels,
-    report: ScoreReport,
-    caches: Sequence[EmbeddingCache],
-    tables: Sequence[str | Path],
-    growing: GrowingTable | None,
-    exclusive: bool,
+    models: ConceptModels, report: ScoreReport, out: str | Path, growing: GrowingTable | None, exclusive: bool
 ) -> ScoreReport:
-    """Write a wide table for each cache."""
-    counts = dict.fromkeys(models, 0)
-    for part, table in zip(caches, tables, strict=True):
-        rows = prefetch(_wide_rows(models, part, exclusive), ahead=_BLOCKS_AHEAD)
-        sums = _write(part, table, wide_types(models, exclusive=exclusive), rows, growing)
-        counts = {name: count + sums[f"{name}_label"] for name, count in counts.items()}
+    """Write a wide table."""
+    rows = prefetch(_wide_rows(models, report.cache, exclusive), ahead=_BLOCKS_AHEAD)
+    sums = _write(report.cache, out, wide_types(models, exclusive=exclusive), rows, growing)
+    counts = {name: sums[f"{name}_label"] for name in models}
     return replace(report, positives=sum(counts.values()), concepts=counts)
 
 
@@ -427,26 +399,11 @@ def earlier_scores(
     return earlier if len(rows) and earlier.same_margin(rows, model.margins(cache.take(rows))).all() else None
 
 
-def _new_rows(caches: Sequence[EmbeddingCache], earlier: Sequence[EarlierScores | None]) -> np.ndarray | None:
-    """Rows of all caches together that earlier tables lack, int64, ascending; None for all."""
-    if not any(earlier):
-        return None
-    known = [
-        np.zeros(len(cache), bool) if table is None else table.known
-        for cache, table in zip(caches, earlier, strict=True)
-    ]
-    return np.flatnonzero(~np.concatenate(known))
-
-
-def planned(
-    model: PULinearClassifier | ConceptModels, cache: EmbeddingCache, out: str | Path, parts: str | None, *, force: bool
-) -> tuple[ScoreReport, Sequence[str | Path]]:
-    """Check everything before work; return the report but for the positives, and the tables to write."""
-    model.check_fits(cache)  # before the folder of the tables is made
-    tables: Sequence[str | Path] = [out] if parts is None else part_outputs(cache, out, parts, force=force)
+def planned(model: PULinearClassifier | ConceptModels, cache: EmbeddingCache) -> ScoreReport:
+    """Check everything before work; return the report but for the positives."""
+    model.check_fits(cache)
     cache.check("keys")
-    failures = len(cache.failures)  # damage is noticed before anything is written
-    return ScoreReport(cache, len(cache), 0, failures, parts=0 if parts is None else len(tables)), tables
+    return ScoreReport(cache, len(cache), 0, len(cache.failures))  # damage is noticed before anything is written
 
 
 def scored_rows(model: PULinearClassifier, cache: EmbeddingCache) -> Iterator[ScoredRows]:

@@ -1,4 +1,4 @@
-"""Tables of scores: CSV and Parquet files with the columns key, margin, posterior, label; folders of such tables."""
+"""Tables of scores: CSV and Parquet files with the columns key, margin, posterior, label."""
 
 from __future__ import annotations
 
@@ -7,25 +7,22 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.local_copies import folder_of
-from ..errors import LabelError, OutputError, one_line
+from ..errors import LabelError, one_line
 from ..images.regions import split_key
 from ..labels.label_files import name_first
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import SCORES, TABLE
-from ..storage.filesystem import folder_files, open_filesystem, store_errors
 from ..storage.outputs import Paths
 from ..storage.table_writer import open_table, six_digits
-from ..storage.urls import is_url, path_or_url, without_secrets
+from ..storage.urls import without_secrets
 
 if TYPE_CHECKING:
-    from ..cache.embedding_cache import EmbeddingCache
+    pass
 
 TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(TYPES)
@@ -313,62 +310,3 @@ def _read_parquet(path: Path, types: Mapping[str, str]) -> Any:
     from pyarrow import parquet
 
     return parquet.read_table(path, columns=list(types))
-
-
-def part_outputs(cache: EmbeddingCache, folder: str | Path, suffix: str, *, force: bool = False) -> list[str]:
-    """Tables of the files of a cache, in their order; checked to be writable before any work.
-
-    They are called ``FOLDER/NAME.csv`` of the cache file ``NAME.h5``. Raises `ValueError` for another suffix, two
-    files of one name, or a `folder` with the name of a table; `OutputError` where a table cannot be written, or
-    `folder` holds tables of shards that are gone.
-    """
-    folder = path_or_url(folder)
-    if suffix not in FORMATS:
-        raise ValueError(f"parts are tables of {' or '.join(FORMATS)}, got {suffix!r}")
-    if os.path.splitext(folder)[1].lower().lstrip(".") in FORMATS:
-        raise ValueError(
-            f"parts are written to a folder, a table for each cache file, and {without_secrets(folder)} is the name of "
-            "a table; name a folder as out"
-        )
-    paths = [file.path for file in cache.files]
-    stems = sorted(path.stem for path in paths)
-    twice = next((one for one, other in pairwise(stems) if one == other), None)
-    if twice is not None:
-        raise ValueError(
-            f"two cache files are called {twice}.h5, and their parts would be one; rename one, or score each"
-        )
-    parts = [f"{folder.rstrip('/') or '/'}/{path.stem}.{suffix}" for path in paths]
-    _refuse_surplus(folder, suffix, paths)
-    for part in parts[:1] if is_url(folder) else parts:  # one request tells whether a store can be written to
-        check_table(part, inputs=paths, force=force)
-    return parts
-
-
-def _refuse_surplus(folder: str, suffix: str, shards: list[Path]) -> None:
-    """Refuse a folder with tables of shards that are gone: who reads the folder would count their rows.
-
-    Tables of shards that lie beside those scored stay, as several jobs may write to one folder. Nothing is removed.
-    """
-    surplus = _stems(folder, f".{suffix}") - {path.stem for path in shards}
-    try:
-        for shard_folder in set(map(folder_of, shards)) if surplus else ():
-            surplus -= _stems(shard_folder, ".h5")
-    except OutputError:  # such as a store of single files: what lies beside the shards is not known
-        return
-    if surplus:
-        names, more = sorted(f"{stem}.{suffix}" for stem in surplus), len(surplus) - _NAMES_SHOWN
-        raise OutputError(
-            f"{without_secrets(folder)} holds tables of shards that are gone: {', '.join(names[:_NAMES_SHOWN])}"
-            f"{f' and {more} more' if more > 0 else ''}; whoever reads the folder would count their rows. Remove them, "
-            "or name another folder as out"
-        )
-
-
-def _stems(folder: str, suffix: str) -> set[str]:
-    """Names without the suffix of the visible files that have it; none where the folder does not exist."""
-    if is_url(folder):
-        with store_errors(OutputError, "read", without_secrets(folder)):
-            names = list(folder_files(*open_filesystem(folder), suffix))
-    else:
-        names = [path.name for path in Path(folder).glob(f"[!.]*{suffix}")]
-    return {name.removesuffix(suffix) for name in names}

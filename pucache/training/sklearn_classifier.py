@@ -178,37 +178,11 @@ class PULinearClassifier(FittedState):
     # --- scikit-learn's conventions ----------------------------------------------------------------
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Parameters by name.
-
-        Parameters
-        ----------
-        deep : bool
-            Without effect: no parameter is an estimator.
-
-        Returns
-        -------
-        dict
-        """
+        """Parameters by name; `deep` is without effect, as no parameter is an estimator."""
         return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
 
     def set_params(self, **parameters: Any) -> Self:
-        """Set parameters by name.
-
-        Parameters
-        ----------
-        **parameters
-            Parameters of the class.
-
-        Returns
-        -------
-        PULinearClassifier
-            Itself.
-
-        Raises
-        ------
-        ValueError
-            Unknown name.
-        """
+        """Set parameters by name, and return the classifier itself; raises `ValueError` for an unknown name."""
         unknown = set(parameters) - set(self.get_params())
         if unknown:
             raise ValueError(f"{type(self).__name__} has no parameter {', '.join(sorted(unknown))}")
@@ -414,24 +388,9 @@ class PULinearClassifier(FittedState):
         return linear_margins(X, self.coef_, self.intercept_)[:, 0]
 
     def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
-        """Margins of every row of a cache, in blocks; the bytes read are verified.
+        """Margins of every row of a cache, in blocks: rows as a slice, margins float32 (b,); bytes are verified.
 
-        Parameters
-        ----------
-        cache : EmbeddingCache
-
-        Yields
-        ------
-        rows : slice
-            Rows of the cache.
-        margins : ndarray of float32, (b,)
-
-        Raises
-        ------
-        ModelError
-            As `check_fits`.
-        CacheError
-            The cache is damaged, or holds embeddings that are not finite.
+        Raises `ModelError` as `check_fits`, and `CacheError` where the cache is damaged or a row is not finite.
         """
         self.check_fits(cache)
         for rows, margins in cache_margins(cache, self.coef_, self.intercept_):
@@ -447,17 +406,7 @@ class PULinearClassifier(FittedState):
         return margins
 
     def posterior(self, margins: np.ndarray) -> np.ndarray:
-        """Probability of being positive where the share of positives is `share_`.
-
-        Parameters
-        ----------
-        margins : ndarray, (n,)
-            By this model.
-
-        Returns
-        -------
-        ndarray of float64, (n,)
-        """
+        """Probability of being positive, float64 (n,), given margins (n,), where the share of positives is `share_`."""
         return self.tilt_.posterior(margins, self.share_)
 
     def at_share(self, share: float) -> Self:
@@ -492,10 +441,6 @@ class PULinearClassifier(FittedState):
         """Raise `ModelError` unless the model was trained on embeddings of the cache's encoder.
 
         Precision and runtime of the forward pass may differ: a model trained on one machine scores on another.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
         """
         if self.encoder_ is None:
             if cache.encoder.dim != self.n_features_in_:

@@ -40,22 +40,8 @@ def each_concept(
 ) -> tuple[dict[str, R], dict[str, str]]:
     """Do some work with the labels of each concept, on rows that are prepared once; one that fails stops no other.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    concepts
-        As for `pucache.labels.concepts.open_concepts`.
-    work : callable
-        Takes the name of a concept and its data.
-    twins, all_rows, clusters, seed, device
-        As for `LabelledCache.of`.
-    excluding : bool
-        As `exclusive` of `pucache.train_pu`.
-
-    Returns
-    -------
-    results, failures
-        As by `ConceptLabels.over_concepts`.
+    `concepts` are as for `pucache.labels.concepts.open_concepts`, `excluding` as `exclusive` of `pucache.train_pu`,
+    other settings as of `LabelledCache.of`. Returns results and failures, as `ConceptLabels.over_concepts`.
     """
     opened = open_concepts(cache, concepts)
     opened = exclusive(opened) if excluding else opened

@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..estimates.audited_prior import (
-    COMBINED,
-    WORTH_FOR_NEW_IMAGES,
-    AuditedPrior,
-    audited_figures,
-    of_new_images,
-    within_both,
-)
+from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, of_new_images, within_both
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
 from ..estimates.groups import design_effect
@@ -145,14 +138,13 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     by_labels: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate)}
     drawn: dict[str, Any] = {"prior": prior, "design_effect": effect}
 
-    def figures_at(values: np.ndarray, worth: float = 1.0) -> dict[str, Any]:
-        """Figures of held-out margins (n,) on one scale, by the labels and by the audit; `worth` is of a decision."""
+    def figures_at(values: np.ndarray) -> dict[str, Any]:
+        """Figures of held-out margins (n,) on one scale, by the labels and by the audit."""
         stated = stated_estimates(values, labels.s, threshold=threshold, seed=settings.heads.seed, **by_labels, **drawn)
         if audited is None:
             return stated
         called = values[labels.s == 0] > threshold
-        of_audit = drawn | {"tilt": tilt, "design_effect": effect / worth}
-        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, **of_audit)
+        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, tilt=tilt, **drawn)
         return stated | (within_both(by_audit, stated) if sources == COMBINED else by_audit)
 
     risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
@@ -160,7 +152,7 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
     # to it, as the rows are to the heads that give their held-out margins
     estimates = {"risk": risk, "clamped": clamped, **figures_at(on_one_scale(margins, final, labels.s))}
     if audited is not None:
-        estimates |= {"sources": sources, **of_new_images(figures_at(margins, WORTH_FOR_NEW_IMAGES))}
+        estimates |= {"sources": sources, **of_new_images(figures_at(margins))}
     estimates |= {} if rows.clusters is None else {"design_effect": effect}
     _warn_of_chance(estimates)
     reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)

@@ -1,4 +1,4 @@
-"""Scores by tasks of whole shards: the tables of one machine; tests/scaling/test_tasks.py runs real processes."""
+"""Scores by tasks of whole shards: the table of one machine; tests/scaling/test_tasks.py runs real processes."""
 
 import pytest
 from helpers.planted import planted, write_cache
@@ -33,31 +33,25 @@ def shards(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
-@pytest.mark.parametrize("parts", [False, True])
-def test_tables_are_those_of_one_machine(shards, model, tmp_path, suffix, parts):
-    format_, ending = (suffix, "") if parts else (None, f".{suffix}")
-    local = score(model, shards, tmp_path / f"local{ending}", parts=format_)
-    report = score_shards(model, shards, tmp_path / f"ray{ending}", parts=format_)
-    outs = [tmp_path / f"{name}{ending}" for name in ("local", "ray")]
-    tables = [sorted(out.iterdir()) if parts else [out] for out in outs]
-    assert [path.read_bytes() for path in tables[1]] == [path.read_bytes() for path in tables[0]]
-    assert [path.name for path in tables[1]] == [path.name for path in tables[0]] or not parts
-    figures = ("rows", "positives", "failures", "parts")
+def test_the_table_is_that_of_one_machine(shards, model, tmp_path, suffix):
+    local = score(model, shards, tmp_path / f"local.{suffix}")
+    report = score_shards(model, shards, tmp_path / f"ray.{suffix}")
+    assert (tmp_path / f"ray.{suffix}").read_bytes() == (tmp_path / f"local.{suffix}").read_bytes()
+    figures = ("rows", "positives", "failures")
     assert [getattr(report, name) for name in figures] == [getattr(local, name) for name in figures]
-    assert (report.rows, report.failures, report.parts) == (N, 4, 4 if parts else 0) and report.positives > 0
+    assert (report.rows, report.failures) == (N, 4) and report.positives > 0
 
 
-@pytest.mark.parametrize("parts", [None, "csv"])
-def test_a_shard_that_vanishes_or_is_damaged_is_named_and_has_no_table(shards, model, tmp_path, parts):
-    out, cache = tmp_path / ("out" if parts else "out.csv"), EmbeddingCache(shards)
+def test_a_shard_that_vanishes_or_is_damaged_is_named_and_there_is_no_table(shards, model, tmp_path):
+    out, cache = tmp_path / "out.csv", EmbeddingCache(shards)
     file = cache.files[3]
     with file.path.open("rb+") as stream:
         stream.seek(file.header.extents["embeddings"].row_offset(599 - 10))
         stream.write(b"\x7f")
     with pytest.raises(CacheError, match=rf"^{file.path} is damaged: embeddings are not as they were written"):
-        score_shards(model, cache, out, parts=parts)
+        score_shards(model, cache, out)
     file.path.unlink()
     with pytest.raises(CacheError, match=rf"^the cache file d\.h5 vanished from the folder {shards} while"):
-        score_shards(model, cache, out, parts=parts)
-    assert not (tmp_path / "out.csv").exists() and not (tmp_path / "out" / "d.csv").exists()
+        score_shards(model, cache, out)
+    assert not out.exists()
     assert not list(tmp_path.rglob(".*"))

@@ -134,7 +134,6 @@ def test_what_a_table_holds_beside_scores_is_not_lost(tmp_path, model):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"append": True, "parts": "csv"}, "leave out append, or parts"),
         ({"day": "2026-01-05"}, "add append"),
         ({"moved": True}, "is for images"),
     ],
