@@ -125,9 +125,7 @@ def transfer(cells_of: dict[str, list[dict]]) -> str:
         lines += [[way, *(f"{x:.2f}" for x in of), "", ""] for way, of in published(name).items()]
         parts += [f"### {name}", table(["", *METRICS.values(), "AP", "n"], lines)]
         parts.append(first(name, cells) if cells else "Not measured here.")
-    seconds = [seconds for cells in cells_of.values() for seconds in per(cells, AT_ZERO, "seconds")]
-    fit = "A fit of pucache (penalty, prior with interval, head, calibration)"
-    return "\n\n".join([*parts, f"{fit} took {min(seconds):.1f} to {max(seconds):.1f} s."])
+    return "\n\n".join(parts)
 
 
 def published(name: str) -> dict[str, tuple[float, float, float]]:

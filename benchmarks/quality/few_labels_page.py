@@ -115,9 +115,8 @@ def priors(rows: list[dict], arms: tuple[str, ...]) -> str:
         if stated:
             covered, width = np.mean([one["covered"] for one in stated]), np.median([one["width"] for one in stated])
             interval = [f"{covered:.0%}", f"{width:.0%}"]
-        error, seconds = (median(cells, name, figure) for figure in ("prior_error", "seconds"))
-        lines.append([*first, name, f"{error:.1%}", *interval, f"{seconds:.1f}"])
-    return table(["tasks", "labelled, share", "", "error", "coverage", "width", "seconds"], lines)
+        lines.append([*first, name, f"{median(cells, name, 'prior_error'):.1%}", *interval])
+    return table(["tasks", "labelled, share", "", "error", "coverage", "width"], lines)
 
 
 def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
@@ -193,8 +192,7 @@ estimated prior.
 
 ## Prior
 
-Median relative error of the estimate, coverage and median width (relative to the truth) of its 90 % interval, and
-median seconds of a whole fit in one of several processes of one thread each.
+Median relative error of the estimate, and coverage and median width (relative to the truth) of its 90 % interval.
 
 {priors(rows, arms)}
 
