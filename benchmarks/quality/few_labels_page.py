@@ -107,7 +107,7 @@ def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
 
 
 def priors(rows: list[dict], arms: tuple[str, ...]) -> str:
-    """Errors and intervals of the estimated prior, and seconds of a whole fit."""
+    """Errors and intervals of the estimated prior."""
     lines = []
     for (first, cells), name in product(by_column(rows), arms):
         stated = [row[name] for row in cells if "covered" in row[name]]
