@@ -53,7 +53,7 @@ ENV PATH=/opt/venv/bin:${PATH} \
 LABEL org.opencontainers.image.title="pucache" \
       org.opencontainers.image.description="Find the positives hidden among unlabelled images, from a few labelled ones" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.3.0"
+      org.opencontainers.image.version="0.4.0"
 WORKDIR /data
 USER 1000:1000
 ENTRYPOINT ["pucache"]

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from pucache.version import __version__
+
 ROOT = Path(__file__).parents[1]
 NOT_OURS = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*-demo", "*.h5")
 UNIMPORTED = {"torchvision"}  # timm's preprocessing needs it
@@ -129,3 +131,16 @@ def test_nothing_unpickles_or_asks_a_shell():
     ours = [*ROOT.glob("pucache/**/*.py"), *ROOT.glob("cli/*.py")]
     assert len(ours) > 100
     assert not [path.name for path in ours if UNSAFE.search(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        ("Dockerfile", 'image.version="{}"'),
+        ("README.md", "Version {} is"),
+        ("CHANGELOG.md", "## {}, "),
+        ("CONTRIBUTING.md", "v{} -m"),
+    ],
+)
+def test_the_version_is_the_same_wherever_it_is_said(file, said):
+    assert said.format(__version__) in (ROOT / file).read_text()
