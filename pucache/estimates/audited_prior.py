@@ -44,13 +44,13 @@ FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
 WORDS = {"recall": "recall", "precision": "precision", "f1": "F1"}
 _TAIL = (1 - LEVEL) / 2
 _LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
-RIGHT, WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
+_RIGHT, _WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
 _WITHIN, _CONTRADICTS = 2.71, 6.63  # deviance: at the ends of an interval of `LEVEL`; of contradicting sources (0.99)
 
 
 def share_right(rechecks: int = 0) -> float:
     """Lower limit (0.95) of the share of accepted images that are positive, if so many were accepted again."""
-    return float(betaincinv(RIGHT + rechecks, WRONG, 0.05))
+    return float(betaincinv(_RIGHT + rechecks, _WRONG, 0.05))
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,13 @@ Margins of all rows are held out, so no head is judged by a row that it was trai
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .audited_prior import AuditedHidden, AuditedPrior, share_right
 from .calibration import LEAST, MOST
+from .priors import PriorEstimate
 
 _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however many negatives are known
 
@@ -105,6 +106,11 @@ class TrainingLabels:
         low, high = self.bounds
         right = share_right() if self.audited is None else self.audited.hidden.accepted_right
         return max(LEAST, right * low), high
+
+    def within_review(self, estimate: PriorEstimate) -> PriorEstimate:
+        """An estimate whose single figure is one that the review leaves possible, and lies in its interval."""
+        prior = float(np.clip(estimate.prior or LEAST, *self.bounds))
+        return replace(estimate, prior=prior, high=max(estimate.high, prior))
 
     @property
     def known_positive_weight(self) -> float:

@@ -66,7 +66,7 @@ class Session(SessionState):
         base, rows = self._base, self.cache.keys.rows
         self.is_by_query = bool(base.log.asked())
         self._zone = base.log.zone(base.first) if base.current else Zone({}, 0)
-        zone, parts = rows(list(self._zone.parts)), np.array(list(self._zone.parts.values()), np.int8)
+        zone, parts = rows(list(self._zone.parts)), np.array(list(self._zone.parts.values()), np.int32)
         self.zone[zone[zone >= 0]] = parts[zone >= 0]
         for decision in base.carried:
             self._carry(decision)

@@ -69,7 +69,7 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         return None
     likeliest = audited.likeliest_share * audited.unknown if audited.unknown else 0.0
     is_figure = audited.positives >= LEAST_POSITIVES or audited.hidden_low == audited.hidden_high
-    right = audited.sensitivity_low or 0.0 if audited.missed else share_right(audited.rechecks)
+    right = (audited.sensitivity_low or 0.0) if audited.missed else share_right(audited.rechecks)
     wrong = (1 - right) * audited.found
     return AuditedHidden(
         low=0 if audited.missed else int(audited.hidden_low * max(0.0, 1 - wrong / max(1, audited.positives))),

@@ -106,7 +106,7 @@ class SessionState:
         Rows of the pile neither decided nor drawn for the audit: what is left in the urns.
     skipped : ndarray of bool, (n,)
         Rows whose last decision is a skip.
-    zone : ndarray of int8, (n,)
+    zone : ndarray of int32, (n,)
         Number of the part of the zone that a row is in, 0 outside; see `pucache.reviewing.log.Zone`.
     is_by_query : bool
         Whether the review began with words or pictures.
@@ -126,7 +126,7 @@ class SessionState:
         self._s, self._reviewed = inheriting.s.copy(), inheriting.reviewed.copy()
         self._labelled_before = ~inheriting.unlabelled
         self.unknown = self._urn_of >= 0
-        self.skipped, self.zone = (np.zeros(len(self.unknown), kind) for kind in (bool, np.int8))
+        self.skipped, self.zone = (np.zeros(len(self.unknown), kind) for kind in (bool, np.int32))
         labelled = np.flatnonzero(self._s == 1)
         pictures = labelled[np.sort(np.unique(self.groups[labelled], return_index=True)[1])]
         self.examples = pictures[evenly_spaced(len(pictures), EXAMPLES)]

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -20,9 +20,6 @@ from ..storage.file_kinds import SCORES, TABLE
 from ..storage.outputs import Paths
 from ..storage.table_writer import open_table, six_digits
 from ..storage.urls import without_secrets
-
-if TYPE_CHECKING:
-    pass
 
 TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(TYPES)

@@ -121,7 +121,9 @@ def estimates_by_method(
     effect = model.estimates_.get("design_effect", 1.0)
     grouped = {"design_effect": effect, "most_labels": np.inf if effect == 1 else count}
     return [
-        profile_interval(model.held_out_margins_, data.s, level, bounds=labels.interval_bounds, **grouped)
+        labels.within_review(
+            profile_interval(model.held_out_margins_, data.s, level, bounds=labels.interval_bounds, **grouped)
+        )
         if method == "tilt"
         else PriorEstimate(
             method, estimate(model.classifier_margins_, data.s, method, bounds=labels.bounds), level=level

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -334,13 +334,12 @@ def _estimate_prior(
         most = np.inf if effect == 1 else count.labels
         grouped: dict[str, float] = {"design_effect": effect, "most_labels": most}
         bounds = labels.interval_bounds
-        estimated = profile_interval(margins, labels.s, weights=labels.weights, bounds=bounds, **grouped)
-        assert estimated.prior is not None  # an estimate lacks its number only once it is stated
-        prior = float(np.clip(estimated.prior, *labels.bounds))
-        estimated = replace(estimated, prior=prior)
+        found = profile_interval(margins, labels.s, weights=labels.weights, bounds=bounds, **grouped)
+        estimated = labels.within_review(found)
+        prior = estimated.prior
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
-    assert prior is not None
+    assert prior is not None  # an estimate lacks its number only once it is stated
     if audited is not None:
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)

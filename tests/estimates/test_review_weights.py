@@ -3,6 +3,7 @@ import pytest
 from helpers.planted import planted
 
 from pucache.estimates.audited_prior import AuditedHidden, share_right
+from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
@@ -116,6 +117,13 @@ def test_a_given_prior_that_a_review_has_shown_to_be_wrong_is_refused_and_an_est
     estimate = PULinearClassifier(device="cpu").fit(X, s, reviewed=reviewed).prior_estimate_
     share = reviewed.sum() / (s == 0).sum()
     assert share <= estimate.prior <= estimate.high and share_right() * share <= estimate.low <= estimate.prior
+
+
+def test_an_estimate_below_what_is_confirmed_moves_up_with_its_interval():
+    s, reviewed = np.zeros(100, np.int8), np.zeros(100, np.int8)
+    s[:20], reviewed[20:36] = 1, 1
+    moved = TrainingLabels.of(s, reviewed).within_review(PriorEstimate("tilt", 0.1, 0.08, 0.12))
+    assert (moved.low, moved.prior, moved.high) == (0.08, 0.2, 0.2)
 
 
 def test_hidden_positives_are_those_of_the_audit_or_of_a_prior():
