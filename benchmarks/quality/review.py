@@ -5,8 +5,7 @@
 A task has 20 labelled positives of a class, and a share of positives among the unlabelled of 1 %. A review goes
 through the session, the queue and the ranker of `pucache review`, with a fit after every ten decisions; the truth
 decides. Beside it stand rounds of 100 images (train, rank by classifier and neighbours, review, again), and where
-ASReview is installed, here or in the Python at PATH, its simulator on the same embeddings (`review_asreview.py`). Then
-rules that say when to stop are looked at (`review_stopping.py`).
+ASReview is installed, here or in the Python at PATH, its simulator on the same embeddings (`review_asreview.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import numpy as np
 from benchmarks.common.cells import measured
 from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, opened, prepared, settings
-from benchmarks.quality import review_page, review_stopping
+from benchmarks.quality import review_page
 from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
 from pucache import PULinearClassifier
@@ -37,7 +36,7 @@ from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
 
-SHARE, LABELLED, STOPPING_SEEDS = 0.01, 20, 2
+SHARE, LABELLED = 0.01, 20
 TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")
 ROUND, LOOKS = 100, 1000  # images of a round, and of a review
 
@@ -133,18 +132,11 @@ def main() -> None:
     tasks = [name for name in (CIFAR, FASHION) if name in opened(at).names]
     groups, names = prepared(at, tasks), TASK_NAMES[:1] if options.quick else TASK_NAMES
 
-    def settings_of(seeds: int) -> list[dict]:
-        return [asdict(one) for one in settings(tasks, shares=(SHARE,), seeds={LABELLED: seeds}, names=names)]
-
+    wanted = [asdict(one) for one in settings(tasks, shares=(SHARE,), seeds={LABELLED: 1}, names=names)]
     limits = {"minutes": options.minutes, "jobs": options.jobs}
-    cells = measured(at.work, f"{groups.prefix}review", settings_of(1), partial(measure, at, python), **limits)
+    cells = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
     rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
-    small = Location.of(options, quick=True)
-    prepared(small, tasks)
-    looks = review_stopping.LOOKS // (5 if options.quick else 1)
-    stops = [cell | {"looks": looks} for cell in settings_of(1 if options.quick else STOPPING_SEEDS)]
-    stopped = measured(at.work, "quick-review-stopping", stops, partial(review_stopping.measure, small), **limits)
-    write_page(review_page.report(rows, review_stopping.section(stopped)), options.out)
+    write_page(review_page.report(rows), options.out)
 
 
 if __name__ == "__main__":

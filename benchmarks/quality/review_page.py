@@ -168,8 +168,8 @@ def cells_table(rows: list[dict]) -> str:
     return table(["tasks", "task", "share", "seed", "arm", "hidden", *FIGURES, "audits"], lines)
 
 
-def report(rows: list[dict], stopping: str) -> str:
-    """The page as markdown, of reviews and a section on when to stop."""
+def report(rows: list[dict]) -> str:
+    """The page as markdown."""
     parts = ["# Simulated reviews", TEXT]
     for group, share in sorted({(row["group"], row["share"]) for row in rows}):
         here = [row for row in rows if (row["group"], row["share"]) == (group, share)]
@@ -180,8 +180,6 @@ def report(rows: list[dict], stopping: str) -> str:
     parts += [
         "## Asked for",
         asked(rows),
-        "## When to stop",
-        stopping,
         "## Cells",
         cells_table(rows),
         f"{note}{environment()}",
