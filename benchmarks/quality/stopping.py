@@ -192,7 +192,8 @@ def report(reviews: list[dict]) -> str:
             f"{RECALL:.0%}, of recall and of confidence where a method has one. Beside all settings stands the one "
             "that missed least, which only the truth tells. Some methods have no such target. TM_QBCB is given the "
             "labels of a random sample besides, which are not counted as looks; BUSCAR is the hypergeometric test "
-            "of Callaghan and Müller-Hansen (2020). A method that fails says nothing. Scores are the posteriors of pucache's ranking.",
+            "of Callaghan and Müller-Hansen (2020). A method that fails says nothing. Scores are the posteriors of "
+            "pucache's ranking.",
             table(
                 ["method", "settings", "of all: said so", "of all: missed", "setting that missed least", *head],
                 methods_of(reviews),
