@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -17,11 +18,13 @@ from ..storage.filesystem import open_filesystem, read_range, source_errors
 from ..storage.outputs import check_output
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
-from . import braces
 from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file, source_name
 from .remote import glob_base, glob_files, is_glob
 
 MAX_BESIDE = 1 << 20  # bytes of a member that holds the label of an image
+# Ranges and lists by which shards are usually named: {00000..00009}.tar, {train,test}.zip
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}/]*,[^{}/]*))\}")
+_MOST_NAMED = 1_000_000  # files that a pattern may stand for
 
 
 class ShardSource:
@@ -87,7 +90,7 @@ class ShardSource:
         """Path and key prefix of each shard."""
         with source_errors(self.name):
             fs, pattern = open_filesystem(self._where, retry_each_request=True)
-            paths = braces.expand(pattern)
+            paths = expand_braces(pattern)
             if not is_glob(fs, pattern) and paths == [pattern]:
                 return [(pattern, "")]
             fs.invalidate_cache()  # a cached listing would lack new shards
@@ -99,7 +102,7 @@ class ShardSource:
             ]
         if not shards and not builder.failures:
             raise SourceError(f"no such source: no shard matches {self.name}")
-        before = braces.base(pattern)
+        before = _BRACES.split(pattern, 1)[0]
         base_length = len(glob_base(fs, before) if is_glob(fs, before) else before.rpartition("/")[0])
         return [(shard, shard[base_length:].lstrip("/") + "/") for shard in shards]
 
@@ -243,3 +246,31 @@ def _is_unreadable(error: Exception) -> bool:
     A damaged header may lead to a negative offset, for which the file system reports EINVAL.
     """
     return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """The paths that a pattern stands for, in its order; itself where it has no braces of this kind.
+
+    Numbers have as many digits as the first one of their range where that begins with a zero. Raises `ValueError` for
+    too many paths.
+    """
+    paths = [pattern]
+    while found := _BRACES.search(paths[0]):
+        inner = _texts(found)
+        if len(inner) * len(paths) > _MOST_NAMED:
+            raise ValueError(f"{pattern} stands for more than {_MOST_NAMED:,} files; name fewer")
+        inner = [text.replace("\\", r"\\") for text in inner]  # as a replacement
+        paths = [_BRACES.sub(text, path, count=1) for path in paths for text in inner]
+    return paths
+
+
+def _texts(found: re.Match[str]) -> list[str]:
+    first, last, listed = found.groups()
+    if listed is not None:
+        return listed.split(",")
+    begin, end = int(first), int(last)
+    if abs(end - begin) >= _MOST_NAMED:
+        raise ValueError(f"{found[0]} stands for more than {_MOST_NAMED:,} files; name fewer")
+    width = max(len(first), len(last)) if "0" in (first[0], last[0]) and max(len(first), len(last)) > 1 else 0
+    step = 1 if begin <= end else -1
+    return [f"{number:0{width}}" for number in range(begin, end + step, step)]

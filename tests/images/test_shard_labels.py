@@ -8,7 +8,7 @@ import pytest
 from helpers.sources import tar
 
 from pucache.errors import SourceError
-from pucache.images.shards import label_rows
+from pucache.images.shards import expand_braces, label_rows
 from pucache.images.source import open_source
 
 SAMPLES = {"0001.jpg": b"i", "0001.cls": b"3\n", "0001.json": json.dumps({"label": "car", "a": {"b": [1]}}).encode()}
@@ -86,3 +86,26 @@ def test_braces_and_wildcards_go_together_and_a_file_of_that_very_name_wins(plac
     assert open_source(f"{folder}/{{train,test}}/*.tar").scan().keys == ["test/2.tar/a.png", "train/1.tar/a.png"]
     put("{1..2}.tar", tar(("b.png", b"i")))
     assert open_source(f"{folder}/{{1..2}}.tar").scan().keys == ["b.png"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("a/{00..02}.tar", ["a/00.tar", "a/01.tar", "a/02.tar"]),
+        ("{8..11}.tar", ["8.tar", "9.tar", "10.tar", "11.tar"]),
+        ("{0..1}", ["0", "1"]),
+        ("{08..10}", ["08", "09", "10"]),
+        ("{2..0}", ["2", "1", "0"]),
+        ("{train,test}/{0..1}.zip", ["train/0.zip", "train/1.zip", "test/0.zip", "test/1.zip"]),
+        ("a{,-b}.tar", ["a.tar", "a-b.tar"]),
+        *((text, [text]) for text in ("a.tar", "{a}.tar", "{}.tar", "{0..}.tar", "{a..c}.tar", "a{b/c,d}.tar")),
+    ],
+)
+def test_braces_stand_for_paths(pattern, paths):
+    assert expand_braces(pattern) == paths
+
+
+@pytest.mark.parametrize("pattern", ["{0..99999999999999}.tar", "{0..9999}/{0..9999}.tar"])
+def test_too_many_files_are_refused_before_they_are_listed(pattern):
+    with pytest.raises(ValueError, match="stands for more than 1,000,000 files"):
+        expand_braces(pattern)
