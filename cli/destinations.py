@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from pucache.cache.cache_sources import files_read
 from pucache.cache.destination import open_destination
+from pucache.cache.embedding_cache import files_read
 from pucache.storage.outputs import check_distinct, may_replace_derived
 
 

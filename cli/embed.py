@@ -20,7 +20,6 @@ from pucache.storage.outputs import check_distinct
 from pucache.storage.table_writer import table_writer
 
 from . import options, output
-from .decoding import decoding_options
 from .destinations import check_outputs
 from .progress import terminal_progress
 
@@ -66,7 +65,7 @@ _SHOWN_ENDINGS = 4
     "as cls, txt or json.NAME.",
 )
 @options.encoding
-@decoding_options
+@options.decoding
 @options.option(
     "--reuse",
     multiple=True,

@@ -92,7 +92,7 @@ def _estimate(data: LabelledCache, request: dict[str, Any]) -> tuple[dict[str, A
 
 def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any], request: dict[str, Any]) -> None:
     """Estimate the prior of each concept."""
-    from pucache.training.train_concepts import each_concept
+    from pucache.training.train_on_cache import each_concept
 
     table: dict[str, dict[str, str]] = {}
 

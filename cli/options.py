@@ -202,6 +202,39 @@ encoding = all_of(  # options of commands that run an encoder
 )
 
 
+_DECODING = all_of(
+    option(
+        "--white-level",
+        type=click.IntRange(1, 65535),
+        metavar="N",
+        help="Value of 16-bit images that becomes white, such as 4095 where they use 12 bits.  [default: 65535, or "
+        "that of the RUN_DIR]",
+    ),
+    option("--accept-truncated", is_flag=True, help="Take what is there of image files that are cut off."),
+    option(
+        "--large-images",
+        is_flag=True,
+        help="Take JPEG files of more than 178,956,970 pixels, at a part of their size.",
+    ),
+)
+
+
+def decoding(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options on the way from bytes to pixels, which become `decoding`: None where none is given."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **parameters: Any) -> Any:
+        chosen = {name: parameters.pop(name) for name in ("white_level", "accept_truncated", "large_images")}
+        chosen = {name: value for name, value in chosen.items() if value}
+        if not chosen:
+            return command(*args, decoding=None, **parameters)
+        from pucache.images.decoding import Decoding
+
+        return command(*args, decoding=Decoding(**chosen), **parameters)
+
+    return _DECODING(run)
+
+
 def refuse_cluster_options(**values: object) -> None:
     """Raise ValueError where an option for a Ray cluster is set, and the work is done on this machine."""
     for name, value in values.items():

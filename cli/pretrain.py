@@ -12,7 +12,6 @@ from pucache.allocator import keep_freed_memory
 from pucache.storage.file_kinds import PNG
 
 from . import options, output
-from .decoding import decoding_options
 from .destinations import check_outputs
 from .progress import terminal_progress
 
@@ -44,7 +43,7 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     metavar="FILE|RUN_DIR|hub",
     help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
 )
-@decoding_options
+@options.decoding
 @options.option(
     "--recipe",
     default="modern",

@@ -162,7 +162,7 @@ def _train_concepts(
     force: bool,
 ) -> None:
     """Train and write a model for each concept, and one file of metrics with a row a concept."""
-    from pucache.training.train_concepts import each_concept
+    from pucache.training.train_on_cache import each_concept
 
     check_outputs(("metrics", metrics, JSON), force=force)
     labels = open_concepts(cache, concepts)

@@ -9,7 +9,7 @@ from helpers.refusals import one_line
 import pucache
 from pucache.cli.main import main
 from pucache.seeds import drawn_seed
-from pucache.training.train_concepts import train_concepts
+from pucache.training.train_on_cache import train_concepts
 
 X, S, _ = planted(120, labelled=30)
 LINEAR = {"method": "linear", "penalty": 0.01}

@@ -33,7 +33,7 @@ RIVALS = ("margins", "posteriors", "logistic")
 def cell(at: Location, group: str, kinds: int, labelled: int, seed: int) -> dict[str, float]:
     """Accuracy of each way on one draw of the pile and of its labels."""
     import pucache
-    from pucache.training.exclusive_kinds import ExclusiveKinds
+    from pucache.training.concept_models import ExclusiveKinds
 
     data, draw = opened(at).data(group), np.random.default_rng(seed)
     assert isinstance(data, ImageClasses)

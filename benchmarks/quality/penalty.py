@@ -21,8 +21,7 @@ from benchmarks.common.tasks import ATTRIBUTES, CIFAR, FASHION, KINDS, TASKS, TO
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.solve import fit_heads
-from pucache.training.cross_fitting import CrossFitter, deal_folds
-from pucache.training.penalty import PENALTIES
+from pucache.training.cross_fitting import PENALTIES, CrossFitter, deal_folds
 
 LABELLED, SHARES = (10, 20, 40, 100, 300), (0.01, 0.05, 0.2, 0.5)
 TASKS_PER_CELL = {CIFAR: 3, FASHION: 3, ATTRIBUTES: 2, TOPICS: 2, KINDS: 2}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import CacheError
+from ..errors import CacheError, PUCacheError
 from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.prefetch import prefetch
 from ..storage.rows import RowMatrix, StackedRows, finite_rows
@@ -356,3 +356,30 @@ def check_same_encoder(expected: CacheHeader, got: CacheHeader) -> None:
             f"{expected.name} holds {expected.dtype}, {got.name} {got.dtype}; expected one type: export one, and "
             "import it again with the --dtype of the other"
         )
+
+
+def files_read(*inputs: object) -> Iterator[str]:
+    """Paths and URLs among the inputs of a verb, and of each cache its sources and the files beside it.
+
+    Inputs that are no paths, caches or sequences of these give nothing. This is an iterator, as a cache is opened only
+    where `pucache.storage.outputs` asks for it: where something would be replaced. A file that cannot be read gives
+    nothing more; whoever reads it says why.
+    """
+    for one in inputs:
+        if isinstance(one, EmbeddingCache):
+            yield from _of_caches([file.path for file in one.files])
+        elif isinstance(one, str | os.PathLike):
+            yield os.fspath(one)
+            with suppress(PUCacheError):
+                if not is_url(path_or_url(one)) and is_cache(os.fspath(one)):
+                    yield from _of_caches(expand_paths(os.fspath(one)))
+        elif isinstance(one, Sequence):
+            yield from files_read(*one)
+
+
+def _of_caches(paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        yield from (str(path), f"{path}.*", f"{path}.review")  # such as cache.h5.neighbours
+        with suppress(PUCacheError):
+            if source := CacheFile(path).source:
+                yield source

@@ -17,9 +17,8 @@ from ..encoders.spec import EncoderSpec
 from ..progress import Progress, Silent
 from ..storage.file_kinds import EXPORT
 from ..storage.urls import path_or_url
-from .cache_sources import files_read
 from .destination import atomic_output, open_destination
-from .embedding_cache import CacheLike, EmbeddingCache, open_cache
+from .embedding_cache import CacheLike, EmbeddingCache, files_read, open_cache
 from .import_files import EXTRA, METADATA
 from .keys import decode_texts
 from .merging import without_embedded

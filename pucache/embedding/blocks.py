@@ -21,11 +21,18 @@ from ..images.decoding import Decoding
 from ..images.loading import STAGES, Chunk, ChunkLoader
 from ..images.source import Source
 from ..progress import Progress
-from .batching import EmbeddedImages
 from .profile import Profile
 from .resume import ContentLookup
 
 BLOCK_ROWS = 2048  # images in one part; a kill costs at most one block, beside those being embedded
+
+
+@dataclass
+class EmbeddedImages:
+    """Result of a forward pass."""
+
+    positions: list[int]  # of the images, rising
+    X: np.ndarray  # (len(positions), d) float32
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Backends of a forward pass: torch and OpenVINO."""
+"""Backends of a forward pass: torch, with batch norms folded into the convolutions before them, and OpenVINO."""
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
@@ -10,6 +11,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.utils.fusion import fuse_conv_bn_eval
+from torch.nn.utils.parametrize import is_parametrized
 
 from ..devices import cores
 from ..errors import EncoderError
@@ -82,3 +86,60 @@ def compile_with_openvino(model: PixelModel, shape: tuple[int, ...], precision: 
         return torch.from_numpy(request.get_output_tensor(0).data.copy())
 
     return run
+
+
+@torch.no_grad()
+def fold_batch_norm(model: nn.Module, pixels: torch.Tensor) -> nn.Module:
+    """Return a copy of a frozen float32 model in which each batch norm is folded into the convolution before it.
+
+    One forward pass of ``pixels``, (B, 3, H, W), shows which norm follows which convolution, so any architecture will
+    do. The folded model is compared with the original on the same input. Where they disagree, because the output of a
+    convolution is also used elsewhere, the original is returned.
+    """
+    folded = copy.deepcopy(model)
+    convolution_before = _find_convolutions_before_norms(folded, pixels)
+    if not convolution_before:
+        return model
+    for parent in list(folded.modules()):
+        for name, child in list(parent.named_children()):
+            if child in convolution_before and isinstance(child, nn.BatchNorm2d):
+                convolution = convolution_before[child]
+                fused = fuse_conv_bn_eval(convolution, child)
+                convolution.weight, convolution.bias = fused.weight, fused.bias
+                setattr(parent, name, _drop_and_activation(child))
+    expected, actual = model(pixels), folded(pixels)
+    agrees = torch.linalg.vector_norm(actual - expected) <= 1e-3 * torch.linalg.vector_norm(expected)
+    return folded if agrees else model
+
+
+def _find_convolutions_before_norms(model: nn.Module, pixels: torch.Tensor) -> dict[nn.Module, nn.Conv2d]:
+    """Run the model; map each batch norm whose input is the output of a convolution to that convolution."""
+    source_of: dict[int, nn.Conv2d] = {}  # by id of the output
+    convolution_before: dict[nn.Module, nn.Conv2d] = {}
+    outputs = []  # kept alive, so that no two have the same id
+
+    def watch(module: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if isinstance(module, nn.Conv2d):
+            source_of[id(output)] = module
+            outputs.append(output)
+        elif id(inputs[0]) in source_of:
+            convolution_before[module] = source_of[id(inputs[0])]
+
+    norms = [one for one in model.modules() if isinstance(one, nn.BatchNorm2d) and one.running_mean is not None]
+    if not norms:
+        return {}
+    watched = [*norms, *(one for one in model.modules() if isinstance(one, nn.Conv2d) and not is_parametrized(one))]
+    hooks = [module.register_forward_hook(watch) for module in watched]
+    try:
+        model(pixels)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return convolution_before
+
+
+def _drop_and_activation(norm: nn.BatchNorm2d) -> nn.Module:
+    """What a norm of timm does beside normalising."""
+    layers = (getattr(norm, name, None) for name in ("drop", "act"))
+    modules = [layer for layer in layers if isinstance(layer, nn.Module)]
+    return nn.Sequential(*modules) if modules else nn.Identity()

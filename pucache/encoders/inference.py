@@ -19,8 +19,7 @@ import torch
 from ..allocator import keep_freed_memory
 from ..devices import cores, torch_dtype, upload
 from ..errors import EncoderError
-from .backends import ForwardPass, PixelModel, compile_with_openvino
-from .batchnorm_folding import fold_batch_norm
+from .backends import ForwardPass, PixelModel, compile_with_openvino, fold_batch_norm
 
 log = logging.getLogger("pucache")
 

@@ -224,7 +224,7 @@ def profile_prior(
     depth : float
         Each side ends at the first prior with a deviance above `depth`, or at the bound.
     design_effect : float
-        Rows that are worth one independent row, see `pucache.estimates.groups.design_effect`.
+        Rows that are worth one independent row, see `pucache.estimates.label_requirements.design_effect`.
 
     Returns
     -------

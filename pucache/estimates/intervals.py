@@ -12,9 +12,9 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 
 A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
 can be. The quantiles of the figures over the draws are the ends of their intervals. Where rows come in groups, numbers
-of P and of positives in U are divided by the design effect (`pucache.estimates.groups`). No head is refitted. The
-figure that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the
-draws lean low: the interval of the prior reaches further down than up, and hits are limited above.
+of P and of positives in U are divided by the design effect (`pucache.estimates.label_requirements`). No head is
+refitted. The figure that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`).
+Means of the draws lean low: the interval of the prior reaches further down than up, and hits are limited above.
 """
 
 from __future__ import annotations

@@ -13,9 +13,8 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import LabelError
-from ..storage.label_cells import is_blank
 from ..storage.table_columns import GROUP_COLUMNS
-from ..storage.tables import LabelTable, read_rows
+from ..storage.tables import LabelTable, is_blank, read_rows
 from ..storage.urls import is_url
 from .key_matching import offered_rule
 from .label_files import match_keys, name_first

@@ -12,9 +12,8 @@ import numpy as np
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
 from ..images.regions import MARK, image_of, parse_region
-from ..storage.label_cells import is_blank, meaning
 from ..storage.table_columns import CONCEPT_COLUMNS, KEY_NAMES
-from ..storage.tables import LabelTable, Row, read_table
+from ..storage.tables import LabelTable, Row, is_blank, meaning, read_table
 from ..storage.urls import is_url
 from .key_globs import compile_glob
 from .key_matching import RULES, offered_rule, respelled

@@ -18,8 +18,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import cores
-from ..heads.linear_algebra import leading_subspace, unit_rows
-from ..neighbours.whitening import centred_units
+from ..neighbours.whitening import centred_units, leading_subspace, unit_rows
 from ..storage.rows import RowMatrix, as_wide, evenly_spaced, release_pages, row_slices, take_rows
 from ..threads import one_blas_thread
 

@@ -11,8 +11,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..cache.cache_sources import files_read
-from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..cache.embedding_cache import EmbeddingCache, files_read, open_cache
 from ..estimates.intervals import are_uninformative, interval_of, stated_text
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.groups import GroupSource, group_source, read_groups
@@ -24,7 +23,7 @@ from ..storage.outputs import check_output
 from ..storage.rows import evenly_spaced
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
-from ..training.train_concepts import each_concept
+from ..training.train_on_cache import each_concept
 from .html import between, number, render, visible, write
 from .report import how_given, write_report
 from .report_numbers import train

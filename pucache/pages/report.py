@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..cache.cache_sources import files_read
-from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import CacheError
 from ..estimates.intervals import interval_of

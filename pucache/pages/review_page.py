@@ -18,8 +18,7 @@ from urllib.parse import quote
 
 import numpy as np
 
-from ..cache.cache_sources import files_read
-from ..cache.embedding_cache import EmbeddingCache, open_cache
+from ..cache.embedding_cache import EmbeddingCache, files_read, open_cache
 from ..labels.label_files import short_digest
 from ..labels.labels import Labels, open_labels
 from ..labels.row_values import RowValues

@@ -13,7 +13,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch.nn.functional import interpolate
 from torchvision.utils import make_grid
 
-from ..cache.cache_sources import files_read
+from ..cache.embedding_cache import files_read
 from ..errors import ImageError, SourceError
 from ..images.decoding import decode
 from ..images.source import Source, open_source

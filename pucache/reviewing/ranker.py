@@ -31,7 +31,6 @@ from ..devices import choose_device
 from ..estimates.calibration import Tilt, fit_tilt
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
-from ..heads.linear_algebra import truncated_svd
 from ..heads.linear_heads import FittedHeads
 from ..heads.moments import Moments
 from ..heads.preconditioner import SAMPLE, LeadingDirections
@@ -40,7 +39,7 @@ from ..heads.solve import SoftTargetTrainer, fit_heads
 from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
-from ..neighbours.whitening import Whitening, centred_units
+from ..neighbours.whitening import Whitening, centred_units, truncated_svd
 from ..retrieval.similarity import Similarity
 from ..storage.rows import evenly_spaced
 from ..threads import limited_threads, worker_threads

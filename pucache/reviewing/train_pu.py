@@ -17,8 +17,7 @@ from ..seeds import Seed, drawn_seed
 from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_concepts import train_concepts
-from ..training.train_on_cache import train_on_cache
+from ..training.train_on_cache import train_concepts, train_on_cache
 from .agreement import BOTH
 from .session_labels import read_labels
 

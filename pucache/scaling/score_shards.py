@@ -11,8 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache.cache_sources import files_read
-from ..cache.embedding_cache import CacheLike, open_cache
+from ..cache.embedding_cache import CacheLike, files_read, open_cache
 from ..scoring.score import ScoreReport, at_given_share, planned, with_new_images, with_posterior
 from ..scoring.score_tables import ScoredRows, check_table, write_scores
 from ..training.sklearn_classifier import PULinearClassifier

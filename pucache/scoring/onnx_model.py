@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..cache.cache_sources import files_read
+from ..cache.embedding_cache import files_read
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import EncoderSpec
 from ..errors import EncoderError, MissingExtraError, one_line

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.special import expit
 
-from ..cache.cache_sources import files_read
 from ..cache.destination import encoder_of_existing, open_destination
-from ..cache.embedding_cache import CacheLike, EmbeddingCache, is_cache, open_cache
+from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
 from ..cache.reader import CacheFile
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
@@ -24,8 +23,7 @@ from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, without_secrets
-from ..training.concept_models import ConceptModels
-from ..training.exclusive_kinds import ExclusiveKinds
+from ..training.concept_models import ConceptModels, ExclusiveKinds
 from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .growing_table import GrowingTable, cache_of_source, model_digest, one_writer
@@ -143,7 +141,7 @@ def score(
         not new then, and keep posterior and label.
     exclusive : bool
         Only for a folder of models: an image has one of the concepts at most. Posteriors then sum to at most one, one
-        label is 1 at most, and a column ``kind`` names the concept (`pucache.training.exclusive_kinds`).
+        label is 1 at most, and a column ``kind`` names the concept (`pucache.training.concept_models.ExclusiveKinds`).
     append : bool
         Keep the rows of other sources that the table at `out` holds, and those of this source whose images are not
         scored now. It then has the columns source, day and model too, and by default `cache` is a file for each source,

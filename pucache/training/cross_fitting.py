@@ -2,7 +2,7 @@
 
 Each head leaves one fold out and gives the margins of that fold only. The penalty is the one whose
 margins tell labelled from unlabelled rows best, by the likelihood of the labels under a tilt fitted to
-the margins (`pucache.training.penalty`). The tilt allows for hidden positives: an unlabelled row that
+the margins (`log_posteriors`). The tilt allows for hidden positives: an unlabelled row that
 ranks high costs little.
 
 Where rows are few, the likelihood is the mean over several deals of the rows to the folds: with one deal the
@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..estimates.calibration import fit_tilt
+from ..estimates.calibration import fit_tilt, log_likelihood
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
@@ -29,8 +29,9 @@ from ..heads.risks import PURisk
 from ..heads.solve import TOLERANCE, fit_heads
 from ..labels.folds import assign_folds
 from ..storage.rows import evenly_spaced
-from .penalty import PENALTIES, log_posteriors
 
+PENALTIES = tuple(float(f"{10 ** (step / 2 - 6):.3g}") for step in range(9))  # 1e-6 to 1e-2
+_EXPECTED, _DECADES = 1e-3, 1.1  # log-normal prior on the penalty: its median, and its standard deviation
 _CHOICE_TOLERANCE = 2e-3  # of the solver; heads that stop early would make a weak penalty look good
 HALVES_TOLERANCE = 5e-3  # of the heads of halves of the labels, which are only compared
 _TOGETHER = 3  # penalties that are tried at once
@@ -180,6 +181,23 @@ class CrossFitter:
             for number, own in enumerate(of_deal)
         ]
         return [cross_fits[first : first + S] for first in range(0, len(cross_fits), S)]
+
+
+def log_posteriors(margins: Sequence[np.ndarray], penalties: Sequence[float], labels: TrainingLabels) -> np.ndarray:
+    """Log posterior (J,) of each penalty, up to a constant, by the held-out margins (n, S) of the heads of each.
+
+    The likelihood is that of the labels given the held-out margins, at the tilt that fits these margins best
+    (`pucache.estimates.calibration`), and the mean over S divisions into folds. The prior is log-normal: with few
+    labels, when the likelihoods hardly differ, a medium penalty is the safer choice. Positives that a review has
+    confirmed count as labelled.
+    """
+    likelihood = [
+        np.mean([log_likelihood(column, labels.training_s, labels.training_weights) for column in deals.T])
+        for deals in margins
+    ]
+    floor = PENALTIES[0]  # for a penalty of 0
+    decades = np.log10(np.maximum(penalties, floor) / _EXPECTED)
+    return np.asarray(likelihood - np.square(decades / _DECADES) / 2)
 
 
 def deal_folds(s: np.ndarray, count: int, seed: int, groups: np.ndarray | None) -> np.ndarray:

@@ -39,7 +39,7 @@ class PULinearClassifier(FittedState):
     """Linear classifier trained on labelled positives and unlabelled rows.
 
     It needs nothing but the labels. The penalty is chosen by the likelihood of held-out labels
-    (`pucache.training.penalty`), the prior is estimated with an interval (`pucache.estimates.priors`), and
+    (`pucache.training.cross_fitting`), the prior is estimated with an interval (`pucache.estimates.priors`), and
     held-out margins calibrate the posterior and the threshold (`pucache.estimates.calibration`). The
     minimiser of the default risk, unclamped imbalanced uPU with the sigmoid loss, does not depend on
     the prior, so a wrong prior does not change the ranking (`pucache.heads.risks`).
@@ -225,7 +225,7 @@ class PULinearClassifier(FittedState):
             Row weights >= 0, normalised within the positives and within the unlabelled.
         groups : array of int or str, (n,), optional
             Rows that are not independent, such as those of one patient, video or site: they stay in one fold, count as
-            one label, and intervals allow for them (`pucache.estimates.groups`).
+            one label, and intervals allow for them (`pucache.estimates.label_requirements`).
         reviewed : array of int, (n,), optional
             For rows that `y` calls unlabelled: 1 confirmed positive, -1 known negative, 0 not reviewed.
             Heads are trained on them, but no estimate uses them, see `pucache.estimates.review_weights`.

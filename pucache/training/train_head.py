@@ -13,9 +13,8 @@ from ..encoders.spec import EncoderSpec
 from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, of_new_images, within_both
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
-from ..estimates.groups import design_effect
 from ..estimates.intervals import prior_range, stated_estimates
-from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
+from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
 from ..estimates.share_of_new_images import PileMargins, on_one_scale
@@ -27,11 +26,10 @@ from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..seeds import check_seed, drawn_seed
 from ..storage.rows import take_rows
-from .cross_fitting import CrossFit, CrossFitter, HeadSettings, deal_folds
+from .cross_fitting import PENALTIES, CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, GraphSource, distil
 from .model_file import TrainedState, stated_estimate
 from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
-from .penalty import PENALTIES
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add

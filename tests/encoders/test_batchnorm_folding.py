@@ -6,7 +6,7 @@ import torch
 from helpers.slow import slow
 from torch import nn
 
-from pucache.encoders.batchnorm_folding import fold_batch_norm
+from pucache.encoders.backends import fold_batch_norm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pucache.estimates.groups import design_effect
 from pucache.estimates.intervals import intervals_from_pu
+from pucache.estimates.label_requirements import design_effect
 from pucache.estimates.priors import profile_interval
 
 ONE_FOLD = np.zeros(960, np.int64)

@@ -14,7 +14,7 @@ from pucache.errors import ModelError
 from pucache.labels.labels import Labels
 from pucache.training.concept_models import ConceptModels
 from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
-from pucache.training.train_concepts import each_concept
+from pucache.training.train_on_cache import each_concept
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 600, 8

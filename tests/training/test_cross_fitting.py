@@ -12,8 +12,7 @@ from pucache.heads.moments import Moments
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import cross_fitting
-from pucache.training.cross_fitting import CrossFitter, HeadSettings, deal_folds
-from pucache.training.penalty import PENALTIES
+from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, deal_folds
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(150, labelled=30, apart=0.5)

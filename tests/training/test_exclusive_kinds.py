@@ -5,7 +5,7 @@ from helpers.refusals import one_line
 from pucache.errors import LabelError
 from pucache.labels.concepts import ConceptLabels, exclusive
 from pucache.labels.labels import Labels
-from pucache.training.exclusive_kinds import ExclusiveKinds, shrunk
+from pucache.training.concept_models import ExclusiveKinds, shrunk
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 KINDS, SHARES, LABELLED = 3, (0.1, 0.2, 0.3), 40

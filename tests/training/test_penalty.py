@@ -3,7 +3,7 @@
 import numpy as np
 
 from pucache.estimates.review_weights import TrainingLabels
-from pucache.training.penalty import PENALTIES, log_posteriors
+from pucache.training.cross_fitting import PENALTIES, log_posteriors
 
 
 def test_equal_margins_leave_the_choice_to_the_prior():
