@@ -33,7 +33,15 @@ def audit(session: str, level: float, readers: str) -> None:
     if concept_folders(session):
         audits, failures = audit_concepts(session, level=level, readers=readers)
         results = {name: _result(one) for name, one in audits.items()}
-        output.print_concepts({"concepts": results}, failures, {name: _row(one) for name, one in audits.items()})
+        rows = {
+            name: {
+                "found": f"{one.found:,}",
+                "hidden at most": f"{one.hidden_high:,}" if one.draws else "not known",
+                "random images": f"{one.draws:,}",
+            }
+            for name, one in audits.items()
+        }
+        output.print_concepts({"concepts": results}, failures, rows)
         return
     audited = run(session, level=level, readers=readers)
     output.print_result(_result(audited), [*audited.statements(), *_lines(audited)])
@@ -42,12 +50,6 @@ def audit(session: str, level: float, readers: str) -> None:
 def _result(audited: Audit) -> dict[str, Any]:
     statements = audited.statements()
     return audited.as_dict() | {"sentence": statements[0], "statements": statements}
-
-
-def _row(audited: Audit) -> dict[str, str]:
-    """Row of a concept in the table that is printed."""
-    hidden = f"{audited.hidden_high:,}" if audited.draws else "not known"
-    return {"found": f"{audited.found:,}", "hidden at most": hidden, "random images": f"{audited.draws:,}"}
 
 
 def _lines(audited: Audit) -> list[str]:

@@ -98,8 +98,8 @@ def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any
 
     def estimate(name: str, data: LabelledCache) -> dict[str, Any]:
         result, estimates = _estimate(data, request)
-        shown = {one.method: f"{'' if one.prior is None else f'{one.prior:.4f} '}{_interval(one)}" for one in estimates}
-        columns = {method: shown.get(method, "").strip() for method in request["methods"]}
+        shown = {one.method: _text(one) for one in estimates}
+        columns = {method: shown.get(method, "") for method in request["methods"]}
         labelled = f"{result['labelled_positives']:,}"
         table[name] = {"labelled": labelled, **columns, "note": "" if estimates else "too few labels"}
         return result
@@ -121,5 +121,6 @@ def _lines(estimates: list[PriorEstimate], data: LabelledCache) -> Iterator[str]
         yield _NO_INTERVAL
 
 
-def _interval(estimate: PriorEstimate) -> str:
-    return estimate.interval_text("{:.4f}".format) if estimate.has_interval else ""
+def _text(estimate: PriorEstimate) -> str:
+    interval = estimate.interval_text("{:.4f}".format) if estimate.has_interval else ""
+    return " ".join(filter(None, ["" if estimate.prior is None else f"{estimate.prior:.4f}", interval]))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from pucache.scoring.evaluate import evaluate as run
@@ -35,15 +37,7 @@ from . import options, output
 )
 @options.option("--source", metavar="NAME", help="Source whose rows are evaluated, where score --append wrote SCORES.")
 @options.as_json
-def evaluate(
-    scores: str,
-    truth: str,
-    positives: str | None,
-    at: tuple[int, ...],
-    concept: str | None,
-    exclusive: bool,
-    source: str | None,
-) -> None:
+def evaluate(scores: str, truth: str, **chosen: Any) -> None:
     """Compute the metrics of SCORES against true labels.
 
     \b
@@ -51,7 +45,7 @@ def evaluate(
     pucache evaluate kinds.csv --truth dresses.csv --concept dress
     pucache evaluate kinds.csv --truth truth.csv --exclusive
     """
-    result = run(scores, truth, positives=positives, at=at, concept=concept, exclusive=exclusive, source=source)
+    result = run(scores, truth, **chosen)
     lines = [
         f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
         for name, value in result.items()

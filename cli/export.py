@@ -71,11 +71,8 @@ def export(
         model = export_onnx(what, out, weights=weights, images=pixels or "uint8", force=force)
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
-        lines = [
-            f"{name}: {described}",
-            f"margins are within {model.difference:.1e} of pucache's on 32 images",
-        ]
-        output.print_result(result, lines)
+        check = f"margins are within {model.difference:.1e} of pucache's on 32 images"
+        output.print_result(result, [f"{name}: {described}", check])
         return
     if weights is not None or pixels is not None:
         raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")

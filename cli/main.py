@@ -60,6 +60,9 @@ class LazyCommands(UserDict[str, Any]):
         return self[name]
 
 
+_NO_MEMORY = re.compile("an.t allocate memory|failed to map segment|bad_alloc|can't start new thread")
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, handled like Ctrl-C."""
 
@@ -103,18 +106,12 @@ class Commands(click.Group):
                 text = f"out of memory: {text}" if text else "out of memory"
             raise (WrongUsage if wrong_usage or isinstance(error, UnknownEncoderError) else Failure)(text) from error
         except (RuntimeError, ImportError) as error:
-            shortage = None if os.environ.get("PUCACHE_DEBUG") else device_memory_shortage(error) or _shortage(error)
-            if shortage is None:
+            shortage = device_memory_shortage(error)
+            if shortage is None and _NO_MEMORY.search(str(error)):  # the operating system refused it
+                shortage = f"out of memory: {one_line(error)}"
+            if shortage is None or os.environ.get("PUCACHE_DEBUG"):
                 raise
             raise Failure(shortage) from error
-
-
-_NO_MEMORY = re.compile("an.t allocate memory|failed to map segment|bad_alloc|can't start new thread")
-
-
-def _shortage(error: BaseException) -> str | None:
-    """Say on one line that the operating system refused memory; None where `error` is about something else."""
-    return f"out of memory: {one_line(error)}" if _NO_MEMORY.search(str(error)) else None
 
 
 @click.group(

@@ -90,11 +90,6 @@ def retrieve_positives(
     positives: Any,
     negatives: Any,
     concepts: Any,
-    words: tuple[str, ...],
-    not_words: tuple[str, ...],
-    like: tuple[str, ...],
-    text_encoder: str | None,
-    weights: str | None,
     model: str | None,
     out: str,
     review: str | None,
@@ -122,12 +117,11 @@ def retrieve_positives(
     if images and not review:
         raise ValueError("--images is for --review; leave it out, or name a page to write")
     selection |= {"progress": terminal_progress()}
-    if engine == "ray":
-        _check_ray(device)
-    else:
+    if engine == "ray" and device not in ("auto", "cpu"):
+        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
+    if engine != "ray":
         options.refuse_cluster_options(address=address, workers=workers)
-    asked: dict[str, Any] = {"words": words, "not_words": not_words, "like": like}
-    asked |= {"text_encoder": text_encoder, "weights": weights}
+    asked = {name: selection.pop(name) for name in ("words", "not_words", "like", "text_encoder", "weights")}
     query = Query.of(**asked)
     opened = EmbeddingCache(*cache)
     if concepts is not None:
@@ -170,12 +164,6 @@ def _retrieve_concepts(
     total = sum(len(ranking.keys) for ranking in rankings.values())
     written = f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"
     output.print_concepts({"out": out, "concepts": found}, failures, rows, written, out=out)
-
-
-def _check_ray(device: str) -> None:
-    """Raise ValueError for a device that is not for a Ray cluster."""
-    if device not in ("auto", "cpu"):
-        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
 
 
 def _result(ranking: Ranking) -> dict[str, Any]:

@@ -22,6 +22,8 @@ from . import options, output
 from .destinations import check_outputs
 from .progress import terminal_progress
 
+_ON_THIS_MACHINE = ("append", "day", "moved", "neighbours", "exclusive", "by_image")
+
 
 @click.command()
 @click.argument("model")
@@ -79,20 +81,13 @@ def score(
     what: tuple[str, ...],
     out: str,
     cache: str | None,
-    neighbours: str | None,
     deploy_prior: float | str | None,
-    exclusive: bool,
-    append: bool,
-    day: str | None,
-    moved: bool,
-    by_image: bool,
-    shard: tuple[int, int],
     engine: str,
     address: str | None,
     workers: int | None,
     strict: bool,
     force: bool,
-    **encoder: Any,
+    **chosen: Any,
 ) -> None:
     """Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.
 
@@ -131,9 +126,7 @@ def score(
             "--shards N, then score FOLDER"
         )
     if engine == "ray":
-        given = {"append": append, "day": day, "moved": moved, "neighbours": neighbours, "exclusive": exclusive}
-        given["by-image"] = by_image
-        here = [f"--{name}" for name, value in given.items() if value]
+        here = [f"--{name.replace('_', '-')}" for name in _ON_THIS_MACHINE if chosen[name]]
         if here or isinstance(classifier, ConceptModels):
             what_for = " and ".join(here) or "a folder of models"
             raise ValueError(f"scores are made on this machine alone with {what_for}; leave out the engine ray")
@@ -146,21 +139,15 @@ def score(
             what,
             out,
             cache=cache,
-            neighbours=neighbours,
             deploy_prior=deploy_prior,
-            exclusive=exclusive,
-            append=append,
-            day=day,
-            moved=moved,
-            largest_part=by_image,
-            shard=shard,
             force=force,
             workers=workers,
             progress=terminal_progress(),
-            **encoder,
+            largest_part=chosen.pop("by_image"),
+            **chosen,
         )
-    name, figures = without_secrets(out), ""
-    if isinstance(classifier, PULinearClassifier) and deploy_prior is None and neighbours is None:
+    name, figures, exclusive = without_secrets(out), "", chosen["exclusive"]
+    if isinstance(classifier, PULinearClassifier) and deploy_prior is None and chosen["neighbours"] is None:
         figures = new_images_text(classifier.estimates_)
     output.print_result(_result(report, name, figures), _lines(report, name, exclusive, figures), out=out)
     output.exit_for_failures(report.failures, strict)

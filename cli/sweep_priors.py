@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from pucache.training.sklearn_classifier import PULinearClassifier
 from . import options, output
 from .destinations import check_outputs, may_write_derived
 from .progress import terminal_progress
-
-if TYPE_CHECKING:
-    from pucache.training.prior_sweep import Sweep
 
 
 @click.command("sweep-priors")
@@ -83,12 +80,9 @@ def sweep_priors(
     if plot_path is not None and not plotted:
         written += f"; {plot_path} is not pucache's, and is left as it is: rename it, or --out another table"
     lines = [*options.sample_lines(result.sample, None), *_table(result.rows), result.verdict]
-    output.print_result(_result(result), [*lines, *filter(None, [result.note]), written])
-
-
-def _result(result: Sweep) -> dict[str, Any]:
     fields = {name: getattr(result, name) for name in ("verdict", "penalty", "rows", "note")}
-    return fields | {"unlabelled_sample": None if result.sample is None else result.sample.to_json()}
+    fields["unlabelled_sample"] = None if result.sample is None else result.sample.to_json()
+    output.print_result(fields, [*lines, *filter(None, [result.note]), written])
 
 
 def _parse_numbers(text: str) -> list[float]:

@@ -13,6 +13,7 @@ from pucache.estimates.audited_prior import COMBINED, new_images_text
 from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
+from pucache.estimates.thresholds import parse_rule
 from pucache.labels.concepts import open_concepts
 from pucache.storage.atomic import replacing
 from pucache.storage.file_kinds import JSON, MARK, tensor_kind
@@ -134,7 +135,9 @@ def train_pu(
         *_warnings(result, model.tilt_.prior, data.training_labels.bounds),
         *_scar_lines(scar, audited=_audited(result)),
     ]
-    written = _write_metrics(result, metrics, _metrics_beside(out))
+    # m.metrics.json of m.safetensors
+    beside = Path(out).with_name(f"{Path(out).name.removesuffix(SUFFIX)}.{METRICS}")
+    written = _write_metrics(result, metrics, beside)
     output.print_result(result, [*lines, f"wrote {out}{written}"])
     _list_duplicates(data.twins_of_positives())
 
@@ -254,19 +257,11 @@ def _method_lines(model: PULinearClassifier) -> Iterator[str]:
         yield "method linear"
     else:
         yield "method linear: too few positives are labelled, or still hidden, for neighbours to help"
-    if isinstance(rule := model.threshold, float | int) or _is_number(rule):
-        yield f"threshold {float(rule):g} is a margin, as in the column of scores, and no probability (--threshold)"
+    kind, threshold = parse_rule(model.threshold)
+    if kind == "margin":
+        yield f"threshold {threshold:g} is a margin, as in the column of scores, and no probability (--threshold)"
     if (share := model.deploy_prior) is not None:
         yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
-
-
-def _is_number(rule: str) -> bool:
-    """Whether a rule for the threshold is a margin."""
-    try:
-        float(rule)
-    except ValueError:
-        return False
-    return True
 
 
 def _prior_text(result: dict[str, Any]) -> str:
@@ -327,12 +322,6 @@ def _list_duplicates(duplicates: list[tuple[str, str]]) -> None:
 
 
 # --- the file of metrics -------------------------------------------------------------------------
-
-
-def _metrics_beside(model: str | Path) -> Path:
-    """File of a model's metrics: ``m.metrics.json`` of ``m.safetensors``."""
-    path = Path(model)
-    return path.with_name(f"{path.name.removesuffix(SUFFIX)}.{METRICS}")
 
 
 def _write_metrics(result: dict[str, Any], metrics: str | None, derived: Path) -> str:
