@@ -79,9 +79,15 @@ def demo(
     began = time.monotonic()
     folder = Path(folder)
     unpack(folder)
-    pile, new = _embed_images(folder, device, progress)
+    encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
+    pile, new = (
+        embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
+    )
     y = read_truth(folder / "truth.csv", pile.keys)
-    by_words = _found_by_words(pile, y, device, progress) if is_at_hand() else None
+    by_words = None
+    if is_at_hand():
+        first = retrieve_positives(pile, words=WORDS, k=WORDS_IMAGES, device=device, progress=progress)
+        by_words = {"words": WORDS, "images": len(first.rows), "positives": int(y[first.rows].sum())}
     labels = Labels.read(pile, folder / "positives.txt")
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
@@ -111,20 +117,6 @@ def demo(
     }
 
 
-def _embed_images(folder: Path, device: str, progress: Progress | None) -> list[EmbeddingCache]:
-    """Embed both folders of images with one encoder."""
-    encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
-    return [
-        embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
-    ]
-
-
-def _found_by_words(pile: EmbeddingCache, y: np.ndarray, device: str, progress: Progress | None) -> dict[str, Any]:
-    """What words find, without an example."""
-    first = retrieve_positives(pile, words=WORDS, k=WORDS_IMAGES, device=device, progress=progress)
-    return {"words": WORDS, "images": len(first.rows), "positives": int(y[first.rows].sum())}
-
-
 # --- images ------------------------------------------------------------------------------------
 
 
@@ -135,7 +127,8 @@ def unpack(folder: str | Path) -> None:
     Raises `OutputError` where `folder` cannot be written, or holds other files.
     """
     folder = Path(folder)
-    table = _image_table()
+    with (DATA / "fashion-mnist.csv").open(newline="") as stream:  # in the order of the tiles on the sheet
+        table = list(csv.DictReader(stream))
     truth = [f"{row['key']},{int(row['class'] == POSITIVE_CLASS)}" for row in table]
     positives = [row["key"] for row in table if row["folder"] == "labelled"]
     labels = {
@@ -157,12 +150,6 @@ def _kinds(table: list[dict[str, str]]) -> Iterator[str]:
         if row["folder"] != "new" and taken[row["class"]] < LABELLED_OF_EACH:
             taken[row["class"]] += 1
             yield f"{row['key']},{row['class']}\n"
-
-
-def _image_table() -> list[dict[str, str]]:
-    """Key, folder and class of each packaged image, in the order of the tiles on the sheet."""
-    with (DATA / "fashion-mnist.csv").open(newline="") as stream:
-        return list(csv.DictReader(stream))
 
 
 def _write_images(folder: Path, table: list[dict[str, str]]) -> None:

@@ -115,11 +115,6 @@ def limited_threads(values: int) -> Iterator[int]:
                 _unlimited.pop()
 
 
-def run_in_turn(tasks: Sequence[Callable[[], Any]]) -> Iterator[Any]:
-    """Run tasks in the calling thread, each when its result is asked for; yield the results in order."""
-    return (task() for task in tasks)
-
-
 @contextmanager
 def worker_threads(count: int) -> Iterator[RunAll]:
     """Yield a function that runs tasks in `count` threads and yields their results in order.
@@ -128,7 +123,7 @@ def worker_threads(count: int) -> Iterator[RunAll]:
     calling thread.
     """
     if count < 2:
-        yield run_in_turn
+        yield lambda tasks: (task() for task in tasks)
         return
     import torch
 

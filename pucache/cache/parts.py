@@ -89,7 +89,9 @@ class Parts:
 
     def add(self, rows: Rows, failures: dict[str, str], source: str, *, name: str = "") -> None:
         """Write one block durably as ``part-NAME.h5``; by default NAME is a hash of its keys."""
-        path = self.folder / f"part-{name or _hash_of(rows, failures)}.h5"
+        content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
+        content.update("\0".join(failures).encode())
+        path = self.folder / f"part-{name or content.hexdigest()[:16]}.h5"
         shape = (len(rows.keys), rows.keys.itemsize, self.dtype)
         write_file(path, self._encoder, source, [rows], shape=shape, failures=failures)
         # a part of the same name is there already where the same images failed before
@@ -99,9 +101,3 @@ class Parts:
         """Remove the folder, once the cache holds everything."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.files = []
-
-
-def _hash_of(rows: Rows, failures: dict[str, str]) -> str:
-    content = hashlib.sha256(b"\0".join(rows.keys.tolist()) + rows.size_mtime.tobytes())
-    content.update("\0".join(failures).encode())
-    return content.hexdigest()[:16]

@@ -54,7 +54,9 @@ class ExistingCache:
         if self._tiles:  # no part of such an image is known now
             unlisted &= ~_rows_beginning(cached_keys, [key + MARK for key in self._listing.failures])
         in_failed_folder = _rows_beginning(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
-        self.is_unchanged = _equal_times(size_mtime, rows, self._listing.size_mtime)
+        listed, equal = self._listing.size_mtime, rows >= 0
+        equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
+        self.is_unchanged = equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
         self.unchanged = self.intact[rows[self.is_unchanged]]
         self.unlistable = self.intact[unlisted & in_failed_folder]
         self.vanished = self.intact[unlisted & ~in_failed_folder]
@@ -198,13 +200,6 @@ def require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
             "write another cache, or pass the encoder and options it was made with"
         )
-
-
-def _equal_times(size_mtime: np.ndarray, rows: np.ndarray, listed: np.ndarray) -> np.ndarray:
-    """Whether each listed image has a row, given its number or -1, of the same size and time; bool, (n,)."""
-    equal = rows >= 0
-    equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
-    return equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
 
 
 def _rows_beginning(sorted_keys: np.ndarray, prefixes: list[str]) -> np.ndarray:

@@ -133,8 +133,13 @@ def load_weights(model: Any, architecture: str, path: Path) -> None:
 def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], problem: str) -> None:
     missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
     foreign = [name for name in state if name not in expected]
-    reshaped = [name for name in expected if name in state and state[name].shape != expected[name].shape]
-    retyped = [name for name in expected if name in state and not _same_kind(state[name], expected[name])]
+    both = [(name, state[name], tensor) for name, tensor in expected.items() if name in state]
+    retyped = [
+        name
+        for name, one, other in both
+        if (one.is_complex(), one.is_floating_point()) != (other.is_complex(), other.is_floating_point())
+    ]
+    reshaped = [name for name, one, other in both if one.shape != other.shape]
     problems = {
         "lacks": missing,
         "has unknown": foreign,
@@ -147,10 +152,6 @@ def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, to
                 f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
                 f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
             )
-
-
-def _same_kind(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
-    return tensor.is_complex() == expected.is_complex() and tensor.is_floating_point() == expected.is_floating_point()
 
 
 def require_finite(model: Any, holder: object) -> None:

@@ -77,7 +77,9 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
             pretrained = None  # those of the folder
         else:
             source, given = architecture, _of_tag(open_clip, architecture, tag)
-            pretrained = tag if weights is None else os.fspath(_existing(weights))
+            if weights is not None and not os.path.isfile(weights):
+                raise EncoderError(f"no such weights file or folder: {weights}")
+            pretrained = tag if weights is None else os.path.abspath(weights)  # which is no tag
             require_hub(None if weights else given["hf_hub"].rpartition("/")[0])
         model = open_clip.create_model(source, pretrained, require_pretrained=True).eval()
         tokenizer = open_clip.get_tokenizer(source)
@@ -95,12 +97,6 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
     config = _preprocessing(given, model.visual.image_size, weights or name)
     config["configuration"] = _digest_of_configuration(open_clip.get_model_config(source), tokenizer)
     return model, tokenizer, config
-
-
-def _existing(weights: str | Path) -> Path:
-    if not os.path.isfile(weights):
-        raise EncoderError(f"no such weights file or folder: {weights}")
-    return Path(weights).absolute()  # which is no tag
 
 
 def _of_folder(open_clip: Any, architecture: str, folder: Path) -> tuple[str, dict[str, Any]]:

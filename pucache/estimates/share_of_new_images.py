@@ -117,7 +117,6 @@ def estimate_share(
     *,
     labels: LabelCount,
     rows: int | None = None,
-    level: float = 0.9,
 ) -> PriorEstimate | None:
     """Estimate the share of positives among new images.
 
@@ -138,8 +137,6 @@ def estimate_share(
         Of the model.
     rows : int, optional
         Number of new images that the margins are a sample of.
-    level : float
-        Nominal coverage of the interval, in (0, 1).
 
     Returns
     -------
@@ -167,12 +164,12 @@ def estimate_share(
     deviance = deviance_within_pile(share, shares, profile, rows or len(margins))
     distance = np.maximum(np.square(_LOGITS - z), 1e-12)
     deviance = distance * deviance / (distance + variance * deviance)  # 1 / (1 / deviance + variance / distance)
-    limit = deviance_limit(scale, level)
+    limit = deviance_limit(scale)
     ends = profile_ends(shares, deviance, limit) if (deviance <= limit).any() else (share, share)
     low, high = widened_ends(ends, share, (0.0, 1.0), limit)
     half = 0.5 / (rows or len(margins))
     low, high = max(0.0, min(low, share) - half), min(1.0, max(high, share) + half)
-    return PriorEstimate(METHOD, share, low, high, level).stated(labels)
+    return PriorEstimate(METHOD, share, low, high).stated(labels)
 
 
 def _profile(

@@ -122,12 +122,8 @@ class PURisk:
     @property
     def needs_prior(self) -> bool:
         """Whether the minimiser depends on the prior."""
-        return not (self.name == "imbupu" and self._is_even) and not self.name.endswith("bce")
-
-    @property
-    def _is_even(self) -> bool:
-        """Whether an imbalanced risk weighs both means alike at every prior."""
-        return self.surrogate == "sigmoid" and self.target_prior == 0.5
+        is_even = self.surrogate == "sigmoid" and self.target_prior == 0.5  # both means weigh alike at every prior
+        return not (self.name == "imbupu" and is_even) and not self.name.endswith("bce")
 
     def coefficients(self, prior: Tensor, share_labelled: Tensor) -> Coefficients:
         """Weights of the three means.

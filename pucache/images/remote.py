@@ -93,7 +93,9 @@ def _walk_files(fs: Any, root: str, builder: ListingBuilder) -> _Infos:
     answer, and the store's own error where ``root`` cannot be listed.
     """
     fs.invalidate_cache()
-    if not _lists_by_folder(fs):
+    # whether fsspec lists this store folder by folder, rather than all files below a prefix at once
+    generic_async = getattr(type(fs), "_find", AsyncFileSystem._find) is AsyncFileSystem._find
+    if not (generic_async and type(fs).find is AbstractFileSystem.find):
         return dict(with_retries(lambda: fs.find(root, detail=True)))
     files = _walk(fs, root, root, builder, lambda _: True)
     return files if files or not with_retries(lambda: fs.isfile(root)) else {root: {}}
@@ -105,7 +107,8 @@ def glob_files(fs: Any, pattern: str, builder: ListingBuilder) -> list[str]:
     base = glob_base(fs, pattern)
 
     def matches(path: str, depth: int) -> bool:
-        return re.match(_glob_regex(fs, "/".join(parts[:depth])), path) is not None
+        part = "/".join(parts[:depth])
+        return re.match(glob_translate(part.replace("?", "[?]") if "http" in protocols(fs) else part), path) is not None
 
     def may_hold_matches(folder: str) -> bool:
         depth = folder.count("/") + 1
@@ -127,16 +130,6 @@ def glob_base(fs: Any, pattern: str) -> str:
 
 def _wildcards(fs: Any) -> str:
     return "*[" if "http" in protocols(fs) else "*[?"  # in a URL of HTTP, "?" begins the query
-
-
-def _glob_regex(fs: Any, pattern: str) -> str:
-    return str(glob_translate(pattern.replace("?", "[?]") if "http" in protocols(fs) else pattern))
-
-
-def _lists_by_folder(fs: Any) -> bool:
-    """Whether fsspec lists this store folder by folder, rather than all files below a prefix at once."""
-    generic_async = getattr(type(fs), "_find", AsyncFileSystem._find) is AsyncFileSystem._find
-    return generic_async and type(fs).find is AbstractFileSystem.find
 
 
 def _walk(fs: Any, root: str, base: str, builder: ListingBuilder, enters: Callable[[str], bool]) -> _Infos:

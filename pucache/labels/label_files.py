@@ -87,7 +87,11 @@ def decided_rows(
     sources = sorted({file.source for file in cache.files})
     rows = _row_numbers(cache.keys, table, listing, "the cache", sources)
     _check_digests(cache, rows, table, listing)
-    not_reviewed = [row for row, entry in zip(rows, table, strict=True) if not _is_reviewed(entry, listing)]
+    not_reviewed = [
+        row
+        for row, entry in zip(rows, table, strict=True)
+        if is_blank(entry.get("reviewed")) or _parse_label(entry, listing, "reviewed") != 1
+    ]
     unique_rows = np.unique(rows)
     return unique_rows, ~np.isin(unique_rows, not_reviewed)
 
@@ -342,10 +346,6 @@ def _require_all_parts(path: str | os.PathLike[str], images: Sequence[str], keys
             f"{path} names {len(images):,} whole image{'s' * (len(images) > 1)} ({name_first(images)}) of a cache of "
             f"parts of images; name the parts, such as {keys[0]!r}, or label all parts of each with --all-parts"
         )
-
-
-def _is_reviewed(row: Row, path: str | os.PathLike[str]) -> bool:
-    return not is_blank(row.get("reviewed")) and _parse_label(row, path, "reviewed") == 1
 
 
 def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[Row], path: str | os.PathLike[str]) -> None:

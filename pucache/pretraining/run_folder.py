@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -256,8 +255,12 @@ class RunFolder:
             steps = pretrained_file.read(self.path)[1].steps
             if steps:
                 aside = encoder.with_suffix(".before.safetensors")
-                with self._write_errors_reported():
+                try:
                     encoder.replace(aside)
+                except OSError as error:
+                    raise OutputError(
+                        f"cannot write to {self.path}: {one_line(error)}; make room and run again"
+                    ) from error
                 log.warning(
                     "%s holds no checkpoint, so the run begins anew; the encoder beside it, of %d steps, is kept as "
                     "%s: to go on from there, end the run and copy the checkpoints back",
@@ -295,13 +298,6 @@ class RunFolder:
             write_row(COLUMNS)
             for row in self.rows:
                 write_row([row[name] for name in COLUMNS])
-
-    @contextlib.contextmanager
-    def _write_errors_reported(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise OutputError(f"cannot write to {self.path}: {one_line(error)}; make room and run again") from error
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -173,7 +173,8 @@ class Training:
     def _project(self, number: int, part: int, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
         """Projections of the views of some images, float32 (b, M, 128)."""
         # seeds dropout: the same in both passes of a part
-        torch.manual_seed(_combined_seed(self._seed, number, part, process_group.rank()))
+        seeds = np.random.SeedSequence((self._seed, number, part, process_group.rank()))
+        torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0] >> np.uint64(1)))
         return self._projections(images, randoms)
 
     def _project_views(self, images: torch.Tensor, randoms: torch.Tensor) -> torch.Tensor:
@@ -198,7 +199,3 @@ def _has_unused_parameters(network: Network) -> bool:
     unused = any(parameter.grad is None for parameter in network.parameters() if parameter.requires_grad)
     network.zero_grad()
     return unused
-
-
-def _combined_seed(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))

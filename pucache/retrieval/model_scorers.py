@@ -86,7 +86,8 @@ class Fused:
         margins, scorer = by_margin.values, NeighbourScores(self.model, self.weight)
         p = scorer.probabilities(margins)
         p[labels.positive], p[labels.negative] = 1, 0
-        graph = _graph_of_all_rows(cache, self.device, progress)
+        is_large = len(cache) ** 2 > _MAX_PAIRS
+        graph = kept_graph(cache) if is_large else cached_graph(cache, device=self.device, progress=progress)
         if graph is not None:
             searched = np.ones(len(cache), bool)
             shares, search = graph.weighted_means(p), graph.search
@@ -110,13 +111,6 @@ class Fused:
             search=search,
             search_by=search_by,
         )
-
-
-def _graph_of_all_rows(cache: EmbeddingCache, device: str, progress: Progress | None) -> NeighbourGraph | None:
-    """Graph of all rows; None in a large cache that none is kept of."""
-    if len(cache) ** 2 <= _MAX_PAIRS:
-        return cached_graph(cache, device=device, progress=progress)
-    return kept_graph(cache)
 
 
 def _candidates(margins: np.ndarray, labels: Labels, count: int | None, prior: float) -> np.ndarray:

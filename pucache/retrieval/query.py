@@ -124,7 +124,7 @@ class QueryScorer:
     def __call__(
         self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row; by words and pictures together by the ranks that each gives it (`_together`).
+        """Score every row; by words and pictures together by the ranks that each gives it.
 
         Raises
         ------
@@ -142,7 +142,11 @@ class QueryScorer:
         if self.query.like:
             vectors = np.concatenate([self._vectors(cache, source) for source in self.query.like])
             found.append(Similarity(device=self.device).of_vectors(cache, vectors, progress))
-        return found[0] if len(found) == 1 else Scores(_together([each.values for each in found]), note=note)
+        if len(found) == 1:
+            return found[0]
+        # reciprocal rank fusion: the sum of 1 / (60 + rank), whatever the scales of the scores
+        ranks = [np.argsort(np.argsort(-each.values, kind="stable"), kind="stable") + 1 for each in found]
+        return Scores(np.sum([1 / (_RANK_OFFSET + rank) for rank in ranks], 0).astype(np.float32), note=note)
 
     def _by_words(self, cache: EmbeddingCache) -> tuple[Callable[[np.ndarray], np.ndarray], str]:
         """Scores of embeddings by the words, and a line on what they stand for."""
@@ -214,12 +218,6 @@ def _without_words(query: Query, spec: EncoderSpec) -> str:
         "which has no words: the bundled encoder and those of open_clip have; name pictures with --like instead, or "
         "embed the images with one of them"
     )
-
-
-def _together(scores: Sequence[np.ndarray]) -> np.ndarray:
-    """Reciprocal rank fusion: the sum of 1 / (60 + rank), whatever the scales of the scores, float32 (n,)."""
-    ranks = [np.argsort(np.argsort(-values, kind="stable"), kind="stable") + 1 for values in scores]
-    return np.sum([1 / (_RANK_OFFSET + rank) for rank in ranks], 0).astype(np.float32)
 
 
 def _as_source(source: str, folder: str) -> str:

@@ -249,12 +249,8 @@ def choose_scorer(
         from ..devices import choose_device  # imports torch
 
         choose_device(device)
-    if model is not None:
-        return _model_scorer(by, model, device)
-    return Similarity(similarity or "whitened", device)
-
-
-def _model_scorer(by: str | None, model: str | Path | PULinearClassifier, device: str) -> Scorer:
+    if model is None:
+        return Similarity(similarity or "whitened", device)
     from ..scoring.neighbour_scores import chosen_weight, reason
     from .model_scorers import Fused, Margins
 

@@ -18,33 +18,12 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import Labels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
-from ..neighbours.whitening import ArrayOrTensor, Whitening, centred_units, put
+from ..neighbours.whitening import Whitening, centred_units, put
 from ..progress import Progress, Silent
 from .ranking import Scores
 
 if TYPE_CHECKING:
     import torch
-
-
-class QueryComparison:
-    """Queries (p, d) of a similarity, ready to be compared with blocks of rows.
-
-    A row is compared with the nearest `neighbours` of them, or with the one query where it is 0.
-    """
-
-    def __init__(self, queries: np.ndarray, neighbours: int, gpu: torch.device | None = None):
-        self._queries, self._neighbours = put(queries, gpu), neighbours
-        self._search = row_search(self._queries, gpu) if neighbours else None
-        self.search_by = TORCH_GPU if gpu else FAISS_CPU if neighbours else NUMPY_CPU
-
-    def scores(self, units: ArrayOrTensor) -> np.ndarray:
-        """Scores of centred unit rows, float32 (b,)."""
-        if self._search is not None:
-            return np.asarray(self._search(units, self._neighbours)[0].mean(1))
-        # row by row, so that equal rows score equally in any block
-        if isinstance(units, np.ndarray):
-            return np.asarray(np.vecdot(units, self._queries[0]))
-        return np.asarray(units.mul_(self._queries[0]).sum(1).cpu().numpy())
 
 
 SIMILARITIES = ("whitened", "topk")
@@ -79,7 +58,7 @@ class Similarity:
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
         whitening = Whitening.estimate(cache)
-        return self.compare(cache, whitening, self._queries(vectors, whitening), progress, gpu)
+        return self.compare(cache, whitening, self.queries(vectors, whitening), progress, gpu)
 
     def compare(
         self,
@@ -90,20 +69,23 @@ class Similarity:
         gpu: torch.device | None = None,
     ) -> Scores:
         """Score every row by its similarity to the queries, block by block."""
-        comparison = QueryComparison(queries, self.neighbours, gpu)
-        mean = put(whitening.mean, gpu)
+        mean, vectors = put(whitening.mean, gpu), put(queries, gpu)
+        search = row_search(vectors, gpu) if self.kind == "topk" else None
         scores = np.empty(len(cache), np.float32)
         for rows, X in cache.blocks():
-            scores[rows] = comparison.scores(centred_units(put(X, gpu), mean))
+            units = centred_units(put(X, gpu), mean)
+            if search is not None:
+                scores[rows] = search(units, TOP)[0].mean(1)
+            elif gpu is None:  # row by row, so that equal rows score equally in any block
+                scores[rows] = np.vecdot(units, vectors[0])
+            else:
+                scores[rows] = units.mul_(vectors[0]).sum(1).cpu().numpy()
             if progress is not None:
                 progress.advance(rows.stop - rows.start)
-        return Scores(scores, search_by=comparison.search_by)
+        return Scores(scores, search_by=TORCH_GPU if gpu else FAISS_CPU if search else NUMPY_CPU)
 
-    def queries(self, cache: EmbeddingCache, labels: Labels, whitening: Whitening) -> np.ndarray:
-        """Vectors to compare rows with, float32: one direction (1, d), or every positive (p, d)."""
-        return self._queries(cache.take(np.flatnonzero(labels.positive)), whitening)
-
-    def _queries(self, vectors: np.ndarray, whitening: Whitening) -> np.ndarray:
+    def queries(self, vectors: np.ndarray, whitening: Whitening) -> np.ndarray:
+        """What rows are compared with, float32: the direction of vectors (1, d), or each of them (p, d)."""
         positives = whitening.centred_units(vectors)
         if self.kind == "topk":
             return positives
@@ -111,8 +93,3 @@ class Similarity:
         if whitening.total_variance > 0:
             mean = whitening.solve(mean, whitening.total_variance / len(positives))
         return mean[None].astype(np.float32)
-
-    @property
-    def neighbours(self) -> int:
-        """Positives that a row is compared with: the nearest so many; 0 for their direction."""
-        return TOP if self.kind == "topk" else 0

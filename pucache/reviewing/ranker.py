@@ -129,7 +129,7 @@ class Ranker:
         """Rank by similarity to the known positives, of which there is one at least: no head, at once."""
         began = time.perf_counter()
         labels, whitening = Labels(s, reviewed), self.features.whitening
-        query = Similarity().queries(self._source, labels, whitening)[0]  # type: ignore[arg-type]  # only takes rows
+        query = Similarity().queries(self._source.take(np.flatnonzero(labels.positive)), whitening)[0]
         scores = self.features.similarities(query)
         return RankingResult(scores, None, time.perf_counter() - began)
 

@@ -113,7 +113,7 @@ class ShardScorer:
             score: Callable[[EmbeddingCache], Scores] = partial(self.scorer, labels=None)
         else:
             whitening = Whitening.estimate(cache)
-            queries = self.scorer.queries(cache, labels, whitening)
+            queries = self.scorer.queries(cache.take(np.flatnonzero(labels.positive)), whitening)
             score = partial(self.scorer.compare, whitening=whitening, queries=queries)
         progress.start(len(cache), "scoring" if isinstance(self.scorer, Margins) else "comparing")
         values, search_by = np.empty(len(cache), np.float32), ""

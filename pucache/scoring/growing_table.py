@@ -56,7 +56,9 @@ class GrowingTable:
         self.path, self.model, self.day = Path(path), model, _iso(day)
         self.types = {**types, **_ADDED}
         self._state = self._signature()
-        self.rows: Columns = self._read() if self._state else _empty(self.types)
+        self.rows: Columns = (
+            self._read() if self._state else {name: _joined(name, kind, []) for name, kind in self.types.items()}
+        )
         self._check()
 
     def _signature(self) -> tuple[int, ...] | None:
@@ -186,10 +188,6 @@ def _joined(name: str, kind: str, blocks: list[Columns]) -> np.ndarray:
         return np.array([key.decode() for block in blocks for key in block[name].tolist()], object)
     columns = [np.full(len(block["key"]), np.nan) if block[name] is None else block[name] for block in blocks]
     return np.concatenate([np.array([], float), *columns])
-
-
-def _empty(types: Mapping[str, str]) -> Columns:
-    return {name: np.array([], object if kind == "string" else float) for name, kind in types.items()}
 
 
 def _iso(day: str | None) -> str:

@@ -211,10 +211,12 @@ def read_columns(path: str | Path, types: Mapping[str, str]) -> dict[str, np.nda
     Raises `LabelError` where one is missing or has another value than it may have.
     """
     import pyarrow as arrow
+    from pyarrow import parquet
 
     path = Path(path)
     try:
-        table = (_read_parquet if path.suffix.lower() == ".parquet" else _read_csv)(path, types)
+        is_parquet = path.suffix.lower() == ".parquet"
+        table = parquet.read_table(path, columns=list(types)) if is_parquet else _read_csv(path, types)
         columns = {}
         for name, kind in types.items():
             values = np.array(table[name].to_pylist(), object) if kind == "string" else table[name].to_numpy()
@@ -301,9 +303,3 @@ def _read_csv(path: Path, types: Mapping[str, str]) -> Any:
     if len(table) and compute.max(compute.binary_length(table["key"])).as_py() > _LONGEST_KEY:
         raise ValueError(f"a key is longer than {_LONGEST_KEY:,} bytes")
     return table
-
-
-def _read_parquet(path: Path, types: Mapping[str, str]) -> Any:
-    from pyarrow import parquet
-
-    return parquet.read_table(path, columns=list(types))

@@ -91,7 +91,8 @@ def is_read(output: str, where: str, kind: str, existing: str) -> bool:
         if not os.path.exists(link):
             link = link.partition("#")[0]  # options of a Parquet source
         if is_url(name) or is_url(link):
-            exact, member = name == link, is_url(name) and _is_below_url(name, link)
+            below = name.startswith(link.rstrip("/") + "/") or fnmatch.fnmatchcase(name, _pattern(link))
+            exact, member = name == link, is_url(name) and below
         else:
             exact, member = _is_file(name, link, existing), _is_member(name, link)
         if exact or (member and _reads_members(name, kind, existing)):
@@ -110,10 +111,6 @@ def _reads_members(name: str, kind: str, existing: str) -> bool:
 
 def _is_picture(name: str, existing: str) -> bool:
     return existing.endswith(" picture") or name.lower().endswith(IMAGE_ENDINGS)
-
-
-def _is_below_url(url: str, where: str) -> bool:
-    return url.startswith(where.rstrip("/") + "/") or fnmatch.fnmatchcase(url, _pattern(where))
 
 
 def _is_file(path: str, where: str, existing: str) -> bool:

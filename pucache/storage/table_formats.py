@@ -246,7 +246,11 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
 
     try:
         with python_calamine.load_workbook(io.BytesIO(data)) as book:
-            sheets = {sheet.name: _sheet(book, sheet.name) for sheet in book.sheets_metadata if _is_shown(sheet)}
+            sheets = {
+                sheet.name: _sheet(book, sheet.name)
+                for sheet in book.sheets_metadata
+                if str(sheet.visible).endswith(".Visible") and str(sheet.typ).endswith(".WorkSheet")
+            }
     except BaseException as error:  # a panic of Rust is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -263,10 +267,6 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
         log.warning("%s: the sheet %r is read; %s, which has rows too, is not", name, title, more)
     (_, columns), *cells = rows
     return _table(columns, [row for _, row in cells], [line for line, _ in cells])
-
-
-def _is_shown(sheet: Any) -> bool:
-    return str(sheet.visible).endswith(".Visible") and str(sheet.typ).endswith(".WorkSheet")
 
 
 def _sheet(book: Any, title: str) -> list[tuple[int, list[Any]]]:

@@ -131,7 +131,10 @@ def read_rows(
     has named, by their meaning; `encoding` is as in `LabelTable`.
     """
     given = {meaning: (column,) for meaning, column in (named or {}).items() if column is not None}
-    wanted, name = {**given, **{each: columns[each] for each in columns if each not in given}}, _name(path)
+    wanted, name = (
+        {**given, **{each: columns[each] for each in columns if each not in given}},
+        without_secrets(os.fspath(path)),
+    )
 
     def find(offered: Sequence[str]) -> dict[str, str]:
         return find_columns(offered, wanted, name)
@@ -150,10 +153,6 @@ def read_rows(
                 "expected text, numbers, or true and false"
             )
     return table
-
-
-def _name(path: str | os.PathLike[str]) -> str:
-    return without_secrets(os.fspath(path))
 
 
 def _opened(path: str | os.PathLike[str], name: str) -> BinaryIO:

@@ -74,7 +74,9 @@ class DistillationRows:
         """
         X, labels = design.X, _evenly_weighted(labels)
         room = max(1, min(SAMPLE_ROWS, SAMPLE_BYTES // (X.itemsize * X.shape[1])))
-        positives, others = (_with_weight(rows, labels) for rows in (design.positive_rows, design.unlabelled_rows))
+        positives, others = (
+            rows[labels.row_weights[rows] > 0] for rows in (design.positive_rows, design.unlabelled_rows)
+        )
         also = positives[:0] if labelled_by_any is None else np.intersect1d(labelled_by_any, others)
         rest = np.setdiff1d(others, also, assume_unique=True)
         kept = np.union1d(rest[evenly_spaced(len(rest), room)], also)
@@ -155,11 +157,6 @@ def distil(
         evidence=evidence,
         scores=scores[WEIGHTS.index(evidence.weight)] if evidence.weight else before,
     )
-
-
-def _with_weight(rows: np.ndarray, labels: TrainingLabels) -> np.ndarray:
-    """Those of some rows that have a weight above 0."""
-    return rows if labels.training_weights is None else rows[labels.training_weights[rows] > 0]
 
 
 def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:

@@ -10,13 +10,16 @@ from pucache.heads.moments import Moments
 from pucache.heads.objective import WIDTH, HeadProblem, risk_objective, soft_target_objective
 from pucache.heads.risks import RISKS, PURisk
 from pucache.progress import Silent
-from pucache.threads import run_in_turn
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 400, 6
 PRIORS, PENALTIES = [0.02, 0.3, 0.8], [0.0, 0.1, 2.0]
 CPU = torch.device("cpu")
 EVERY = torch.arange(3)
+
+
+def run_all(tasks):
+    return (task() for task in tasks)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,7 @@ def check_derivatives(objective, at, value_of):
 def test_risks_are_those_of_the_formulas_and_their_gradients_finite_differences(data, design, name, surrogate):
     risk = PURisk(name, None if "bce" in name else surrogate, target_prior=0.4, beta=0.01)
     problem = HeadProblem.of(design, risk, weights=data[2], prior=PRIORS, penalty=PENALTIES)
-    objective, scale = risk_objective(problem, Silent(), run_in_turn)
+    objective, scale = risk_objective(problem, Silent(), run_all)
     at = parameters()
     check_derivatives(objective, at, lambda k, vector: risk_value(data, risk, k, vector))
     parts = [risk_by_formula(data, risk, k, at[k].double().numpy()) for k in range(3)]
@@ -110,5 +113,5 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     weights = data[2][:, :1] if shared else data[2]
     data = (*data[:2], np.tile(weights, 3) if shared else weights)
     scaled = weights / weights.sum(0, dtype=np.float64)
-    objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), run_in_turn)
+    objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), run_all)
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))
