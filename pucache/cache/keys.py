@@ -12,6 +12,9 @@ from ..errors import CacheError
 from ..storage.rows import drop_pages
 
 _KEYS_PER_STEP = 1 << 16  # keys decoded at once
+_KEYS_NUMBERED = 1 << 14  # keys numbered at once: they stay in the processor's cache
+_ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
+_BITS = (1 << 64) - 1
 
 
 class Keys(Sequence[str]):
@@ -141,29 +144,42 @@ def find_duplicate(parts: Sequence[np.ndarray]) -> bytes | None:
     in_order = sorted((bytes(part[0]), bytes(part[-1])) for part in parts)
     if all(one[1] < other[0] for one, other in pairwise(in_order)):  # as shards do that were cut by range
         return None
-    width = -(-max(part.itemsize for part in parts) // 8)
-    hashes = np.concatenate([_hashes(part, width) for part in parts])
-    hashes.sort()
+    of_parts = [_all_numbers(part) for part in parts]
+    hashes = np.sort(np.concatenate(of_parts))
     repeated = hashes[1:][hashes[1:] == hashes[:-1]]
     seen: set[bytes] = set()
-    for part in parts if len(repeated) else []:
-        for key in part[np.isin(_hashes(part, width), repeated)].tolist():
+    for part, numbers in zip(parts, of_parts, strict=True) if len(repeated) else []:
+        for key in part[np.isin(numbers, repeated)].tolist():
             if key in seen:
                 return bytes(key)
             seen.add(key)
     return None
 
 
-def _hashes(keys: np.ndarray, words: int) -> np.ndarray:
-    """64-bit hash of each key, uint64 (n,); equal for equal keys of any width up to `words` words of eight bytes."""
-    factors = np.random.default_rng(0).integers(1 << 63, size=(words, 2), dtype=np.uint64) * 2 + 1  # odd
-    hashes = np.zeros(len(keys), np.uint64)
-    for start in range(0, len(keys), _KEYS_PER_STEP):
-        block = keys[start : start + _KEYS_PER_STEP].astype(f"S{8 * words}").view("<u8").reshape(-1, words)
-        for word, (first, second) in zip(block.T, factors, strict=True):
-            mixed = word * first
-            mixed ^= mixed >> np.uint64(32)
-            mixed *= second
-            hashes[start : start + len(block)] += mixed
+def _all_numbers(keys: np.ndarray) -> np.ndarray:
+    """Numbers of all keys of a part, whose pages are released."""
+    blocks = [keys[start : start + _KEYS_NUMBERED] for start in range(0, len(keys), _KEYS_NUMBERED)]
+    numbers = np.concatenate([key_numbers(block, 0) for block in blocks])
     drop_pages(keys)
-    return hashes
+    return numbers
+
+
+def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:
+    """A number for each key (n,) of dtype S, even over 64 bits: uint64 (n,), by the key's bytes and the seed alone."""
+    width = -(-keys.itemsize // 8)
+    words = keys.astype(f"S{8 * width}").view("<u8").reshape(len(keys), width)
+    total = np.zeros(len(keys), np.uint64)
+    for number in range(width):
+        factor = np.uint64(_ODD * (2 * number + 1) & _BITS)
+        total += _mixed(words[:, number] * factor)  # zero for words of padding, as 0 is mixed to 0
+    return _mixed(total + np.uint64(_ODD * (seed + 1) & _BITS))
+
+
+def _mixed(words: np.ndarray) -> np.ndarray:
+    """Finaliser of SplitMix64 (Steele, Lea and Flood 2014), in place: each bit depends on all bits."""
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words

@@ -16,14 +16,12 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..cache.keys import Keys
+from ..cache.keys import Keys, key_numbers
 from .labels import Labels
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1_000_000, 1 << 30  # greatest sample of rows, and of their embeddings as they are stored
 LEAST_HIDDEN = 300  # hidden positives in a sample, below which its share of positives is known to more than 6 %
 _KEYS_AT_ONCE = 1 << 14  # numbered at once: they stay in the processor's cache
-_ODD = 0x9E3779B97F4A7C15  # 2^64 / golden ratio
-_BITS = (1 << 64) - 1
 
 
 @dataclass(frozen=True)
@@ -132,24 +130,3 @@ def smallest_numbers(keys: Keys, among: np.ndarray, size: int, seed: int) -> np.
         part = slice(start, start + _KEYS_AT_ONCE)
         numbers[part] = key_numbers(keys.encoded(part), seed)
     return rows if size >= len(rows) else rows[np.argpartition(numbers[rows], size)[:size]]
-
-
-def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:
-    """A number for each key (n,) of dtype S, even over 64 bits: uint64 (n,), by the key's bytes and the seed alone."""
-    width = -(-keys.itemsize // 8)
-    words = keys.astype(f"S{8 * width}").view("<u8").reshape(len(keys), width)
-    total = np.zeros(len(keys), np.uint64)
-    for number in range(width):
-        factor = np.uint64(_ODD * (2 * number + 1) & _BITS)
-        total += _mixed(words[:, number] * factor)  # zero for words of padding, as 0 is mixed to 0
-    return _mixed(total + np.uint64(_ODD * (seed + 1) & _BITS))
-
-
-def _mixed(words: np.ndarray) -> np.ndarray:
-    """Finaliser of SplitMix64 (Steele, Lea and Flood 2014), in place: each bit depends on all bits."""
-    words ^= words >> np.uint64(30)
-    words *= np.uint64(0xBF58476D1CE4E5B9)
-    words ^= words >> np.uint64(27)
-    words *= np.uint64(0x94D049BB133111EB)
-    words ^= words >> np.uint64(31)
-    return words
