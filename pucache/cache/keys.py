@@ -18,12 +18,9 @@ _BITS = (1 << 64) - 1
 
 
 class Keys(Sequence[str]):
-    """Keys in row order: a sequence of str over fixed-width UTF-8, decoded on demand.
+    """Keys in row order: a sequence of str over fixed-width UTF-8, (n_i,) of dtype S per file, decoded on demand.
 
-    Parameters
-    ----------
-    parts : list of ndarray of bytes (dtype S)
-        The keys of each file; sorted and unique within a part.
+    Within a file they are sorted and unique.
     """
 
     def __init__(self, parts: list[np.ndarray]):
@@ -78,18 +75,7 @@ class Keys(Sequence[str]):
                 yield from decode_texts(part[start : start + _KEYS_PER_STEP].tolist())
 
     def rows(self, keys: Sequence[str]) -> np.ndarray:
-        """Look up the row of each key by binary search.
-
-        Parameters
-        ----------
-        keys : sequence of str
-            In any order.
-
-        Returns
-        -------
-        ndarray of int64, (len(keys),)
-            -1 for a key that is not present.
-        """
+        """Look up the row of each key by binary search: int64, (len(keys),); -1 for a key that is not present."""
         wanted = encode_keys(keys)
         rows = np.full(len(keys), -1, np.int64)
         for part, start in zip(self._parts, self._starts[:-1], strict=True):

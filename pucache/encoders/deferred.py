@@ -44,17 +44,7 @@ class EncoderOptions:
     tiles: str = ""
 
     def load(self, *, like: EncoderSpec | None) -> Encoder:
-        """Load the encoder, see `pucache.load_encoder`.
-
-        Parameters
-        ----------
-        like : EncoderSpec, optional
-            Settings that are left to ``auto`` are taken from it.
-
-        Returns
-        -------
-        Encoder
-        """
+        """Load the encoder, see `pucache.load_encoder`; settings that are left to ``auto`` are taken from `like`."""
         from .encoder import load_encoder  # imports torch, torchvision and timm
 
         return load_encoder(**vars(self), like=like)

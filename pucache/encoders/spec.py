@@ -81,19 +81,7 @@ class EncoderSpec:
 
     @classmethod
     def imported(cls, name: str, dim: int) -> EncoderSpec:
-        """Describe embeddings that were made elsewhere.
-
-        Parameters
-        ----------
-        name : str
-            Where they come from.
-        dim : int
-            Their length.
-
-        Returns
-        -------
-        EncoderSpec
-        """
+        """Describe embeddings of length `dim` that were made elsewhere, and where."""
         return cls(name=f"imported:{name}", dim=dim)
 
     def to_json(self) -> str:
@@ -106,14 +94,6 @@ class EncoderSpec:
         """Read what `to_json` wrote; raises `ValueError` where a field is missing, unknown or of another type.
 
         ``runtime`` may be absent: it was torch before it was recorded. The fields of `OPTIONAL` may be absent.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        EncoderSpec
         """
         fields = json.loads(text)
         if isinstance(fields, dict) and "precision" in fields:  # written before it was recorded
@@ -130,18 +110,7 @@ class EncoderSpec:
         return cls(**fields)
 
     def differences(self, other: EncoderSpec, *, ignoring: Iterable[str] = ()) -> list[str]:
-        """Names of the fields in which two specs differ.
-
-        Parameters
-        ----------
-        other : EncoderSpec
-        ignoring : iterable of str
-            Fields that may differ.
-
-        Returns
-        -------
-        list of str
-        """
+        """Names of the fields in which two specs differ, but for those of `ignoring`."""
         return [
             each.name
             for each in dataclasses.fields(self)

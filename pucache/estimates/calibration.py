@@ -59,62 +59,23 @@ class Tilt:
     prior: float
 
     def log_ratio(self, margins: ArrayLike) -> np.ndarray:
-        """Log density ratio of positives to negatives.
-
-        Parameters
-        ----------
-        margins : array, (n,)
-
-        Returns
-        -------
-        ndarray of float64, (n,)
-        """
+        """Log density ratio of positives to negatives at margins (n,), float64 (n,)."""
         return self.alpha + self.slope * np.asarray(margins, np.float64)
 
     def posterior(self, margins: ArrayLike, share: float | None = None) -> np.ndarray:
-        """Probability of being positive.
+        """Probability of being positive at margins (n,), float64 (n,).
 
-        Parameters
-        ----------
-        margins : array, (n,)
-        share : float, optional
-            Share of positives in the population that the rows come from; by default the prior, the
-            share among the unlabelled.
-
-        Returns
-        -------
-        ndarray of float64, (n,)
+        `share` is that of positives in the population that the rows come from; by default the prior, the share among
+        the unlabelled.
         """
         return np.asarray(expit(self.log_ratio(margins) + logit(self.prior if share is None else share)))
 
     def offset(self, share: float | None = None) -> float:
-        """Logit of the posterior at a margin of 0.
-
-        Parameters
-        ----------
-        share : float, optional
-            As for `posterior`.
-
-        Returns
-        -------
-        float
-        """
+        """Logit of the posterior at a margin of 0, for a share of positives as in `posterior`."""
         return float(self.alpha + logit(self.prior if share is None else share))
 
     def margin(self, posterior: float, share: float | None = None) -> float:
-        """Margin at which the posterior has a given value.
-
-        Parameters
-        ----------
-        posterior : float
-            In (0, 1).
-        share : float, optional
-            As for `posterior`.
-
-        Returns
-        -------
-        float
-        """
+        """Margin at which the posterior has a given value in (0, 1), for a share of positives as in `posterior`."""
         return float((logit(posterior) - logit(self.prior if share is None else share) - self.alpha) / self.slope)
 
 

@@ -188,20 +188,8 @@ def greatest_distance(first: np.ndarray, second: np.ndarray) -> float:
 def check_shift(sample: PileSample, pile: PileMargins, tilt: Tilt, X: np.ndarray, margins: np.ndarray) -> DatasetShift:
     """Compare new images with those of the pile.
 
-    Parameters
-    ----------
-    sample : PileSample
-    pile : PileMargins
-    tilt : Tilt
-        The one that fits the margins of the pile best.
-    X : ndarray, (n, d)
-        Some of the new rows.
-    margins : ndarray, (m,)
-        Of the same, and perhaps of more new rows.
-
-    Returns
-    -------
-    DatasetShift
+    X (n, d) are some of the new rows, and `margins` (m,) are of these and perhaps of more. The tilt is the one that
+    fits the margins of the pile best.
     """
     found = _compared(sample, pile, tilt, X, margins)
     if not found.differs:

@@ -41,19 +41,9 @@ class LabelCount:
 
     @classmethod
     def of(cls, s: np.ndarray, *, groups: np.ndarray | None = None, weights: np.ndarray | None = None) -> LabelCount:
-        """Count the labelled positives.
+        """Count the labelled positives, s (n,) of 0 and 1: once for each group (n,) of rows that show the same picture.
 
-        Parameters
-        ----------
-        s : ndarray of 0 and 1, (n,)
-        groups : ndarray of int, (n,), optional
-            Rows of one group show the same picture, and count once.
-        weights : ndarray, (n,), optional
-            Rows of weight 0 are not counted.
-
-        Returns
-        -------
-        LabelCount
+        Rows of weight 0 are not counted.
         """
         labelled = np.asarray(s) == 1 if weights is None else (np.asarray(s) == 1) & (weights > 0)
         return cls(int(labelled.sum() if groups is None else len(np.unique(groups[labelled]))))

@@ -61,14 +61,7 @@ class PriorEstimate:
     def stated(self, count: LabelCount) -> PriorEstimate:
         """The estimate as far as the labels allow it to be stated.
 
-        Parameters
-        ----------
-        count : LabelCount
-
-        Returns
-        -------
-        PriorEstimate
-            Without its number where the labels are too few for one, and without its interval where they are fewer.
+        It has no number where the labels are too few for one, and no interval where they are fewer.
         """
         if count.has_points:
             return self
@@ -81,17 +74,7 @@ class PriorEstimate:
         return (self.low, self.high) != (0.0, 1.0)
 
     def interval_text(self, number: Callable[[float], str]) -> str:
-        """The interval in words: "A to B", "at most B", "at least A" or "none".
-
-        Parameters
-        ----------
-        number : callable
-            Formats an end.
-
-        Returns
-        -------
-        str
-        """
+        """The interval in words, "A to B", "at most B", "at least A" or "none"; `number` formats an end."""
         return interval_text(self.low, self.high, number) if self.has_interval else "none"
 
 

@@ -72,16 +72,7 @@ class Decoding:
 
     @classmethod
     def of(cls, decoder: str) -> Decoding:
-        """The choices that the `decoder` of an encoder names; the usual ones for a decoder of another version.
-
-        Parameters
-        ----------
-        decoder : str
-
-        Returns
-        -------
-        Decoding
-        """
+        """The choices that the `decoder` of an encoder names; the usual ones for a decoder of another version."""
         found = _DECODER.fullmatch(decoder)
         if found is None or not 1 <= int(found[1] or WHITE) <= WHITE:
             return cls()

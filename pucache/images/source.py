@@ -33,17 +33,7 @@ class Source(Protocol):
         """List every image."""
 
     def read(self, key: str) -> bytes:
-        """Return the encoded bytes of one image; raise `ImageError` where it cannot be read.
-
-        Parameters
-        ----------
-        key : str
-            As `scan` lists it.
-
-        Returns
-        -------
-        bytes
-        """
+        """Return the bytes of one image by its key, as `scan` lists it; raise `ImageError` where it cannot be read."""
 
 
 def open_source(where: str | os.PathLike[str], *, key_column: str | None = None, encoding: str | None = None) -> Source:

@@ -54,24 +54,9 @@ class ConceptLabels:
     def over_concepts(
         self, given: Iterable[tuple[str, T]], work: Callable[[str, T], R]
     ) -> tuple[dict[str, R], dict[str, str]]:
-        """Do some work for each concept; one that fails stops no other.
+        """Do some work for each of the `given` concepts and what stands beside its name; one that fails stops no other.
 
-        Parameters
-        ----------
-        given : iterable of (str, object)
-            Each of the concepts, and what the work takes beside its name.
-        work : callable
-
-        Returns
-        -------
-        results : dict of str to object
-        failures : dict of str to str
-            `failures` and the concepts whose work failed.
-
-        Raises
-        ------
-        LabelError
-            The work failed for all concepts.
+        Returns the results, and `failures` with the concepts whose work failed; raises `LabelError` where all did.
         """
         results, failures = {}, dict(self.failures)
         for name, one in given:

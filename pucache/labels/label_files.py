@@ -31,23 +31,17 @@ _UNLABELLED = {"key", "reviewed", "digest", "rank", "score", *KEY_NAMES, "unname
 
 
 def find_keys(keys: Keys, listing: str | os.PathLike[str], *, holder: str = "the cache") -> np.ndarray:
-    """Row numbers of the positives that a file lists or a glob matches.
+    """Row numbers of the positives that a file lists or a glob matches, int64 (m,), ascending and unique.
 
     Parameters
     ----------
     keys : Keys
-        Keys of the cache.
     listing : path or str
         A text file of keys, a CSV with a ``key`` column, or a glob on keys such as ``'positives/**'``
         (``*`` stays within a folder, ``**`` does not). If the CSV has a ``label`` column, only rows
         with a positive label count.
     holder : str
         Name of what holds the keys, for error messages.
-
-    Returns
-    -------
-    ndarray of int64, (m,)
-        Ascending, unique.
 
     Raises
     ------

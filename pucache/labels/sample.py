@@ -51,17 +51,7 @@ class UnlabelledSample:
         )
 
     def note(self, prior: float | None) -> str:
-        """Sentence on a sample that holds few hidden positives; empty where there are enough, or no prior is known.
-
-        Parameters
-        ----------
-        prior : float or None
-            Share of positives among the unlabelled.
-
-        Returns
-        -------
-        str
-        """
+        """Sentence on a sample that holds few hidden positives; empty where there are enough, or no prior is known."""
         if prior is None or prior * self.rows >= LEAST_HIDDEN:
             return ""
         return (
@@ -75,16 +65,7 @@ class UnlabelledSample:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> UnlabelledSample:
-        """Read the fields that `to_json` returned; `ValueError` for others.
-
-        Parameters
-        ----------
-        fields : dict
-
-        Returns
-        -------
-        UnlabelledSample
-        """
+        """Read the fields that `to_json` returned; `ValueError` for others."""
         if set(fields) != {"rows", "unlabelled", "seed"} or not all(type(value) is int for value in fields.values()):
             raise ValueError(f"its sample of unlabelled rows is {fields!r}")
         sample = cls(**fields)

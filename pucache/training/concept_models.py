@@ -42,39 +42,18 @@ class ConceptModels(dict[str, PULinearClassifier]):
         self.failures = dict(failures or {})
 
     def save(self, folder: str | Path, *, force: bool = False) -> None:
-        """Write ``CONCEPT.safetensors`` for each concept.
+        """Write ``CONCEPT.safetensors`` for each concept; raises `OutputError`.
 
-        Parameters
-        ----------
-        folder : path or str
-        force : bool
-            Replace files of another kind too.
-
-        Raises
-        ------
-        OutputError
-            It cannot be written.
+        `force` replaces files of another kind too.
         """
         for name, model in self.items():
             model.save(model_path(folder, name), force=force)
 
     @classmethod
     def load(cls, folder: str | Path) -> ConceptModels:
-        """Read a folder of models.
+        """Read the files ``CONCEPT.safetensors`` of a folder; others are left aside.
 
-        Parameters
-        ----------
-        folder : path or str
-            Files ``CONCEPT.safetensors``; others are left aside.
-
-        Returns
-        -------
-        ConceptModels
-
-        Raises
-        ------
-        ModelError
-            The folder has no models, or one that is damaged or of another encoder than the first.
+        Raises `ModelError` where there are none, or one is damaged or of another encoder than the first.
         """
         paths = sorted(path for path in Path(folder).glob(f"*{SUFFIX}") if path.name[0] != ".")
         if not paths:
@@ -107,31 +86,14 @@ class ConceptModels(dict[str, PULinearClassifier]):
         return next(iter(self.values())).encoder_
 
     def check_fits(self, cache: EmbeddingCache) -> None:
-        """Raise `ModelError` unless the models were trained on embeddings of the cache's encoder.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        """
+        """Raise `ModelError` unless the models were trained on embeddings of the cache's encoder."""
         for model in self.values():
             model.check_fits(cache)
 
     def margins_of(self, cache: EmbeddingCache) -> Iterator[tuple[slice, np.ndarray]]:
-        """Margins of every row of a cache by every model, in blocks, in one pass; the bytes read are verified.
+        """Margins of every row of a cache by every model, float32 (b, K), in blocks, in one pass; bytes are verified.
 
-        Parameters
-        ----------
-        cache : EmbeddingCache
-
-        Yields
-        ------
-        rows : slice
-        margins : ndarray of float32, (b, K)
-
-        Raises
-        ------
-        ModelError, CacheError
-            As `PULinearClassifier.margins_of`.
+        Raises `ModelError` and `CacheError` as `PULinearClassifier.margins_of`.
         """
         self.check_fits(cache)
         coef = np.concatenate([model.coef_ for model in self.values()])
@@ -189,18 +151,9 @@ class ExclusiveKinds:
         self._none = np.log(none) if none else -np.inf
 
     def of(self, margins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Posteriors and kind of some images.
+        """Posteriors of images by their margins, both (b, K), and the number of the likeliest kind, (b,); K for none.
 
-        Parameters
-        ----------
-        margins : ndarray of float32, (b, K)
-
-        Returns
-        -------
-        posteriors : ndarray of float64, (b, K)
-            Their sum is at most one.
-        kinds : ndarray of int, (b,)
-            Number of the likeliest kind; K for none.
+        The sum of the posteriors of an image is at most one.
         """
         log_odds = np.column_stack([self._offsets + self._slopes * margins, np.full(len(margins), self._none)])
         posteriors = softmax(log_odds, axis=1)

@@ -230,20 +230,9 @@ def fit_held_out(
 ) -> tuple[FittedHeads, np.ndarray]:
     """Train heads that leave one fold out, at J priors and penalties and for the folds of S seeds, all at once.
 
-    Parameters
-    ----------
-    folds : ndarray of int64, (n, S)
-    prior, penalty : (J,)
-    seeds : (S,)
-    tolerance, start
-        As for `pucache.heads.solve.fit_heads`.
-
-    Returns
-    -------
-    heads : FittedHeads
-        J times C heads, C being the number of folds of all seeds.
-    margins : ndarray of float32, (n, J * S)
-        By the heads that did not see the row.
+    `folds` are int64, (n, S); `tolerance` and `start` are those of `pucache.heads.solve.fit_heads`. Returns J times C
+    heads, C being the number of folds of all seeds, and margins by the heads that did not see the row, float32
+    (n, J * S).
     """
     weights, counts = weights_without_folds(labels, folds), folds.max(0) + 1
     J, C = len(np.asarray(penalty)), weights.shape[1]

@@ -221,13 +221,7 @@ class LabelledCache:
         self._designs.clear()
 
     def twins_of_positives(self) -> list[tuple[str, str]]:
-        """Unlabelled images that show the same picture as a known positive.
-
-        Returns
-        -------
-        list of (str, str)
-            Key of the unlabelled image, and key of the positive.
-        """
+        """Keys of unlabelled images that show the same picture as a known positive, each with that of the positive."""
         twins, positives = unlabelled_twins(self.group, self.labels.positive.astype(np.int8))
         undecided = self.labels.unlabelled[twins]
         return list(zip(self.keys(twins[undecided]), self.keys(positives[undecided]), strict=True))

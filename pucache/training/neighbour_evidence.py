@@ -136,22 +136,7 @@ class NeighbourSettings:
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> NeighbourSettings:
-        """Read the result of `to_json`.
-
-        Parameters
-        ----------
-        content : dict
-            As JSON has it.
-
-        Returns
-        -------
-        NeighbourSettings
-
-        Raises
-        ------
-        LookupError, TypeError, ValueError, ArithmeticError
-            Any other content.
-        """
+        """Read the result of `to_json`; LookupError, TypeError, ValueError or ArithmeticError for other content."""
         evidence = content["evidence"]
         agreement, held_out = (tuple(float(gain) for gain in evidence[name]) for name in ("agreement", "held_out"))
         tilt = Tilt(**{name: float(content["tilt"][name]) for name in ("alpha", "slope", "prior")})

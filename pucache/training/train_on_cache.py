@@ -37,20 +37,7 @@ R = TypeVar("R")
 def train_on_cache(
     classifier: PULinearClassifier, data: LabelledCache, *, progress: Progress | None = None
 ) -> PULinearClassifier:
-    """Train a classifier on a cache that is joined with its labels.
-
-    Parameters
-    ----------
-    classifier : PULinearClassifier
-        Receives the fitted attributes; its `encoder_` is the encoder of the cache.
-    data : LabelledCache
-    progress : Progress, optional
-
-    Returns
-    -------
-    PULinearClassifier
-        The classifier that was passed.
-    """
+    """Train a classifier on a cache that is joined with its labels, and return it; its `encoder_` is the cache's."""
     rows = TrainingRows(
         design=data.design_matrix(classifier.device),
         labels=data.training_labels,
@@ -65,19 +52,10 @@ def train_on_cache(
 
 
 def scar_of(data: LabelledCache, model: PULinearClassifier) -> ScarCheck:
-    """Compare labelled positives with likely positives, by the held-out margins of a model's classifier.
+    """Compare labelled positives with likely positives, by the held-out margins of a model trained on these data.
 
-    A distilled head is not asked: it calls more rows like the labelled ones, and fewer of other kinds.
-
-    Parameters
-    ----------
-    data : LabelledCache
-    model : PULinearClassifier
-        Trained on these data; a model that was loaded has no held-out margins.
-
-    Returns
-    -------
-    ScarCheck
+    A distilled head is not asked: it calls more rows like the labelled ones, and fewer of other kinds. A model that was
+    loaded has no held-out margins.
     """
     margins, labels = model.classifier_margins_, data.training_labels
     prior = model.prior if model.method_ == "distilled" else model.tilt_.prior
