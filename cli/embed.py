@@ -14,10 +14,9 @@ from pucache.images.regions import BOXES, check_tiles
 from pucache.images.shards import label_rows
 from pucache.images.source import open_source
 from pucache.scaling.embed_shards import embed_shards, shard_names
-from pucache.storage.atomic import replacing
 from pucache.storage.file_kinds import TABLE
 from pucache.storage.outputs import check_distinct
-from pucache.storage.table_writer import table_writer
+from pucache.storage.table_writer import write_rows
 
 from . import options, output
 from .destinations import check_outputs
@@ -152,12 +151,15 @@ def embed(
         options.refuse_cluster_options(address=address, shards=shards)
         report = run_embedding(opened, cache, encoder_options, progress=terminal_progress(), **run)
     if labels is not None and labels_to is not None:
-        _write_labels(labels, labels_to)
+        write_rows(labels_to, [("key", "label"), *labels])
     lines = list(_lines(report, rest["prune"]))
     if profile and report.profile is not None:
         lines.append(report.profile.line())
         more["profile"] = report.profile.summary()
-    output.print_result(_result(report) | more, lines)
+    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine", "peaks")}
+    fields |= {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
+    fields |= {"cosine_to_fp32": report.cosine, "warning": report.range_note or None}
+    output.print_result(fields | more, lines)
     output.exit_for_failures(len(report.failures), strict)
 
 
@@ -172,13 +174,6 @@ def _tiles(tiles: str | None, overlap: int | None) -> str:
     return chosen
 
 
-def _write_labels(labels: list[tuple[str, str]], path: str) -> None:
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        write = table_writer(stream)
-        for row in [("key", "label"), *labels]:
-            write(row)
-
-
 def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:
     """Number of shards; raises ValueError where the options do not fit the engine ray."""
     if shard != (1, 1) or profile:
@@ -190,12 +185,6 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -
             "place of a file such as cache.h5"
         )
     return shards
-
-
-def _result(report: EmbedReport) -> dict[str, Any]:
-    fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine", "peaks")}
-    shown = {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
-    return fields | shown | {"cosine_to_fp32": report.cosine, "warning": report.range_note or None}
 
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 from pucache.cache.embedding_cache import open_cache
@@ -42,13 +44,10 @@ from .progress import terminal_progress
 def export(
     what: str,
     out: str,
-    scores: str | None,
-    session: str | None,
-    thumbnails: int | None,
-    images: str | None,
     weights: str | None,
     pixels: str | None,
     force: bool,
+    **of_cache: Any,
 ) -> None:
     """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
 
@@ -63,7 +62,7 @@ def export(
     """
     name = without_secrets(out)
     if out.lower().endswith(".onnx"):
-        if any(value is not None for value in (scores, session, thumbnails, images)):
+        if any(value is not None for value in of_cache.values()):
             raise ValueError("--scores, --session, --thumbnails and --images are for a cache; leave them out")
         from pucache.scoring.onnx_model import export_onnx
 
@@ -76,15 +75,15 @@ def export(
         return
     if weights is not None or pixels is not None:
         raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
-    if images is not None and thumbnails is None:
+    if of_cache["images"] is not None and of_cache["thumbnails"] is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)
     check_outputs(("out", out, EXPORT), force=force)
     cache, columns = open_cache(what), []
-    if scores is not None or session is not None or thumbnails is not None:
+    if any(value is not None for value in of_cache.values()):
         from pucache.reviewing.pile_columns import pile_columns
 
-        columns = pile_columns(cache, scores=scores, session=session, thumbnails=thumbnails or 0, images=images)
+        columns = pile_columns(cache, **of_cache | {"thumbnails": of_cache["thumbnails"] or 0})
     report = run(cache, out, columns=columns, force=force, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)

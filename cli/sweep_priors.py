@@ -33,15 +33,11 @@ from .progress import terminal_progress
 def sweep_priors(
     cache: tuple[str, ...],
     positives: Any,
-    negatives: Any,
     priors: str | None,
     seeds: int,
     seed: int,
-    twins: float | None,
-    truth: Any,
     out: str,
     no_plot: bool,
-    all_rows: bool,
     force: bool,
     **parameters: Any,
 ) -> None:
@@ -62,14 +58,12 @@ def sweep_priors(
         raise ValueError(f"--out is the table, got the name of a picture, {out}; name a .csv file")
     check_outputs(("out", out, TABLE), force=force)
     plot = plot_path is not None and may_write_derived(plot_path, "out")
+    rows = {name: parameters.pop(name) for name in ("negatives", "twins", "all_rows", "truth")}
     result = run(
         cache,
         positives,
         PULinearClassifier(**parameters),
-        negatives=negatives,
-        twins=twins,
-        all_rows=all_rows,
-        truth=truth,
+        **rows,
         priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seed, seed + seeds),
         progress=terminal_progress(),

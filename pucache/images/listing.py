@@ -133,16 +133,14 @@ def take_shard(listing: Listing, shard: tuple[int, int]) -> Listing:
     directory that cannot be listed is a failure of every shard: rows of images in it are kept.
     """
     number, count = shard
-    if count == 1:
-        return listing
-    return _select(listing, [at for at in range(len(listing.keys)) if _share_of(listing, at, count) == number], shard)
+    return listing if count == 1 else _select(listing, np.flatnonzero(_shares(listing, count) == number), shard)
 
 
 def take_shards(listing: Listing, count: int) -> list[Listing]:
     """Cut a listing into all its `count` shards; hashes each key once."""
-    positions: list[list[int]] = [[] for _ in range(count)]
-    for position in range(len(listing.keys)):
-        positions[_share_of(listing, position, count) - 1].append(position)
+    shares = _shares(listing, count)
+    order = np.argsort(shares, kind="stable")
+    positions = np.split(order, np.searchsorted(shares[order], np.arange(2, count + 1)))
     return [_select(listing, chosen, (number, count)) for number, chosen in enumerate(positions, 1)]
 
 
@@ -162,11 +160,11 @@ def in_reading_order(listing: Listing, positions: np.ndarray) -> np.ndarray:
     return positions if listing.order is None else positions[np.argsort(listing.order[positions], kind="stable")]
 
 
-def _share_of(listing: Listing, position: int, count: int) -> int:
-    """Number of the share, from 1 to `count`, that an image belongs to."""
+def _shares(listing: Listing, count: int) -> np.ndarray:
+    """Number of the share, from 1 to `count`, that each image belongs to."""
     if listing.groups is None:
-        return _shard_of(listing.keys[position], count)
-    return int(listing.groups[position]) % count + 1
+        return np.array([_shard_of(key, count) for key in listing.keys], np.int64)
+    return listing.groups % count + 1
 
 
 def _shard_of(key: str, count: int) -> int:
@@ -174,7 +172,7 @@ def _shard_of(key: str, count: int) -> int:
     return zlib.crc32(key.encode()) % count + 1
 
 
-def _select(listing: Listing, positions: list[int], shard: tuple[int, int]) -> Listing:
+def _select(listing: Listing, positions: np.ndarray, shard: tuple[int, int]) -> Listing:
     """The images at these positions, with the failures of the shard."""
     number, count = shard
     failures = {

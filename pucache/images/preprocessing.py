@@ -51,16 +51,10 @@ class Preprocess:
             raise ImageError(f"{width} x {height} pixels; one side is more than {MAX_ASPECT} times the other")
         if not self.fast:
             return self._transform(image).permute(1, 2, 0)
-        return self._resize(torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2))
-
-    def _resize(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Resize and crop uint8 pixels, (1, 3, h, w), to (H, W, 3)."""
-        from torch.nn.functional import interpolate
-
-        height, width = pixels.shape[2:]
+        pixels = torch.from_numpy(np.array(image))[None].permute(0, 3, 1, 2)
         size = self._resized_size(height, width)
         if size != (height, width):
-            pixels = interpolate(pixels, size, mode=self._mode, antialias=True)
+            pixels = torch.nn.functional.interpolate(pixels, size, mode=self._mode, antialias=True)
         top, left = (round((resized - side) / 2) for resized, side in zip(size, self.input_size, strict=True))
         return pixels[0, :, top : top + self.input_size[0], left : left + self.input_size[1]].permute(1, 2, 0)
 

@@ -31,7 +31,7 @@ from ..storage.atomic import (
     make_folder,
     replacing,
 )
-from ..storage.table_writer import table_writer
+from ..storage.table_writer import write_rows
 from ..version import __version__
 from .losses import ProjectionGeometry
 from .recipes import Recipe
@@ -293,11 +293,7 @@ class RunFolder:
 
     def _write_log(self) -> None:
         """Write all rows; at the disk before the next checkpoint is."""
-        with replacing(self.path / _LOG) as temporary, temporary.open("w", newline="") as stream:
-            write_row = table_writer(stream)
-            write_row(COLUMNS)
-            for row in self.rows:
-                write_row([row[name] for name in COLUMNS])
+        write_rows(self.path / _LOG, [COLUMNS, *([row[name] for name in COLUMNS] for row in self.rows)])
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

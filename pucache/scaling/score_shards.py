@@ -13,7 +13,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, files_read, open_cache
 from ..scoring.score import ScoreReport, at_given_share, planned, with_new_images, with_posterior
-from ..scoring.score_tables import ScoredRows, check_table, write_scores
+from ..scoring.score_tables import TYPES, ScoredRows, check_table, write_table
 from ..training.sklearn_classifier import PULinearClassifier
 from .shards import Shard, check_readable, shards_of
 
@@ -78,7 +78,7 @@ def score_shards(
                     first = shard.rows.start + start
                     yield with_posterior(model, cache.keys.encoded(slice(first, first + len(part))), part)
 
-        return replace(report, positives=write_scores(out, rows()))
+        return replace(report, positives=write_table(out, TYPES, rows())["label"])
 
 
 def _margins(model: PULinearClassifier, shard: Shard) -> np.ndarray:

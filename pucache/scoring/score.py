@@ -207,7 +207,6 @@ def score(
     encoder = EncoderOptions(
         weights=weights, device=device, precision=precision, runtime=runtime, batch_size=batch_size
     )
-    embedding: dict[str, Any] = {"shard": shard, "workers": workers, "moved": moved, "progress": progress}
     with one_writer(out) if append else nullcontext():
         # the growing table is checked before images are embedded
         growing = _growing(model, out, day, pile, exclusive) if append else None
@@ -216,7 +215,9 @@ def score(
             _refuse({"cache": cache, "workers": workers, "moved": moved or None}, shard, encoder)
             opened = open_cache(images)  # type: ignore[arg-type]
         else:
-            opened = _embedded(model, source, out, cache, encoder, growing, **embedding)
+            options = {"shard": shard, "moved": moved}
+            run: dict[str, Any] = {"workers": workers, "progress": progress}
+            opened = _embedded(model, source, out, cache, encoder, growing, options, **run)
         report = planned(model, opened)
         if isinstance(model, ConceptModels):
             return _score_concepts(model, report, out, growing, exclusive)
@@ -236,23 +237,33 @@ def score(
 
 def _embedded(
     model: PULinearClassifier | ConceptModels,
-    source: str | Source,
+    images: str | Source,
     out: str | Path,
     cache: str | Path | None,
     encoder: EncoderOptions,
     growing: GrowingTable | None,
-    **embedding: Any,
+    options: dict[str, Any],
+    **run: Any,
 ) -> EmbeddingCache:
-    """The cache of the embeddings of a source of images, which is written or updated."""
+    """The cache of the embeddings of a source of images by the model's encoder, which is written or updated."""
+    from ..embedding.embed import EmbedOptions, run_embedding
+    from ..images.source import open_source
+
     if cache is None:
-        name = source if isinstance(source, str) else source.name
+        name = images if isinstance(images, str) else images.name
         cache = os.path.splitext(out)[0] + ".h5" if growing is None else cache_of_source(out, name)
-    moved = embedding["moved"] and not is_url(cache) and Path(cache).is_file()
+    moved = options["moved"] and not is_url(cache) and Path(cache).is_file()
     before = CacheFile(Path(cache)).source if moved else None
-    opened = embed_for(model, source, cache, encoder, **embedding)
+    open_destination(cache).check()
+    source = open_source(images) if isinstance(images, str) else images  # missing? before the encoder is loaded
+    opened = encoder_of(model, encoder, encoder_of_existing(cache))
+    report = run_embedding(source, cache, opened, options=EmbedOptions(**options), **run)
+    if report.range_note:
+        log.warning("%s", report.range_note)
+    embedded = EmbeddingCache(report.cache)
     if growing is not None and before:
-        growing.rename(before, _one_source(opened))
-    return opened
+        growing.rename(before, _one_source(embedded))
+    return embedded
 
 
 def _check_parts(model: PULinearClassifier | ConceptModels, *, append: bool) -> None:
@@ -439,32 +450,6 @@ def _refuse(values: dict[str, object], shard: tuple[int, int], encoder: EncoderO
     unused += ["shard"] if shard != (1, 1) else []
     if unused:
         raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
-
-
-def embed_for(
-    model: PULinearClassifier | ConceptModels,
-    source: str | Path | Source,
-    cache: str | Path,
-    encoder: EncoderOptions | None = None,
-    *,
-    shard: tuple[int, int] = (1, 1),
-    workers: int | None = None,
-    moved: bool = False,
-    progress: Progress | None = None,
-) -> EmbeddingCache:
-    """Embed images with the encoder that a model was trained on."""
-    from ..embedding.embed import EmbedOptions, run_embedding
-    from ..images.source import open_source
-
-    open_destination(cache).check()
-    if isinstance(source, str | Path):
-        source = open_source(source)  # a missing source is reported before the encoder is loaded
-    opened = encoder_of(model, encoder or EncoderOptions(), encoder_of_existing(cache))
-    options = EmbedOptions(shard=shard, moved=moved)
-    report = run_embedding(source, cache, opened, options=options, workers=workers, progress=progress)
-    if report.range_note:
-        log.warning("%s", report.range_note)
-    return EmbeddingCache(report.cache)
 
 
 def encoder_of(

@@ -59,14 +59,6 @@ def table_kind(out: str | Path) -> str:
     return SCORES if _format(out) == "parquet" else TABLE
 
 
-def write_scores(out: str | Path, blocks: Iterable[ScoredRows]) -> int:
-    """Write a table of scores as a whole, or not at all; returns the number of rows above the threshold.
-
-    Raises `OutputError` where it cannot be written.
-    """
-    return write_table(out, TYPES, blocks)["label"]
-
-
 def by_image(blocks: Iterable[ScoredRows]) -> ScoredRows:
     """Of each image the scores of its part with the largest margin, and in the column part where that lies."""
     best: dict[str, tuple[Any, ...]] = {}
@@ -101,7 +93,10 @@ def wide_types(concepts: Iterable[str], *, exclusive: bool = False) -> dict[str,
 
 
 def write_table(out: str | Path, types: Mapping[str, str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Write a table; returns the sum of each column of labels."""
+    """Write a table as a whole, or not at all; returns the sum of each column of labels.
+
+    Raises `OutputError` where it cannot be written.
+    """
     from ..cache.destination import atomic_output  # imports h5py, which readers do not need
 
     sums = {name: 0 for name, kind in types.items() if kind == "int8"}

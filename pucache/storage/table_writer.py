@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
+
+from .atomic import replacing
 
 # name to values: an array, NaN for an empty cell, or texts without NUL as a list or as UTF-8 of dtype S, or None for
 # empty cells
@@ -19,17 +21,14 @@ _TIE = 1e-6  # nearer than this to a tie the scaled number, rounded itself, deci
 _POWERS = np.array([float(f"1e{power}") for power in range(23)])
 
 
-def table_writer(stream: TextIO) -> Callable[[Sequence[object]], object]:
-    r"""Return a function that writes one row of a CSV file, ended by ``\n``; open the stream with ``newline=""``."""
-    minimal = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
-    quote_all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
-
-    def write_row(row: Sequence[object]) -> object:
-        # csv quotes a lone carriage return only since Python 3.13
-        has_return = any(isinstance(cell, str) and "\r" in cell for cell in row)
-        return (quote_all if has_return else minimal).writerow(row)
-
-    return write_row
+def write_rows(path: str | Path, rows: Iterable[Sequence[object]]) -> None:
+    r"""Write a CSV file atomically, whose rows end in ``\n``."""
+    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
+        minimal = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+        quote_all = csv.writer(stream, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in rows:  # csv quotes a lone carriage return only since Python 3.13
+            has_return = any(isinstance(cell, str) and "\r" in cell for cell in row)
+            (quote_all if has_return else minimal).writerow(row)
 
 
 @contextmanager

@@ -69,8 +69,14 @@ def read(path: str | Path, form: FileFormat, *, max_bytes: int) -> tuple[dict[st
     try:
         if format_of(path) == CACHE_FORMAT:
             raise form.error(f"{path} is a cache, not a {form.noun}; pass {form.expected}")
-        data = _read_bytes(path, form, max_bytes)
-        length = _header_length(data)
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise form.error(f"{path} is larger than any {form.noun} ({max_bytes:,} bytes); pass {form.expected}")
+        with open_regular(path) as stream:
+            data = stream.read(size)  # Python allocates as many bytes as are requested, so not `max_bytes`
+        length = int.from_bytes(data[:8], "little")
+        if not 0 < length <= min(len(data) - 8, _MAX_HEADER_BYTES):
+            raise ValueError("no header")
         header = json.loads((json.loads(data[8 : 8 + length]).get("__metadata__") or {}).get(form.format, "{}"))
         _check_format(path, form, header)
         stated = str(header["checksum"]).encode()
@@ -95,21 +101,6 @@ def _checksum(data: bytes, offset: int) -> bytes:
     state.update(_BLANK)
     state.update(memoryview(data)[offset + len(_BLANK) :])
     return state.hexdigest().encode()
-
-
-def _read_bytes(path: Path, form: FileFormat, max_bytes: int) -> bytes:
-    size = path.stat().st_size
-    if size > max_bytes:
-        raise form.error(f"{path} is larger than any {form.noun} ({max_bytes:,} bytes); pass {form.expected}")
-    with open_regular(path) as stream:
-        return stream.read(size)  # Python allocates as many bytes as are requested, so not `max_bytes`
-
-
-def _header_length(data: bytes) -> int:
-    length = int.from_bytes(data[:8], "little")
-    if not 0 < length <= min(len(data) - 8, _MAX_HEADER_BYTES):
-        raise ValueError("no header")
-    return length
 
 
 def _check_format(path: Path, form: FileFormat, header: dict[str, str]) -> None:

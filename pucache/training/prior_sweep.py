@@ -26,7 +26,7 @@ from ..seeds import Seed, drawn_seed
 from ..storage.atomic import replacing
 from ..storage.file_kinds import MARK, TABLE
 from ..storage.outputs import check_output, may_replace_derived
-from ..storage.table_writer import table_writer
+from ..storage.table_writer import write_rows
 from .cross_fitting import CrossFitter, fit_held_out
 from .labelled_cache import LabelledCache
 from .sklearn_classifier import PULinearClassifier
@@ -266,11 +266,8 @@ def write_sweep_table(result: Sweep, path: str | Path, *, force: bool = False) -
     """Write the rows of a sweep as CSV; `force` replaces a file of another kind than a table too."""
     rows = result.rows
     path = check_output(path, TABLE, force=force)
-    with replacing(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as stream:
-        write = table_writer(stream)
-        write(list(rows[0]))
-        for row in rows:
-            write([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()])
+    cells = ([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in rows)
+    write_rows(path, [list(rows[0]), *cells])
 
 
 def plot_sweep(result: Sweep, path: str | Path) -> bool:

@@ -8,7 +8,7 @@ from sklearn import metrics as sk
 
 from pucache.errors import LabelError
 from pucache.scoring.evaluate import evaluate
-from pucache.scoring.score_tables import read_scores, write_scores
+from pucache.scoring.score_tables import TYPES, read_scores, write_table
 
 _, S, Y = planted(200, labelled=30)
 KEYS = [*ODD_KEYS, *(f"n/{row:03}.png" for row in range(len(ODD_KEYS), len(Y)))]
@@ -20,7 +20,7 @@ def scored(tmp_path):
     margins = (np.random.default_rng(0).normal(size=len(Y)) + 2 * Y + 1).astype(np.float32)
     labels = (margins > 2).astype(np.int8)
     columns = {"key": KEYS, "margin": margins, "posterior": margins.astype(float), "label": labels}
-    write_scores(tmp_path / "scores.csv", [columns])
+    write_table(tmp_path / "scores.csv", TYPES, [columns])
     return tmp_path / "scores.csv"
 
 

@@ -10,10 +10,9 @@ from helpers.tiny import tiny_encoder
 from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import CacheError, ModelError
 from pucache.images.source import open_source
-from pucache.scoring.score import ScoreReport, embed_for, score
+from pucache.scoring.score import ScoreReport, score
 from pucache.scoring.score_tables import read_scores
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -176,5 +175,5 @@ def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, c
 
 def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
     with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
-        embed_for(of_tiny, open_source(str(image_folder(3))), tmp_path / "new.h5", EncoderOptions(weights="other.pth"))
+        score(of_tiny, image_folder(3), tmp_path / "scores.csv", cache=tmp_path / "new.h5", weights="other.pth")
     assert not (tmp_path / "new.h5").exists()

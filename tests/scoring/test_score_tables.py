@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.scoring.score_tables import read_scores, write_scores
+from pucache.scoring.score_tables import TYPES, read_scores, write_table
 
 
 def test_a_spreadsheet_s_byte_order_mark_and_further_columns_do_no_harm(tmp_path):
@@ -24,16 +24,17 @@ def test_any_key_survives_and_no_block_changes_a_byte(tmp_path_factory, suffix, 
     text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
     keys = ["007", "NA", "null", "", " ", *data.draw(st.lists(text, max_size=9))]
     folder = tmp_path_factory.getbasetemp()
-    write_scores(folder / f"whole.{suffix}", [columns(keys, range(len(keys)))])
+    write_table(folder / f"whole.{suffix}", TYPES, [columns(keys, range(len(keys)))])
     blocks = [columns(keys[i : i + step], range(len(keys))[i : i + step]) for i in range(0, len(keys), step)]
-    write_scores(folder / f"blocks.{suffix}", blocks)
+    write_table(folder / f"blocks.{suffix}", TYPES, blocks)
     assert (folder / f"blocks.{suffix}").read_bytes() == (folder / f"whole.{suffix}").read_bytes()
     table = read_scores(folder / f"whole.{suffix}")
     assert table["key"].tolist() == keys and table["margin"].tolist() == list(range(len(keys)))
 
 
 def test_numbers_of_a_csv_have_six_significant_digits(tmp_path):
-    assert write_scores(tmp_path / "scores.csv", [columns(["a", "b", "c"], [1e-7, 1 / 3, -1234567.0])]) == 0
+    written = write_table(tmp_path / "scores.csv", TYPES, [columns(["a", "b", "c"], [1e-7, 1 / 3, -1234567.0])])
+    assert written == {"label": 0}
     assert (tmp_path / "scores.csv").read_text() == (
         'key,margin,posterior,label\n"a",1e-7,1e-7,0\n"b",0.333333,0.333333,0\n"c",-1234570,-1234570,0\n'
     )

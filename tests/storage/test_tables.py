@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.errors import LabelError
-from pucache.storage.table_writer import table_writer
+from pucache.storage.table_writer import write_rows
 from pucache.storage.tables import read_table
 
 
@@ -30,10 +30,7 @@ def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom)
 @given(keys=st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)))
 def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
     path = tmp_path_factory.getbasetemp() / "any.csv"
-    with path.open("w", newline="", encoding="utf-8") as stream:
-        write = table_writer(stream)
-        for row in [["rank", "key"], *enumerate(keys)]:
-            write(row)
+    write_rows(path, [["rank", "key"], *enumerate(keys)])
     assert read_table(path) == [{"rank": str(rank), "key": key} for rank, key in enumerate(keys)]
 
 
