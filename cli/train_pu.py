@@ -152,7 +152,9 @@ def _train(
     model.save(out, force=force)
     scar = scar_of(data, model)
     found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
-    return model, scar, summary(model) | _neighbours(model) | found
+    settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
+    settings.pop("tilt", None)  # it holds a prior, which few labels do not support
+    return model, scar, summary(model) | {"method": model.method_, "neighbours": settings or None} | found
 
 
 def _train_concepts(
@@ -205,16 +207,13 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
     yield from _estimates(result)
     if "groups" in result:
-        yield _group_line(result)
+        labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
+        yield (
+            f"{result['groups']:,} groups of images; the labelled positives are of {labels:,} and count as {labels:,}"
+            + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
+        )
     if result["note"]:
         yield result["note"]
-
-
-def _group_line(result: dict[str, Any]) -> str:
-    """How many groups there are, and what the labels count for."""
-    labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
-    line = f"{result['groups']:,} groups of images; the labelled positives are of {labels:,} and count as {labels:,}"
-    return line + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
 
 
 def _audited(result: dict[str, Any]) -> bool:
@@ -242,12 +241,6 @@ def _estimates(result: dict[str, Any]) -> Iterator[str]:
         yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
     yield "  " + "   ".join([*(f"{_FIGURES[name]} {stated_text(estimates, name)}" for name in names), called])
     yield from filter(None, [new_images_text(estimates)])
-
-
-def _neighbours(model: PULinearClassifier) -> dict[str, Any]:
-    settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
-    settings.pop("tilt", None)  # it holds a prior, which few labels do not support
-    return {"method": model.method_, "neighbours": settings or None}
 
 
 def _method_lines(model: PULinearClassifier) -> Iterator[str]:

@@ -9,7 +9,6 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,8 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
     if isinstance(device, torch.device):
         return device
     if device == "auto":
-        with _caught_warnings() as caught:
+        # torch warns of a driver in several lines; `unusable_cuda` says the same on one
+        with warnings.catch_warnings(record=True, action="always") as caught:
             available = torch.cuda.is_available()
         if caught:
             _warn_of_unusable_cuda()
@@ -56,7 +56,7 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
 def _check_is_there(device: torch.device) -> None:
     import torch
 
-    with _caught_warnings():
+    with warnings.catch_warnings(record=True, action="always"):
         count = torch.cuda.device_count()
     if (device.index or 0) < count:
         return
@@ -64,14 +64,6 @@ def _check_is_there(device: torch.device) -> None:
     if fault is not None:
         raise ValueError(f"device {device} cannot be used: {fault}; update the driver, or use --device cpu")
     raise ValueError(f"device {device} is not there ({count} CUDA devices seen); use --device cpu")
-
-
-@contextlib.contextmanager
-def _caught_warnings() -> Iterator[list[warnings.WarningMessage]]:
-    """Hold back torch's warning of several lines about a driver; `unusable_cuda` says the same on one."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
 
 
 # what torch says where there is no GPU to be used, or none may be

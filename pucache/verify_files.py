@@ -17,6 +17,8 @@ from .storage import tensor_file
 from .storage.atomic import format_of
 from .storage.urls import is_url
 
+_KINDS = ("cache", "neighbours", "model", "encoder", "checkpoint")
+
 
 @dataclass(frozen=True)
 class VerifiedFile:
@@ -78,7 +80,7 @@ def _verify(path: Path) -> VerifiedFile:
         damage = f"{path} is no file that verify checks; expected a cache, a model, or what pretrain wrote"
         return VerifiedFile(path, kind, 0, damage)
     try:
-        return VerifiedFile(path, kind, _VERIFIERS[kind](path))
+        return VerifiedFile(path, kind, _rows(path, kind))
     except PUCacheError as error:
         return VerifiedFile(path, kind, 0, str(error))
 
@@ -89,34 +91,27 @@ def _kind(path: Path) -> str:
     if path.suffix == ".h5":
         return "cache"
     by_name = {".safetensors": "model", ".neighbours": "neighbours"}
-    return kind if kind in _VERIFIERS else by_name.get(path.suffix, "" if path.is_file() else "model")
+    return kind if kind in _KINDS else by_name.get(path.suffix, "" if path.is_file() else "model")
 
 
-def _verify_cache(path: Path) -> int:
-    file = CacheFile(path)
-    EmbeddingCache(file).verify()
-    return len(file)
+def _rows(path: Path, kind: str) -> int:
+    """Verify a file of one of `_KINDS`; returns `VerifiedFile.rows`."""
+    if kind == "cache":
+        file = CacheFile(path)
+        EmbeddingCache(file).verify()
+        return len(file)
+    if kind == "neighbours":
+        from .neighbours.graph_file import read_graph
 
+        return len(read_graph(path)[0])
+    if kind == "model":
+        from .training.model_file import read_model
 
-def _verify_neighbours(path: Path) -> int:
-    from .neighbours.graph_file import read_graph
+        return read_model(path)[1].coef_.shape[1]
+    if kind == "encoder":
+        from .encoders import pretrained_file
 
-    return len(read_graph(path)[0])
-
-
-def _verify_model(path: Path) -> int:
-    from .training.model_file import read_model
-
-    return read_model(path)[1].coef_.shape[1]
-
-
-def _verify_encoder(path: Path) -> int:
-    from .encoders import pretrained_file
-
-    return pretrained_file.read(path)[1].steps
-
-
-def _verify_checkpoint(path: Path) -> int:
+        return pretrained_file.read(path)[1].steps
     from .pretraining import run_folder
 
     _, state = tensor_file.read(path, run_folder.CHECKPOINT, max_bytes=run_folder.MAX_CHECKPOINT_BYTES)
@@ -124,12 +119,3 @@ def _verify_checkpoint(path: Path) -> int:
     if type(step) is not int or step < 0:
         raise RunError(f"{path} does not say after which step it was written; {run_folder.CHECKPOINT.remedy}")
     return step
-
-
-_VERIFIERS = {
-    "cache": _verify_cache,
-    "neighbours": _verify_neighbours,
-    "model": _verify_model,
-    "encoder": _verify_encoder,
-    "checkpoint": _verify_checkpoint,
-}

@@ -59,9 +59,6 @@ class EmbeddingCache:
             check_same_encoder(self.files[0].header, other.header)
         self.encoder = self.files[0].encoder
         self._starts = np.cumsum([0, *map(len, self.files)])
-        self._check_disjoint()
-
-    def _check_disjoint(self) -> None:
         key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
         if key is not None:
             paths = [file.path for file in self.files if find_sorted(file.raw_keys, np.array([key]))[0] >= 0]
