@@ -54,20 +54,13 @@ def _name_expression(name: str) -> str:
 def _pieces(name: str) -> list[list[str]]:
     """Parts of a name between its stars, each a list of regular expressions for one character."""
     pieces: list[list[str]] = [[]]
-    position = 0
-    while position < len(name):
-        character = name[position]
-        end = name.find("]", position + 2 + (name[position + 1 : position + 2] == "!")) if character == "[" else -1
-        if character == "*":
+    for part in re.findall(r"\[!?+.[^]]*+]|.", name, re.DOTALL):
+        if part == "*":
             pieces.append([])
-        elif character == "?":
+        elif part == "?":
             pieces[-1].append("[^/]")
-        elif end > 0:
-            pieces[-1].append(_bracket_expression(name[position + 1 : end]))
-            position = end
         else:
-            pieces[-1].append(re.escape(character))
-        position += 1
+            pieces[-1].append(_bracket_expression(part[1:-1]) if len(part) > 1 else re.escape(part))
     return pieces
 
 
