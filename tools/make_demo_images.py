@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from pucache.storage.table_writer import table_writer
+from pucache.storage.table_writer import write_rows
 
 CLASSES = "t-shirt trouser pullover dress coat sandal shirt sneaker bag boot".split()
 POSITIVE = "dress"
@@ -49,14 +49,13 @@ def main(out):
         tiles += [(folder, *chosen[i]) for i in rng.permutation(len(chosen))]
     order = rng.permutation(len(tiles))  # so that a key tells nothing about its class
     sheet = np.zeros((-(-len(tiles) // COLUMNS) * 28, COLUMNS * 28), np.uint8)
-    with (out / "fashion-mnist.csv").open("w", newline="") as stream:
-        write_row = table_writer(stream)
-        write_row(["folder", "key", "class"])
-        for position, index in enumerate(order):
-            folder, name, tile = tiles[index]
-            row, column = divmod(position, COLUMNS)
-            sheet[row * 28 : row * 28 + 28, column * 28 : column * 28 + 28] = tile
-            write_row([folder, f"{position:04d}.png", name])
+    table = [["folder", "key", "class"]]
+    for position, index in enumerate(order):
+        folder, name, tile = tiles[index]
+        row, column = divmod(position, COLUMNS)
+        sheet[row * 28 : row * 28 + 28, column * 28 : column * 28 + 28] = tile
+        table.append([folder, f"{position:04d}.png", name])
+    write_rows(out / "fashion-mnist.csv", table)
     Image.fromarray(sheet).save(out / "fashion-mnist.png", optimize=True)
 
 

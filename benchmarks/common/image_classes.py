@@ -10,7 +10,7 @@ import numpy as np
 from pucache import EmbeddingCache, load_encoder, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheLockedError
-from pucache.storage.table_writer import table_writer
+from pucache.storage.table_writer import write_rows
 
 QUICK = 4  # the small version takes every image whose index this divides
 
@@ -165,9 +165,5 @@ class ImageClasses:
 
 
 def write_manifest(path: Path, folder: Path, keys: list[str]) -> Path:
-    with path.open("w", newline="") as stream:
-        write_row = table_writer(stream)
-        write_row(["key", "path"])
-        for key in keys:
-            write_row([key, folder / key])
+    write_rows(path, [["key", "path"], *([key, folder / key] for key in keys)])
     return path
