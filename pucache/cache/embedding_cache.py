@@ -24,7 +24,7 @@ from ..storage.urls import is_url, path_or_url, without_secrets
 from .keys import Keys, decode_text, find_duplicate, find_sorted
 from .layout import COLUMNS, FAILURES
 from .local_copies import folder_of, url_of_copy
-from .reader import CacheFile, CacheHeader, rows_per_read
+from .reader import CacheFile, CacheHeader, reopened, rows_per_read
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
@@ -247,11 +247,7 @@ class EmbeddingCache:
 def _reopened_cache(files: list[tuple[str, str, str]]) -> EmbeddingCache:
     """Open files again, given their paths, checksums, and the URLs that they were fetched from, or ""."""
     paths = [local_copies(url)[0] if url and not os.path.exists(path) else path for path, _, url in files]
-    cache = EmbeddingCache(*(CacheFile(path, map_now=True) for path in paths))
-    for file, (_, checksum, _) in zip(cache.files, files, strict=True):
-        if file.checksum != checksum:
-            raise CacheError(f"{file.path} was replaced since this cache was opened; open it again where it is used")
-    return cache
+    return EmbeddingCache(*(reopened(str(path), file[1]) for path, file in zip(paths, files, strict=True)))
 
 
 CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]

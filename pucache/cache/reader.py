@@ -8,11 +8,12 @@ changed; its arrays are contiguous, so that they can be mapped, and it ends in a
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -149,6 +150,10 @@ class CacheFile:
     def __repr__(self) -> str:
         return f"CacheFile({str(self.path)!r}, {len(self):,} rows of {self.encoder}, {self.dtype})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the path and the checksum; the file is opened again, and must still be the same."""
+        return reopened, (os.path.abspath(self.path), self.checksum)
+
     @property
     def dtype(self) -> np.dtype:
         """Type of the embeddings, float16 or float32."""
@@ -275,3 +280,11 @@ class CacheFile:
             decode_texts(block.tolist())
             drop_pages(keys)
         _ = self.records  # decoded
+
+
+def reopened(path: str, checksum: str) -> CacheFile:
+    """Open a file of which another process knew the checksum; `CacheError` where it is another one now."""
+    file = CacheFile(path, map_now=True)
+    if file.checksum != checksum:
+        raise CacheError(f"{path} was replaced since this cache was opened; open it again where it is used")
+    return file
