@@ -51,7 +51,7 @@ def _row(audited: Audit) -> dict[str, str]:
 
 
 def _lines(audited: Audit) -> list[str]:
-    from pucache.reviewing.audit import lower_percent
+    from pucache.reviewing.statements import lower_percent
 
     if not audited.draws:
         return []

@@ -324,3 +324,8 @@ def least_sensitivity(rechecks: int, missed: int, error: float) -> float:
         excluded = np.logaddexp.reduce(log_weights) >= -np.log(error)
         low, high = (middle, high) if excluded else (low, middle)
     return low
+
+
+def share_found(found: int, hidden: int) -> float:
+    """Share of the positives that are found; 1 where there is none."""
+    return found / (found + hidden) if found + hidden else 1.0

@@ -20,8 +20,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import Whitening
 from ..threads import one_blas_thread
-from .audit import RECHECKS_NEEDED
 from .log import Stream
+from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
     from .session import Session

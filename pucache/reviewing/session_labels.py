@@ -10,11 +10,12 @@ from ..estimates.audited_prior import AuditedHidden, share_right
 from ..labels.concepts import ConceptLabels
 from ..labels.labels import Labels
 from .agreement import BOTH
-from .audit import LEAST_POSITIVES, Audit, audit
+from .audit import Audit, audit
 from .concept_sessions import concept_folders, over_sessions
 from .second_reader import take_second_reader
 from .session import read_session
 from .session_start import session_folder
+from .statements import LEAST_POSITIVES
 
 
 def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: str = BOTH) -> Labels | ConceptLabels:

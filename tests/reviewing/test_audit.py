@@ -14,10 +14,11 @@ from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit_entries
+from pucache.reviewing.audit import MISSES_NEEDED, UPPER_PART, audit_entries
 from pucache.reviewing.audit_log import replay
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below, least_sensitivity
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream
+from pucache.reviewing.statements import RECHECKS_NEEDED
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP, Choice.UNDONE
 

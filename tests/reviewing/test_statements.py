@@ -3,7 +3,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from pucache.reviewing.log import Choice, Entry, Stream
-from pucache.reviewing.service import advice, best_rate
+from pucache.reviewing.statements import advice, best_rate
 
 
 @dataclass(frozen=True)
