@@ -15,6 +15,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
 from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
+from .agreement import SharedDraws
 from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream, Zone
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
@@ -29,7 +30,6 @@ from .session_start import (
     session_folder,
 )
 from .session_state import Proposal, SessionState, StaleDecisionError
-from .shared_draws import SharedDraws
 
 _REQUEST_LENGTH = 200
 
