@@ -20,7 +20,7 @@ import numpy as np
 
 from ..cache.cache_sources import files_read
 from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..labels.label_files import short_digest
+from ..labels.label_files import EXPORT, short_digest
 from ..labels.labels import Labels, open_labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -30,7 +30,6 @@ from ..storage.outputs import check_output
 from . import html as page
 from .thumbnails import RowImage, thumbnails
 
-EXPORT = "reviewed.csv"
 MAX_CANDIDATES = 20_000  # per page; each takes about 5 kB
 
 

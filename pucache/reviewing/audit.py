@@ -30,7 +30,7 @@ from .hidden_interval import (
     share_found,
 )
 from .log import AuditedEntries, Entry
-from .session_folder import open_log
+from .session_folder import open_log, over_sessions
 from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
@@ -282,6 +282,34 @@ def audit(session: str | Path | Session, *, level: float = 0.95, readers: str = 
     except ValueError as error:
         name = session if isinstance(session, (str, Path)) else session.folder
         raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
+
+
+def audit_concepts(
+    folder: str | Path, *, level: float = 0.95, readers: str = BOTH
+) -> tuple[dict[str, Audit], dict[str, str]]:
+    """`pucache.audit` of the session of each concept.
+
+    Parameters
+    ----------
+    folder : path
+        Of the sessions, also while `pucache review` runs them.
+    level : float
+        As for `pucache.audit`; it holds for each concept, not for all at once.
+    readers : str
+        As for `pucache.audit`.
+
+    Returns
+    -------
+    audits : dict of str to Audit
+    failures : dict of str to str
+        Concepts whose session cannot be read, and why, in one line.
+
+    Raises
+    ------
+    SessionError
+        The folder holds no session that can be read, or sessions of different caches.
+    """
+    return over_sessions(folder, lambda path: audit(path, level=level, readers=readers))
 
 
 def _read(session: str | Path | Session, readers: str) -> tuple[AuditedEntries, Agreement | None]:

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import LabelError
-from ..labels.label_files import read_decisions, short_digest
+from ..labels.label_files import EXPORT, read_decisions, short_digest
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
 from ..storage.tables import read_table
 from .log import Choice
 from .session import Session
-from .session_folder import EXPORT
 from .session_state import Proposal
 
 _CHOICES = {1: Choice.POSITIVE, -1: Choice.NEGATIVE}  # of labels

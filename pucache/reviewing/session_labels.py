@@ -11,9 +11,9 @@ from ..labels.concepts import ConceptLabels
 from ..labels.labels import Labels
 from .agreement import BOTH
 from .audit import Audit, audit
-from .concept_sessions import concept_folders, over_sessions
 from .second_reader import take_second_reader
 from .session import read_session
+from .session_folder import concept_folders, over_sessions
 from .session_start import session_folder
 from .statements import LEAST_POSITIVES
 
