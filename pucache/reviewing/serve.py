@@ -34,7 +34,6 @@ from ..retrieval.query import Query
 from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
-from .export import train_command
 from .first_ranking import FirstRanking, begin_with, positives_known, rank_by_query
 from .log_file import LOG
 from .pictures import Pictures
@@ -44,6 +43,7 @@ from .second_reader import beside_other, open_second_reader
 from .service import ReviewService
 from .session import Session, open_session
 from .session_folder import ADDRESS
+from .session_labels import train_command
 from .session_start import lock_folder, session_folder
 from .trainer import Trainer
 

@@ -20,11 +20,11 @@ import numpy as np
 from ..errors import LabelError, one_line
 from ..labels.labels import LOOK_AGAIN
 from .audit import Audit, audit
-from .export import import_reviewed
 from .first_ranking import ENOUGH, FirstRanking, positives_known
 from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
+from .session_labels import import_reviewed
 from .session_state import Proposal, StaleDecisionError
 from .statements import advice, best_rate
 from .trainer import RankingResult, keep_ranking, kept_ranking
