@@ -34,13 +34,12 @@ from ..retrieval.query import Query
 from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
-from .first_ranking import FirstRanking, begin_with, positives_known, rank_by_query
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
 from .second_reader import beside_other, open_second_reader
-from .service import ReviewService
+from .service import FirstRanking, ReviewService, begin_with, positives_known, rank_by_query
 from .session import Session, open_session
 from .session_folder import ADDRESS
 from .session_labels import train_command
