@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import SessionError
 from . import statements
 from .agreement import BOTH, Agreement, audited_by_both
-from .audit_log import ReplayedLog, looks_of, replay, replay_zone
+from .audit_log import ReplayedLog, looks_of
 from .hidden_interval import (
     DrawHistory,
     Looks,
@@ -344,7 +344,7 @@ def audit_entries(
     _check_level(level)
     if min(urns) < 0:
         raise ValueError(f"a pile has at least 0 rows; got {min(urns)}")
-    log = replay(entries, urns)
+    log = ReplayedLog(entries, urns)
     sensitivity = None
     if log.rechecks >= RECHECKS_NEEDED or log.missed >= MISSES_NEEDED:
         sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
@@ -361,7 +361,7 @@ def audit_entries(
     audited = replace(audited, total_low=low, hidden_low=low - audited.found)
     if not zone:
         return audited
-    likeliest = _audited(replay_zone(entries, zone), looks, level, sensitivity, error / 2)
+    likeliest = _audited(ReplayedLog.of_zone(entries, zone), looks, level, sensitivity, error / 2)
     rest = _audited(log, looks, level, sensitivity, error / 2).hidden_high  # as many at most are outside of the zone
     if sensitivity is None:
         rest = min(rest, audited.unknown - likeliest.unknown + int(log.unresolved.sum()))
