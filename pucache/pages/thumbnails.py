@@ -219,12 +219,13 @@ def _picture(data: bytes, region: Region | None, side: int, decoding: Decoding, 
 
 
 def _uri(picture: Image.Image) -> str:
-    return "data:image/webp;base64," + base64.b64encode(encoded(picture, "WEBP", method=4)).decode()
+    data = encoded(picture, "WEBP", quality=QUALITY, method=4)
+    return "data:image/webp;base64," + base64.b64encode(data).decode()
 
 
 def encoded(picture: Image.Image, form: str, **options: object) -> bytes:
-    """Encode a thumbnail in a form of Pillow, without metadata."""
-    stream = io.BytesIO()
-    # a colour profile or EXIF would take more bytes than the picture
-    picture.save(stream, form, quality=QUALITY, icc_profile=b"", exif=b"", xmp=b"", **options)
+    """Encode 8-bit RGB in a form of Pillow, without metadata: a profile may take more bytes than the picture."""
+    stream, bare = io.BytesIO(), Image.new("RGB", picture.size)
+    bare.paste(picture)  # without the profile and EXIF that `info` holds
+    bare.save(stream, form, **options)
     return stream.getvalue()

@@ -28,6 +28,7 @@ with each y_t and f_t, so a row without a label counts as positive.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -290,11 +291,7 @@ def likeliest_total(history: DrawHistory, *, least: int, greatest: int, urn: int
 
 def _first_where(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Smallest of the integers low, ..., high from which on something holds; high + 1 where it never does."""
-    high += 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high + 1), True, key=holds)
 
 
 def least_sensitivity(rechecks: int, missed: int, error: float) -> float:

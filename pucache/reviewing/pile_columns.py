@@ -14,7 +14,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.exporting import Column
 from ..errors import LabelError
 from ..labels.label_files import name_first
-from ..pages.thumbnails import THREADS, RowImages, encoded
+from ..pages.thumbnails import QUALITY, THREADS, RowImages, encoded
 from ..scoring.score_tables import read_scores, unique_keys
 from .session import read_session
 
@@ -83,7 +83,7 @@ def _pictures(cache: EmbeddingCache, images: str | Path | None, side: int) -> Ca
 
     def picture(row: int) -> dict[str, Any] | None:
         pixels = pictures.read(row, side).pixels
-        return None if pixels is None else {"bytes": encoded(pixels, "JPEG"), "path": cache.keys[row]}
+        return None if pixels is None else {"bytes": encoded(pixels, "JPEG", quality=QUALITY), "path": cache.keys[row]}
 
     def of(rows: np.ndarray) -> Any:
         with ThreadPoolExecutor(THREADS) as pool:
