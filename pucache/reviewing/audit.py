@@ -21,7 +21,6 @@ from . import statements
 from .agreement import BOTH, Agreement, audited_by_both
 from .audit_log import ReplayedLog, looks_of
 from .hidden_interval import (
-    DrawHistory,
     Looks,
     greatest_total,
     least_sensitivity,
@@ -211,9 +210,9 @@ class Audit:
             history = history.extended(positives, draws, unknown=unknown, positives_before=before, urn=urn)
             found[urn] += positives
             rejected[urn] += draws - positives
-        limits = found + unresolved, log.rows - rejected
-        high = _total_high(history, log.rows, *limits, self._upper_error, self.sensitivity_low)
-        return high - int(found.sum()), int(found.sum())
+        limits = {"least": found + unresolved, "greatest": log.rows - rejected}
+        high = greatest_total(history, log.rows, **limits, error=self._upper_error)
+        return _with_overlooked(high, self.rows, self.sensitivity_low) - int(found.sum()), int(found.sum())
 
     def further_by_ranking(self, more: int) -> tuple[int, int]:
         """As `further` for `chance_high`, after further looks without a positive."""
@@ -350,13 +349,8 @@ def audit_entries(
         sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
     error, looks = _interval_error(level, sensitivity), looks_of(entries, int(log.rows.sum()), log.labels, since)
     audited = _audited(log, looks, level, sensitivity, UPPER_PART * error)
-    low = least_total(
-        log.all_negative,
-        log.rows.tolist(),
-        least=log.found.tolist(),
-        greatest=(log.rows - log.rejected - log.unresolved).tolist(),
-        error=(1.0 - UPPER_PART) * error,
-    )
+    limits = {"least": log.found, "greatest": log.rows - log.rejected - log.unresolved}
+    low = least_total(log.all_negative, log.rows, **limits, error=(1.0 - UPPER_PART) * error)
     low = min(low, audited.total_high)
     audited = replace(audited, total_low=low, hidden_low=low - audited.found)
     if not zone:
@@ -371,8 +365,8 @@ def audit_entries(
 def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | None, upper_error: float) -> Audit:
     """The audit of a pile, without its lower limit and its zone."""
     found, rows = int(log.found.sum()), int(log.rows.sum())
-    limits = log.found + log.unresolved, log.rows - log.rejected
-    recognised = _total_high(log.all_positive, log.rows, *limits, upper_error, None)
+    limits = {"least": log.found + log.unresolved, "greatest": log.rows - log.rejected}
+    recognised = greatest_total(log.all_positive, log.rows, **limits, error=upper_error)
     high = _with_overlooked(recognised, rows, sensitivity)
     return Audit(
         draws=log.all_positive.positive.size,
@@ -411,25 +405,13 @@ def _interval_error(level: float, sensitivity: float | None) -> float:
     return (1.0 - level) * (1.0 if sensitivity is None else 1.0 - SENSITIVITY_PART)
 
 
-def _total_high(
-    history: DrawHistory,
-    rows: np.ndarray,
-    least: np.ndarray,
-    greatest: np.ndarray,
-    error: float,
-    sensitivity: float | None,
-) -> int:
-    """Upper limit of the positives in the pile, those included that were overlooked."""
-    total = greatest_total(history, rows.tolist(), least=least.tolist(), greatest=greatest.tolist(), error=error)
-    return _with_overlooked(total, int(rows.sum()), sensitivity)
-
-
 def _chance_high(looks: Looks, rows: int, level: float, sensitivity: float | None) -> int:
-    """As `_total_high`, where the ranking is no worse than chance."""
+    """Upper limit of the positives in the pile where the ranking is no worse than chance."""
     return _with_overlooked(looks.greatest_total(_interval_error(level, sensitivity)), rows, sensitivity)
 
 
 def _with_overlooked(total: int, rows: int, sensitivity: float | None) -> int:
+    """Upper limit of the positives in the pile, those included that were overlooked."""
     if sensitivity is None:
         return total
     return min(rows, math.ceil(total / sensitivity)) if sensitivity else rows

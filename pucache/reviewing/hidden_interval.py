@@ -94,13 +94,7 @@ class DrawHistory:
         return np.cumsum(log_ratio, axis=1)
 
     def with_negatives(self, rows: np.ndarray) -> DrawHistory:
-        """With some positive draws made negative.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-            Rows of the draws to change, 0 for all others.
-        """
+        """With some positive draws made negative; `rows`, int64 (m,), are of the draws to change, 0 for all others."""
         before = self.positives_before.copy()
         for urn in np.unique(self.urn):
             of = self.urn == urn
@@ -110,13 +104,7 @@ class DrawHistory:
     def extended(self, positives: int, draws: int, *, unknown: int, positives_before: int, urn: int = 0) -> DrawHistory:
         """With further draws of single rows from an urn, among which positives lie evenly.
 
-        Parameters
-        ----------
-        positives, draws : int
-            Of the further draws.
-        unknown, positives_before : int
-            n and f before the first of them.
-        urn : int
+        `unknown` and `positives_before` are n and f before the first of them.
         """
         steps = np.arange(draws + 1)
         drawn = (steps * positives + draws // 2) // max(draws, 1)  # positives before each draw, and at last
@@ -155,38 +143,28 @@ def _mixed(log_ratios: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def greatest_total(
-    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+    history: DrawHistory, rows: np.ndarray, *, least: np.ndarray, greatest: np.ndarray, error: float
 ) -> int:
     """Upper limit of the sum of K over all urns, which is ever too small with a probability of at most `error`.
 
-    Parameters
-    ----------
-    history : DrawHistory
-    rows : sequence of int
-        Of each urn.
-    least, greatest : sequence of int
-        K of each urn that the labels allow.
-    error : float
+    `rows` are those of each urn, `least` and `greatest` the K of each that the labels allow; int64 (u,).
     """
 
     def evidence(total: int, urn: int) -> np.ndarray:
-        return evidence_above(history, total, rows[urn], urn)
+        return evidence_above(history, total, int(rows[urn]), urn)
 
-    return _greatest_sum(evidence, least, greatest, -np.log(error))
+    return _greatest_sum(evidence, least.tolist(), greatest.tolist(), -np.log(error))
 
 
 def least_total(
-    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+    history: DrawHistory, rows: np.ndarray, *, least: np.ndarray, greatest: np.ndarray, error: float
 ) -> int:
-    """Lower limit of the sum of K over all urns, which is ever too great with a probability of at most `error`.
-
-    Parameters as for `greatest_total`.
-    """
+    """Lower limit of the sum of K, ever too great with a probability of at most `error`; as for `greatest_total`."""
 
     def evidence(total: int, urn: int) -> np.ndarray:
-        return evidence_below(history, -total, rows[urn], urn)
+        return evidence_below(history, -total, int(rows[urn]), urn)
 
-    return -_greatest_sum(evidence, [-total for total in greatest], [-total for total in least], -np.log(error))
+    return -_greatest_sum(evidence, (-greatest).tolist(), (-least).tolist(), -np.log(error))
 
 
 def _greatest_sum(
