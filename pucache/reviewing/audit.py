@@ -42,7 +42,7 @@ UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower 
 SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """Interval of the number of positives in the pile. All numbers but the first four are rows.
 
@@ -100,7 +100,7 @@ class Audit:
     pending: int
     found: int
     unknown: int
-    hidden_low: int
+    hidden_low: int = 0
     hidden_high: int
     total_low: int
     total_high: int
@@ -112,9 +112,9 @@ class Audit:
     level: float
     rows: int
     chance_high: int
-    zone: Audit | None
+    zone: Audit | None = None
     rest_high: int
-    came_since: int
+    came_since: int = 0
     _log: ReplayedLog = field(repr=False, compare=False)
     _looks: Looks = field(repr=False, compare=False)
     _upper_error: float = field(repr=False, compare=False)
@@ -375,7 +375,6 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         pending=log.pending,
         found=found,
         unknown=int(log.unknown.sum()),
-        hidden_low=0,
         hidden_high=high - found,
         total_low=found,
         total_high=high,
@@ -387,9 +386,7 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         level=level,
         rows=rows,
         chance_high=max(0, _chance_high(looks, rows, level, sensitivity) - found),
-        zone=None,
         rest_high=high - found,
-        came_since=0,
         _log=log,
         _looks=looks,
         _upper_error=upper_error,

@@ -133,8 +133,7 @@ class Pictures:
     def _make(self, name: tuple[int, str]) -> Picture:
         row, size = name
         try:
-            read = self._images.read_place if size == PLACE else self._images.read
-            picture = self._encoded(read(row, SIDES[size]))
+            picture = self._encoded(self._images.read(row, SIDES[size], place=size == PLACE))
             with self._lock:
                 self._keep(name, picture)
             return picture
