@@ -156,12 +156,8 @@ class ReviewService:
         """Log decisions; what is accepted is on disk when this returns.
 
         Returns what stands after those that were accepted, and after those that were refused because another decision
-        was in force than the one to replace.
-
-        Raises
-        ------
-        SessionError
-            The log could not be written, and nothing was decided.
+        was in force than the one to replace. Raises `SessionError` where the log could not be written: nothing was
+        decided.
         """
         self.queue.keep_alive(tab)
         accepted: list[dict[str, Any]] = []
@@ -188,12 +184,8 @@ class ReviewService:
     def set_closing_audit(self, on: bool, *, likeliest: bool = False) -> None:
         """Show only images that are drawn at random, among the likeliest or from all, or go back to the ranking.
 
-        Raises
-        ------
-        ValueError
-            Nothing is ranked yet, or nothing is undecided, so there are no likeliest images.
-        SessionError
-            The zone of the likeliest could not be written.
+        Raises `ValueError` where nothing is ranked yet, or nothing is undecided, so that there are no likeliest images,
+        and `SessionError` where their zone could not be written.
         """
         if on and likeliest:
             rows = self.queue.likeliest()
@@ -211,10 +203,7 @@ class ReviewService:
     def take_reviewed(self, csv: str) -> dict[str, Any]:
         """Take in a table of decisions that a review page exported; returns as `import_reviewed`.
 
-        Raises
-        ------
-        LabelError
-            The table is of another cache, or damaged; nothing was taken.
+        Raises `LabelError` where the table is of another cache, or damaged: nothing was taken.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "imported.csv")

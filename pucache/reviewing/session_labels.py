@@ -164,12 +164,8 @@ def import_reviewed(session: Session, path: str | Path, reviewer: str) -> dict[s
     before the session, a decision in it, or a twin; and how many are ``contradicting``: they have the other label in
     the session, which stays. ``contradicting_keys`` are their keys.
 
-    Raises
-    ------
-    LabelError
-        The file cannot be read, names keys that the cache does not hold, or has digests of other images.
-    SessionError
-        The log cannot be written.
+    Raises `LabelError` where the file cannot be read, names keys that the cache does not hold, or has digests of other
+    images, and `SessionError` where the log cannot be written.
     """
     choices = _choices(session, path)
     with session.lock:
