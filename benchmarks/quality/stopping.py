@@ -175,9 +175,9 @@ def report(reviews: list[dict]) -> str:
     parts = [
         "# When to stop a review",
         f"`python -m benchmarks.quality.stopping DIR --fashion SOURCE --methods CLONE`: the tasks of "
-        f"[simulated reviews](review.md), two seeds, on a quarter of the images ({hidden:,.0f} hidden in {rows:,.0f} "
-        f"rows in the mean), for at most {reviews[0]['looks']:,} looks: the first moment, checked every {EVERY} looks, "
-        f"at which a rule says that {RECALL:.0%} are found; means, and the range. "
+        f"[simulated reviews](review.md), {len(reviews)} reviews, on a quarter of the images ({hidden:,.0f} hidden in "
+        f"{rows:,.0f} rows in the mean), for at most {reviews[0]['looks']:,} looks: the first moment, checked every "
+        f"{EVERY} looks, at which a rule says that {RECALL:.0%} are found; means, and the range. "
         f"*{NO_ASSUMPTION.capitalize()}* and *{ZONE}* are pucache's "
         f"limits with a closing audit in the pile and in the zone of the likeliest, *{CHANCE}* its limit if the "
         "ranking is no worse than chance, the others a number of images looked at in a row without a positive. "

@@ -141,6 +141,11 @@ def csv_table(text: str, name: str, find: Finder, *, tabs: bool) -> Table:
     try:
         columns = list(map(plain_name, next(reader, [])))
         for cells in reader:
+            if any(cells[len(columns) :]):
+                raise csv.Error(
+                    f"{len(cells)} cells for {len(columns)} columns ({', '.join(columns)}); name every column in the "
+                    f"first line, and put cells that hold {mark!r} in quotes"
+                )
             if any(cells):  # spreadsheets leave rows of commas
                 rows.append(new_row(columns, cells, skipped + reader.line_num))
     except csv.Error as error:
@@ -228,7 +233,7 @@ def _records(rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
 
 def _cells(columns: list[Any], rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
     """A table of JSON's values; those of a column with objects or arrays are not read."""
-    if not all(isinstance(row, list | tuple) for row in rows):
+    if not all(isinstance(row, list | tuple) and len(row) <= len(columns) for row in rows):
         return None
     nested = {number for row in rows for number, cell in enumerate(row) if isinstance(cell, dict | list)}
     texts = (["" if number in nested else cell for number, cell in enumerate(row)] for row in rows)

@@ -61,6 +61,7 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(done):
     assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
 
 
+@pytest.mark.slow
 def test_where_a_text_encoder_is_at_hand_the_demo_begins_with_words(few_images, tmp_path, monkeypatch, one_thread):
     pytest.importorskip("tokenizers")
     monkeypatch.setattr(demonstration, "DATA", few_images)

@@ -5,7 +5,6 @@ import contextlib
 import numpy as np
 import pytest
 import torch
-from helpers.slow import slow
 from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, save_photos, train, training, with_norms
 
 from pucache.encoders import pretrained_file
@@ -68,9 +67,8 @@ def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
         np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("epochs", "minutes", "compiled"), [(100_000, 1000.0, 1), slow(100_000, 4.0, 0), slow(40, 1000.0, 0)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("epochs", "minutes", "compiled"), [(100_000, 1000.0, 1), (100_000, 4.0, 0), (40, 1000.0, 0)])
 def test_a_step_is_compiled_once_where_much_training_is_left(
     cuda, photos, tmp_path, monkeypatch, epochs, minutes, compiled
 ):

@@ -162,6 +162,7 @@ def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     assert sum(map(float, (tmp_path / "pauses").read_text().split())) < 5, "the hub's client retries for 45 s"
 
 
+@pytest.mark.slow
 def test_a_notebook_without_widgets_hears_nothing_of_tqdm():
     """In a process of its own, which looks like the kernel of a notebook to tqdm."""
     kernel = "import sys, types; sys.modules['ipykernel.zmqshell'] = types.ModuleType('zmqshell'); "

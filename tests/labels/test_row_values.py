@@ -7,6 +7,7 @@ import pytest
 import torch
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
+from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -220,7 +221,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [slow(name) if name == "report" else name for name in FUNCTIONS])
 def test_every_function_joins_a_series_by_its_index(pile, tmp_path, name):
     by_key = FUNCTIONS[name](pile, series(pile, PLANTED), series(pile, Y), tmp_path)
     assert by_key == FUNCTIONS[name](pile, PLANTED, Y, tmp_path)

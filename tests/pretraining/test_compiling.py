@@ -65,6 +65,7 @@ def assert_same_steps(network, how, within):
 # --- a step ------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_traced_step_is_the_plain_one_dropout_included(traced, caplog):
     assert_same_steps(lambda: without_norms(0.3), recipe(accumulate=2, views="overhead"), 1e-5)
     assert warnings(caplog) == []

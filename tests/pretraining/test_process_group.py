@@ -7,7 +7,7 @@ from helpers.training_parts import recipe, trained, with_two_norms, without_norm
 
 from pucache.pretraining import process_group
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.slow]
 
 
 def everything():

@@ -331,15 +331,21 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
 # --- closed and opened again ----------------------------------------------------------------------
 
 
-def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
-    """Its log was written by 0.2, in the epoch of this cache: undo, skip, an audit and a recheck."""
-    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
-    script = Path(__file__).with_name("session_of_0.2.sql").read_text()
-    folder = tmp_path / "pile.h5.review"
+def session_of(version, cache):
+    """The folder of a session on this cache whose log a version of pucache wrote."""
+    script = Path(__file__).with_name(f"session_of_{version}.sql").read_text()
+    folder = Path(f"{cache.files[0].path}.review")
     folder.mkdir()
     with sqlite3.connect(folder / "decisions.sqlite") as log:
         log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
     log.close()
+    return folder
+
+
+def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
+    """Its log was written by 0.2, in the epoch of this cache: undo, skip, an audit and a recheck."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    folder = session_of("0.2", cache)
     with read_session(cache) as session:
         assert session.urns == (27,) and [entry.urn for entry in session.entries()] == [0] * 14
     before = audit(folder)
@@ -364,6 +370,34 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
     with open_second_reader(cache, folder, "ben", TWIN_COSINE) as session:
         assert session.urns == (27,) and decide(session, 5).unknown == 27
     assert audit(folder).agreement.second == "ben" and audit(folder).found == 2
+
+
+def test_a_session_of_version_0_3_goes_on(tmp_path):
+    """Its log was written by 0.3: undo, skip, audits in the pile and in a zone, and a recheck that nobody decided."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    folder = session_of("0.3", cache)
+    before = audit(folder)
+    assert (before.draws, before.found, before.rows, before.zone.draws, before.zone.rows) == (2, 3, 27, 1, 4)
+    with open_session(cache, labels_of(30)) as session:
+        assert session.epoch_note == "" and len(session.entries()) == 12 and session.urns == (27,)
+        _, reviewed = session.labels()
+        assert {int(row): int(reviewed[row]) for row in np.flatnonzero(reviewed)} == {
+            4: 1,
+            10: 1,
+            11: 1,
+            20: -1,
+            22: -1,
+        }
+        counts = session.counts()
+        assert (counts.decided, counts.positives, counts.skipped, counts.unknown, counts.pending) == (4, 2, 1, 20, 3)
+        assert decide(session, 7, NEGATIVE).stream is Stream.ZONE and decide(session, 25).stream is Stream.AUDIT
+        entries = session.entries()
+    with open_session(cache) as session:
+        assert session.entries() == entries and len(entries) == 14
+        assert audit(session) == audit(folder) and audit(folder).zone.draws == 2
+    with open_second_reader(cache, folder, "ben", TWIN_COSINE) as session:
+        decide(session, 5)
+    assert audit(folder).agreement.second == "ben"
 
 
 def test_a_session_is_read_while_it_runs(session, cache):
