@@ -27,8 +27,9 @@ def audit(session: str, level: float, readers: str) -> None:
     \b
     pucache audit cache.h5.review
     """
-    from pucache.reviewing.concept_sessions import audit as run
-    from pucache.reviewing.concept_sessions import audit_concepts, concept_folders
+    from pucache.reviewing.audit import audit as run
+    from pucache.reviewing.audit import audit_concepts
+    from pucache.reviewing.session_folder import concept_folders
 
     if concept_folders(session):
         audits, failures = audit_concepts(session, level=level, readers=readers)
@@ -53,7 +54,7 @@ def _result(audited: Audit) -> dict[str, Any]:
 
 
 def _lines(audited: Audit) -> list[str]:
-    from pucache.reviewing.audit import lower_percent
+    from pucache.reviewing.statements import lower_percent
 
     if not audited.draws:
         return []

@@ -438,7 +438,7 @@ def is_of_concepts(session: str | None) -> bool:
     """Whether a folder of a review holds a session for each of several concepts."""
     if session is None:
         return False
-    from pucache.reviewing.concept_sessions import concept_folders
+    from pucache.reviewing.session_folder import concept_folders
 
     return bool(concept_folders(session))
 

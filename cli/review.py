@@ -116,8 +116,8 @@ def _refuse_what_serves() -> None:
 
 def _export(cache: tuple[str, ...], folder: str | None) -> None:
     """Write the labels of a session into its folder, and say which commands take them."""
-    from pucache.reviewing.export import export_session
     from pucache.reviewing.session import read_session
+    from pucache.reviewing.session_labels import export_session
 
     with read_session(list(cache), folder) as session:
         written = export_session(session)

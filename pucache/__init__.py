@@ -41,7 +41,7 @@ _HOMES = {
     "evaluate": "scoring.evaluate",
     "report": "pages.report",
     "audit": "reviewing.audit",
-    "audit_concepts": "reviewing.concept_sessions",
+    "audit_concepts": "reviewing.audit",
     "info": "cache.cache_info",
     "pack": "cache.merging",
     "export": "cache.exporting",
@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from .pretraining.pretrain import pretrain as pretrain
     from .retrieval.retrieve import retrieve_positives as retrieve_positives
     from .reviewing.audit import audit as audit
-    from .reviewing.concept_sessions import audit_concepts as audit_concepts
+    from .reviewing.audit import audit_concepts as audit_concepts
     from .reviewing.serve import review as review
     from .reviewing.train_pu import train_pu as train_pu
     from .scaling.embed_shards import embed_shards as embed_shards

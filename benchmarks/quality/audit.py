@@ -16,7 +16,7 @@ from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
 from pucache.reviewing.audit import UPPER_PART
-from pucache.reviewing.audit_log import ReplayedLog, looks_of, replay, replay_zone
+from pucache.reviewing.audit_log import ReplayedLog, looks_of
 from pucache.reviewing.hidden_interval import evidence_above, evidence_below
 from pucache.reviewing.log import Stream
 
@@ -110,12 +110,12 @@ def zone_of(rows: int) -> int:
 def excluded_limits(review: Review) -> list[bool]:
     """Whether the limits, as `audit_entries` computes them, exclude the truth: their evidence against it alone."""
     error, zone_rows = 1.0 - LEVEL, int(review.copies[review.zone].sum())
-    log, zone = replay(review.entries, [review.rows]), replay_zone(review.entries, zone_rows)
+    log, zone = ReplayedLog(review.entries, [review.rows]), ReplayedLog.of_zone(review.entries, [zone_rows])
     looks = looks_of(review.entries, review.rows, log.labels)
     total, inside = (int(review.copies[review.truth & groups].sum()) for groups in (review.truth, review.zone))
 
     def above(log: ReplayedLog, total: int, error: float) -> bool:
-        if total < int((log.found + log.doubtful).sum()):
+        if total < int((log.found + log.unresolved).sum()):
             return False
         return bool(evidence_above(log.all_positive, total, int(log.rows[0])).max(initial=0.0) >= -np.log(error))
 

@@ -30,8 +30,8 @@ from pucache.reviewing.audit import audit
 from pucache.reviewing.log import AGAIN, LABELS, Entry, Stream
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.service import best_rate
 from pucache.reviewing.session import Session
+from pucache.reviewing.statements import best_rate
 
 RECALL, EVERY = 0.95, 50  # looks between two checks
 LOOKS, SEEDS = 3000, 2

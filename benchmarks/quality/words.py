@@ -30,9 +30,9 @@ from pucache.encoders.class_words import KNOWN
 from pucache.encoders.sentence_encoder import SentenceEncoder
 from pucache.labels.labels import Labels
 from pucache.retrieval.query import Query, QueryScorer
-from pucache.reviewing.first_ranking import ENOUGH, positives_known
 from pucache.reviewing.queue import NextImages
 from pucache.reviewing.ranker import Ranker
+from pucache.reviewing.service import ENOUGH, positives_known
 from pucache.reviewing.session import open_session
 
 WANTED, EXAMPLES, GOAL = 20, 20, 0.8

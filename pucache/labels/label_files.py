@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("pucache")
 _SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their first characters
+EXPORT = "reviewed.csv"  # what a review page and a session write
 _DIGEST_DIGITS = 16  # hexadecimal digits of an image's sha256 in a review sheet
 _DIGEST_PREFIX = "sha256:"  # a spreadsheet would turn 12345678e9012345 into a number
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's

@@ -19,7 +19,6 @@ from ..estimates.audited_prior import new_images_text
 from ..estimates.calibration import fit_tilt
 from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LabelCount
-from ..estimates.metrics import with_labels
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
 from ..labels.labels import LOOK_AGAIN, Labels
@@ -248,13 +247,10 @@ def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float 
 
 
 def _true_by_model(report: TrainedReport) -> dict[str, float] | None:
-    if report.truth is None or not report.trained_on_other_labels:
+    if not report.trained_on_other_labels:
         return None
-    rows = report.unlabelled[report.truth[report.unlabelled] >= 0]
-    if not len(rows):
-        return None
-    margins = report.margins[rows]
-    return with_labels(report.truth[rows], margins, (margins > report.ranker.threshold_).astype(int))
+    by_model = {"unlabelled": report.margins[report.unlabelled], "threshold": report.ranker.threshold_}
+    return replace(report.held_out, **by_model).true()
 
 
 def _figures(report: TrainedReport) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, files_read, open_cache
-from ..labels.label_files import short_digest
+from ..labels.label_files import EXPORT, short_digest
 from ..labels.labels import Labels, open_labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
@@ -29,7 +29,6 @@ from ..storage.outputs import check_output
 from . import html as page
 from .thumbnails import RowImage, thumbnails
 
-EXPORT = "reviewed.csv"
 MAX_CANDIDATES = 20_000  # per page; each takes about 5 kB
 
 

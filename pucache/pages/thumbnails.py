@@ -48,6 +48,7 @@ class RowImage:
     height: int = 0
     problem: str = ""  # "", or one line: why there is no picture, or that the file has changed since it was embedded
     path: str = ""  # absolute path of the original where it is a file of this machine
+    answered: bool = True  # False: its host gave no answer
     uri: str = ""  # of a thumbnail, which has no `pixels`: data:image/webp;base64,..., or "" where there is no picture
 
 
@@ -92,15 +93,11 @@ class RowImages:
         self._opening = threading.Lock()
         self._silent: dict[str, tuple[float, str]] = {}  # hosts that did not answer: when, and the problem
 
-    def read(self, row: int, side: int) -> RowImage:
-        """Decode the image of a row, scaled down to at most `side` pixels a side; never raises for an image."""
-        return self._read(row, side, place=False)
+    def read(self, row: int, side: int, *, place: bool = False) -> RowImage:
+        """Decode the image of a row, scaled down to at most `side` pixels a side; never raises for an image.
 
-    def read_place(self, row: int, side: int) -> RowImage:
-        """As `read`, of the whole image that the row is a part of, with a frame around the part."""
-        return self._read(row, side, place=True)
-
-    def _read(self, row: int, side: int, *, place: bool) -> RowImage:
+        `place`: the whole image that the row is a part of, with a frame around the part.
+        """
         file_number = int(np.searchsorted(self._starts, row, "right")) - 1
         file = self._cache.files[file_number]
         digest = file.digests[row - self._starts[file_number]].tobytes()
@@ -112,11 +109,11 @@ class RowImages:
         if time.monotonic() - since < SILENT_SECONDS:  # it is not asked four times for each picture
             return RowImage(problem=problem)
         if place and region is not None:
-            image, answered = _read(source, key, None, bytes(32), side, decoding)
+            image = _read(source, key, None, bytes(32), side, decoding)
             image = image if image.pixels is None else _framed(image, image.pixels, region)
         else:
-            image, answered = _read(source, key, region, digest, side, decoding)
-        if not answered:
+            image = _read(source, key, region, digest, side, decoding)
+        if not image.answered:
             self._silent[host] = time.monotonic(), image.problem
         return image
 
@@ -163,17 +160,16 @@ def _has_no_answer(error: Exception) -> bool:
 
 def _read(
     source: Source | str, key: str, region: Region | None, expected_digest: bytes, side: int, decoding: Decoding
-) -> tuple[RowImage, bool]:
-    """The image, and whether its host answered."""
+) -> RowImage:
     if isinstance(source, str):
-        return RowImage(problem=source), True
+        return RowImage(problem=source)
     path = local_path(source, key)
     try:
         data = source.read(key)
     except KeyError:
-        return RowImage(problem=f"{source.name} does not hold it"), True
+        return RowImage(problem=f"{source.name} does not hold it")
     except Exception as error:  # a file system behind a URL raises almost anything
-        return RowImage(problem=one_line(error)), not _has_no_answer(error)
+        return RowImage(problem=one_line(error), answered=not _has_no_answer(error))
     width, height = _size(data)
     try:
         picture = _picture(data, region, side, decoding, large=not 0 < width * height <= LARGE)
@@ -181,11 +177,11 @@ def _read(
             left, top, right, bottom = region.box(upright_size(io.BytesIO(data), decoding))
             width, height = right - left, bottom - top
     except PUCacheError as error:
-        return RowImage(None, width, height, one_line(error), path), True
+        return RowImage(None, width, height, one_line(error), path)
     if (width - height) * (picture.width - picture.height) < 0:  # the picture is upright, the header's size is not
         width, height = height, width
     changed = any(expected_digest) and part_digest(image_digest(data), region) != expected_digest
-    return RowImage(picture, width, height, CHANGED if changed else "", path), True
+    return RowImage(picture, width, height, CHANGED if changed else "", path)
 
 
 def _framed(image: RowImage, pixels: Image.Image, region: Region) -> RowImage:
@@ -219,12 +215,13 @@ def _picture(data: bytes, region: Region | None, side: int, decoding: Decoding, 
 
 
 def _uri(picture: Image.Image) -> str:
-    return "data:image/webp;base64," + base64.b64encode(encoded(picture, "WEBP", method=4)).decode()
+    data = encoded(picture, "WEBP", quality=QUALITY, method=4)
+    return "data:image/webp;base64," + base64.b64encode(data).decode()
 
 
 def encoded(picture: Image.Image, form: str, **options: object) -> bytes:
-    """Encode a thumbnail in a form of Pillow, without metadata."""
-    stream = io.BytesIO()
-    # a colour profile or EXIF would take more bytes than the picture
-    picture.save(stream, form, quality=QUALITY, icc_profile=b"", exif=b"", xmp=b"", **options)
+    """Encode 8-bit RGB in a form of Pillow, without metadata: a profile may take more bytes than the picture."""
+    stream, bare = io.BytesIO(), Image.new("RGB", picture.size)
+    bare.paste(picture)  # without the profile and EXIF that `info` holds
+    bare.save(stream, form, **options)
     return stream.getvalue()

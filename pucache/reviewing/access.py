@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -112,7 +113,8 @@ class Access:
         return bool(used)
 
     def _has_cookie(self, headers: Headers) -> bool:
-        return any(equal(_cookie(text, self.cookie_name), self.cookie) for text in headers.getlist("cookie"))
+        cookies = map(cookie_parser, headers.getlist("cookie"))  # other programs of this machine may have set odd ones
+        return any(equal(values.get(self.cookie_name, ""), self.cookie) for values in cookies)
 
     def _without_cookie(self, scope: Scope) -> Response:
         if scope["raw_path"] == b"/":
@@ -178,9 +180,3 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 def _is_any(bound: str) -> bool:
     address = _address(bound)
     return address is not None and address.is_unspecified
-
-
-def _cookie(text: str, name: str) -> str:
-    """Value of a cookie; other programs of this machine may have set odd ones, which are passed over."""
-    pairs = [part.strip().partition("=") for part in text.split(";")]
-    return next((value for other, _, value in pairs if other == name), "")

@@ -1,18 +1,19 @@
-"""What two readers of the same images say together: the labels, whether they agree, and where they do not."""
+"""What two readers of the same images have in common: labels, random images, and how far they agree."""
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import SessionError
 from ..labels.label_files import name_first
-from .log import LABELS, AuditedEntries, Choice, DecisionLog, Entry, Stream, labelling_decisions
+from .log import DRAWN, LABELS, AuditedEntries, Choice, DecisionLog, Entry, EpochFacts, Stream, labelling_decisions
 from .session_folder import open_log
 
 BOTH, FIRST = RULES = ("both", "first")  # whose answers are the labels
@@ -80,6 +81,46 @@ def check_rule(readers: str) -> None:
     """Raise ValueError for a rule that there is not."""
     if readers not in RULES:
         raise ValueError(f"readers must be both or first, got {readers!r}")
+
+
+# --- random images of both ---------------------------------------------------------------------
+
+
+class SharedDraws:
+    """The random images of a first reader, which the second reader gets too, so that their answers can be compared.
+
+    They may not simply be given to the second one: they come from what the first one had left, where positives are
+    rarer the more he has found. So a row is drawn from what the second reader has left. Where it could have been drawn
+    for the first reader too, the next image that was takes its place. Given all that the second reader knows, that
+    image is as likely to be any row that both had left as the drawn one is, so the draw stays uniform over what he has
+    left. It must be new to him: one that he has decided or was given is passed over for good.
+
+    `entries` are of the first reader's log, `epoch` is the number of the present epoch, `urns` how many its pile has;
+    each epoch that goes on with another adds one.
+    """
+
+    def __init__(self, entries: Sequence[Entry], epoch: int, urns: int):
+        self._entries, self._epoch, self._urns = entries, epoch, urns
+        self._draws = [entry for entry in entries if entry.is_draw and entry.stream is Stream.AUDIT]
+
+    @classmethod
+    def read(cls, first: Path, facts: EpochFacts) -> SharedDraws:
+        """Those in the folder of a session, none where its pile is another one now; raises `SessionError`."""
+        with open_log(first, read_only=True) as log:
+            same = log.facts().pile == facts.pile
+            return cls(log.audited_entries().entries if same else (), log.epoch, len(facts.urns))
+
+    def instead_of(self, group: int, urn: int, seen: Container[int]) -> Entry | None:
+        """Draw of the next image that is new to the second reader, if the group could have been drawn in its place.
+
+        `group` was drawn for him, from `urn`, and is new to him; `seen` are the groups that are not.
+        """
+        draw = next((draw for draw in self._draws if draw.group not in seen), None)
+        if draw is None or urn >= self._urns - (self._epoch - draw.epoch):  # came after that draw
+            return None
+        before = [entry for entry in self._entries if entry.group == group and entry.serial < draw.serial]
+        was_out = group in labelled(before) or any(entry.is_draw and entry.stream in DRAWN for entry in before)
+        return None if was_out else draw
 
 
 # --- agreement ---------------------------------------------------------------------------------

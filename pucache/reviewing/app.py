@@ -27,9 +27,9 @@ from starlette.types import Receive, Scope, Send
 from ..errors import OutputError, PUCacheError, SessionError, one_line
 from ..pages.html import read_asset, template
 from .access import NOTHING, Access, refused
-from .export import export_session
 from .log import Choice
 from .service import ReviewService
+from .session_labels import export_session
 from .session_state import Proposal
 
 MAX_BODY = 1 << 20  # bytes of a request

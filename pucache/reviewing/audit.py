@@ -9,7 +9,7 @@ every moment of the review at once, so it may be looked at all the time and the 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,29 +17,32 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SessionError
+from . import statements
 from .agreement import BOTH, Agreement, audited_by_both
-from .audit_log import ReplayedLog, looks_of, replay, replay_zone
-from .hidden_interval import DrawHistory, Looks, greatest_total, least_sensitivity, least_total, likeliest_total
+from .audit_log import ReplayedLog, looks_of
+from .hidden_interval import (
+    Looks,
+    greatest_total,
+    least_sensitivity,
+    least_total,
+    likeliest_total,
+    share_found,
+)
 from .log import AuditedEntries, Entry
-from .session_folder import open_log
+from .session_folder import open_log, over_sessions
+from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
     from .session import Session
 
-MORE = 200  # further random images that `Audit.forecast` speaks of
 _TOTALS = 500  # at most, at which the likelihood is computed
-FEW = 10  # hidden positives that are called a few
 PROBABLE_ERROR = 0.2  # of the limit that is called probable
-LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
-RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
-FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them
-RECHECKS_NEEDED = 30  # from which on the limits allow for overlooked positives, and one may stop;
-MISSES_NEEDED = 1  # so many rejections are enough for the former
+MISSES_NEEDED = 1  # so many rejections are enough for the limits to allow for overlooked positives
 UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower one
 SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Audit:
     """Interval of the number of positives in the pile. All numbers but the first four are rows.
 
@@ -97,7 +100,7 @@ class Audit:
     pending: int
     found: int
     unknown: int
-    hidden_low: int
+    hidden_low: int = 0
     hidden_high: int
     total_low: int
     total_high: int
@@ -109,13 +112,28 @@ class Audit:
     level: float
     rows: int
     chance_high: int
-    zone: Audit | None
+    zone: Audit | None = None
     rest_high: int
-    came_since: int
+    came_since: int = 0
     _log: ReplayedLog = field(repr=False, compare=False)
     _looks: Looks = field(repr=False, compare=False)
     _upper_error: float = field(repr=False, compare=False)
     agreement: Agreement | None = None
+
+    @property
+    def urns(self) -> int:
+        """Urns that the pile is of."""
+        return len(self._log.rows)
+
+    @property
+    def open_rows(self) -> int:
+        """Rows without a label."""
+        return self.rows - int(self._log.found.sum() + self._log.rejected.sum())
+
+    @property
+    def probable_high(self) -> int:
+        """Upper limit of the hidden positives from all looks, with an error of 20 %: what is called probable."""
+        return max(0, self._looks.greatest_total(PROBABLE_ERROR) - self.found)
 
     @property
     def likeliest_share(self) -> float:
@@ -168,11 +186,10 @@ class Audit:
         ValueError
             `more` is negative, or `share` outside [0, 1].
         """
-        total, found = self._outlook(more, share)
-        return total - found
+        return self.further(more, share)[0]
 
-    def _outlook(self, more: int, share: float | None = None) -> tuple[int, int]:
-        """Upper limit of the total, and positives found, after further random images."""
+    def further(self, more: int, share: float | None = None) -> tuple[int, int]:
+        """Upper limit of the hidden positives, and positives found, after further random images; see `outlook`."""
         if share is None:
             share = self.likeliest_share if self.draws and self.unknown else 0.0
         if more < 0 or not 0.0 <= share <= 1.0:
@@ -193,81 +210,14 @@ class Audit:
             history = history.extended(positives, draws, unknown=unknown, positives_before=before, urn=urn)
             found[urn] += positives
             rejected[urn] += draws - positives
-        limits = found + unresolved, log.rows - rejected
-        return _total_high(history, log.rows, *limits, self._upper_error, self.sensitivity_low), int(found.sum())
+        limits = {"least": found + unresolved, "greatest": log.rows - rejected}
+        high = greatest_total(history, log.rows, **limits, error=self._upper_error)
+        return _with_overlooked(high, self.rows, self.sensitivity_low) - int(found.sum()), int(found.sum())
 
-    def _chance_outlook(self, more: int) -> tuple[int, int]:
-        """As `_outlook` for `chance_high`, after further looks without a positive."""
-        looks = self._looks.without_positives(more)
-        return _chance_high(looks, self.rows, self.level, self.sensitivity_low), self.found
-
-    def sentence(self) -> str:
-        """How many positives are found and hidden, as one sentence that needs no explanation."""
-        open_rows = self.rows - int(self._log.found.sum() + self._log.rejected.sum())
-        if not open_rows and self.sensitivity_low is None:
-            return f"{self.found:,} found. Every image is decided."
-        if not self.draws:
-            return f"{self.found:,} found. How many more is not known before the first random image."
-        overlooked = ", overlooked ones included" if self.sensitivity_low is not None else ""
-        return (
-            f"{self.found:,} found. With {100 * self.level:g} % confidence at most {self.hidden_high:,} more among "
-            f"{open_rows:,}{overlooked}.{self._guess()}"
-        )
-
-    def _guess(self) -> str:
-        """The likeliest number of hidden positives where it says more than the limit."""
-        if self.hidden_high <= FEW or not self.unknown:
-            return ""
-        if self.positives >= LEAST_POSITIVES:
-            number, about = round(self.likeliest_share * self.unknown), "about"
-        else:
-            number, about = max(0, self._looks.greatest_total(PROBABLE_ERROR) - self.found), "at most about"
-        if number <= FEW:
-            return " Probably none or a few."
-        return f" Probably {about} {number:,}." if number < self.hidden_high else ""
-
-    def statements(self) -> list[str]:
-        """What can be said, in words: first `sentence`, then each limit with what it assumes."""
-        zone, said = self.zone, [self.sentence()]
-        if self.draws:
-            cost = self._cost(self.recall_low, self._outlook, self.unknown, "random images")
-            said.append(f"{self._assumption()}: {_recall(self.recall_low)} ({self._basis()}){cost}.")
-        if self.hidden_low:
-            said.append(f"As you label them, at least {self.hidden_low:,} more; positives accepted wrongly raise this.")
-        if zone is not None and zone.draws:
-            others = _images(self.rows - zone.rows, "other")
-            elsewhere = self.found - zone.found
-            recall = share_found(self.found, zone.hidden_high)
-            cost = zone._cost(recall, zone._outlook, zone.unknown, "random images among the likeliest", elsewhere)
-            said.append(
-                f"{self._assumption()}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
-                f"among {others} at most {self.rest_high:,}, with {100 * self.level:g} % confidence for both "
-                f"({zone._basis()} among the likeliest). Leaving aside {others}: "
-                f"{_recall(recall, 'positives elsewhere')}{cost}."
-            )
-            if self.came_since:
-                said.append(
-                    f"The likeliest images were chosen before {self.came_since:,} of the images came: their limit "
-                    "speaks of the images of then. Random images among all are from the new ones too."
-                )
-        if self.chance_high < self.unknown and (self.chance_high < self.hidden_high or not self.draws):
-            recall = share_found(self.found, self.chance_high)
-            cost = self._cost(recall, self._chance_outlook, self.unknown, "images, if none is positive")
-            said.append(
-                f"If the ranking shows positives at least as often as chance would: at most {self.chance_high:,} "
-                f"more, and {_recall(recall)}{cost}. A ranking that shows negatives first makes this wrong."
-            )
-        said += filter(None, [self.forecast()])
-        return said if self.agreement is None else [*said, *self.agreement.statements()]
-
-    def forecast(self) -> str:
-        """What further random images may bring; "" where none is left."""
-        more = min(MORE, self.unknown)
-        if not more:
-            return ""
-        positives, kind = self.expected_positives(more), "more random" if self.draws else "random"
-        high = self.outlook(more, positives / more)
-        return f"After {_images(more, kind)}, if {_positive(positives)}: at most about {high:,}."
+    def further_by_ranking(self, more: int) -> tuple[int, int]:
+        """As `further` for `chance_high`, after further looks without a positive."""
+        high = _chance_high(self._looks.without_positives(more), self.rows, self.level, self.sensitivity_low)
+        return max(0, high - self.found), self.found
 
     def expected_positives(self, more: int) -> int:
         """Positives that are expected of further random images: fewer than all up to now brought.
@@ -276,42 +226,17 @@ class Audit:
         """
         return min(self.positives - 1, round(self.likeliest_share * more)) if self.positives and self.unknown else 0
 
-    def _assumption(self) -> str:
-        """What the upper limits assume, as the beginning of a sentence."""
-        if self.sensitivity_low is None:
-            return "If no positive was overlooked"
-        return "If positives are overlooked no more often than those that are shown again"
+    def sentence(self) -> str:
+        """How many positives are found and hidden, as one sentence that needs no explanation."""
+        return statements.sentence(self)
 
-    def _cost(
-        self,
-        recall: float,
-        outlook: Callable[[int], tuple[int, int]],
-        most: int,
-        kind: str,
-        elsewhere: int = 0,
-    ) -> str:
-        """What stating greater shares found would take, as the end of a sentence; `elsewhere` are found besides."""
-        few_urns = len(self._log.rows) < 3  # with more of them, an outlook takes too long
-        parts, wanted = [], [share for share in RECALLS if share > recall and few_urns]
-        for looks in (*(number for number in FURTHER if number < most), min(most, FURTHER[-1] + 1)):
-            high, found = outlook(min(looks, most)) if wanted and looks <= FURTHER[-1] else (0, 0)
-            while wanted and (looks > FURTHER[-1] or found + elsewhere >= wanted[0] * (high + elsewhere)):
-                number = f"more than {FURTHER[-1]:,}" if looks > FURTHER[-1] else f"about {looks:,}"
-                parts.append(f"{100 * wanted.pop(0):g} % would take {number}")
-        return f"; {', '.join(parts)} more {kind}" if parts else ""
+    def statements(self) -> list[str]:
+        """What can be said, in words: first `sentence`, then each limit with what it assumes."""
+        return statements.statements(self)
 
-    def _basis(self) -> str:
-        """What the interval rests on."""
-        parts = [_images(self.draws, "random")]
-        open_ = self.skipped + self.pending
-        if open_:
-            parts.append(f"{open_:,} of them skipped or left out, which count as positive until they are decided")
-        if self.sensitivity_low is not None:
-            parts.append(
-                f"{self.missed:,} of {self.rechecks:,} known positives rejected when shown again, so at least "
-                f"{100 * self.sensitivity_low:.0f} % are recognised"
-            )
-        return "; ".join(parts)
+    def forecast(self) -> str:
+        """What further random images may bring; "" where none is left."""
+        return statements.forecast(self)
 
     def as_dict(self) -> dict[str, Any]:
         """The attributes as plain numbers, for JSON; `zone` is one of these."""
@@ -358,6 +283,34 @@ def audit(session: str | Path | Session, *, level: float = 0.95, readers: str = 
         raise SessionError(f"the log of {name} is damaged: {error}; restore it from a copy") from error
 
 
+def audit_concepts(
+    folder: str | Path, *, level: float = 0.95, readers: str = BOTH
+) -> tuple[dict[str, Audit], dict[str, str]]:
+    """`pucache.audit` of the session of each concept.
+
+    Parameters
+    ----------
+    folder : path
+        Of the sessions, also while `pucache review` runs them.
+    level : float
+        As for `pucache.audit`; it holds for each concept, not for all at once.
+    readers : str
+        As for `pucache.audit`.
+
+    Returns
+    -------
+    audits : dict of str to Audit
+    failures : dict of str to str
+        Concepts whose session cannot be read, and why, in one line.
+
+    Raises
+    ------
+    SessionError
+        The folder holds no session that can be read, or sessions of different caches.
+    """
+    return over_sessions(folder, lambda path: audit(path, level=level, readers=readers))
+
+
 def _read(session: str | Path | Session, readers: str) -> tuple[AuditedEntries, Agreement | None]:
     if not isinstance(session, (str, Path)):
         return session.audited_entries(), None
@@ -390,24 +343,19 @@ def audit_entries(
     _check_level(level)
     if min(urns) < 0:
         raise ValueError(f"a pile has at least 0 rows; got {min(urns)}")
-    log = replay(entries, urns)
+    log = ReplayedLog(entries, urns)
     sensitivity = None
     if log.rechecks >= RECHECKS_NEEDED or log.missed >= MISSES_NEEDED:
         sensitivity = least_sensitivity(log.rechecks, log.missed, SENSITIVITY_PART * (1.0 - level))
     error, looks = _interval_error(level, sensitivity), looks_of(entries, int(log.rows.sum()), log.labels, since)
     audited = _audited(log, looks, level, sensitivity, UPPER_PART * error)
-    low = least_total(
-        log.all_negative,
-        log.rows.tolist(),
-        least=log.found.tolist(),
-        greatest=(log.rows - log.rejected - log.unresolved).tolist(),
-        error=(1.0 - UPPER_PART) * error,
-    )
+    limits = {"least": log.found, "greatest": log.rows - log.rejected - log.unresolved}
+    low = least_total(log.all_negative, log.rows, **limits, error=(1.0 - UPPER_PART) * error)
     low = min(low, audited.total_high)
     audited = replace(audited, total_low=low, hidden_low=low - audited.found)
     if not zone:
         return audited
-    likeliest = _audited(replay_zone(entries, zone), looks, level, sensitivity, error / 2)
+    likeliest = _audited(ReplayedLog.of_zone(entries, zone), looks, level, sensitivity, error / 2)
     rest = _audited(log, looks, level, sensitivity, error / 2).hidden_high  # as many at most are outside of the zone
     if sensitivity is None:
         rest = min(rest, audited.unknown - likeliest.unknown + int(log.unresolved.sum()))
@@ -417,8 +365,8 @@ def audit_entries(
 def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | None, upper_error: float) -> Audit:
     """The audit of a pile, without its lower limit and its zone."""
     found, rows = int(log.found.sum()), int(log.rows.sum())
-    limits = log.found + log.unresolved, log.rows - log.rejected
-    recognised = _total_high(log.all_positive, log.rows, *limits, upper_error, None)
+    limits = {"least": log.found + log.unresolved, "greatest": log.rows - log.rejected}
+    recognised = greatest_total(log.all_positive, log.rows, **limits, error=upper_error)
     high = _with_overlooked(recognised, rows, sensitivity)
     return Audit(
         draws=log.all_positive.positive.size,
@@ -427,7 +375,6 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         pending=log.pending,
         found=found,
         unknown=int(log.unknown.sum()),
-        hidden_low=0,
         hidden_high=high - found,
         total_low=found,
         total_high=high,
@@ -439,9 +386,7 @@ def _audited(log: ReplayedLog, looks: Looks, level: float, sensitivity: float | 
         level=level,
         rows=rows,
         chance_high=max(0, _chance_high(looks, rows, level, sensitivity) - found),
-        zone=None,
         rest_high=high - found,
-        came_since=0,
         _log=log,
         _looks=looks,
         _upper_error=upper_error,
@@ -457,47 +402,13 @@ def _interval_error(level: float, sensitivity: float | None) -> float:
     return (1.0 - level) * (1.0 if sensitivity is None else 1.0 - SENSITIVITY_PART)
 
 
-def _total_high(
-    history: DrawHistory,
-    rows: np.ndarray,
-    least: np.ndarray,
-    greatest: np.ndarray,
-    error: float,
-    sensitivity: float | None,
-) -> int:
-    """Upper limit of the positives in the pile, those included that were overlooked."""
-    total = greatest_total(history, rows.tolist(), least=least.tolist(), greatest=greatest.tolist(), error=error)
-    return _with_overlooked(total, int(rows.sum()), sensitivity)
-
-
 def _chance_high(looks: Looks, rows: int, level: float, sensitivity: float | None) -> int:
-    """As `_total_high`, where the ranking is no worse than chance."""
+    """Upper limit of the positives in the pile where the ranking is no worse than chance."""
     return _with_overlooked(looks.greatest_total(_interval_error(level, sensitivity)), rows, sensitivity)
 
 
 def _with_overlooked(total: int, rows: int, sensitivity: float | None) -> int:
+    """Upper limit of the positives in the pile, those included that were overlooked."""
     if sensitivity is None:
         return total
     return min(rows, math.ceil(total / sensitivity)) if sensitivity else rows
-
-
-def share_found(found: int, hidden: int) -> float:
-    """Share of the positives that are found; 1 where there is none."""
-    return found / (found + hidden) if found + hidden else 1.0
-
-
-def lower_percent(share: float) -> str:
-    """A lower limit in per cent, rounded down."""
-    return f"{math.floor(1000 * share) / 10:g} %"
-
-
-def _recall(share: float, of: str = "all positives") -> str:
-    return f"at least {lower_percent(share)} of {of} are found"
-
-
-def _images(number: int, kind: str) -> str:
-    return f"{number:,} {kind} image{'s' * (number != 1)}"
-
-
-def _positive(number: int) -> str:
-    return f"{number or 'none'} of them {'are' if number > 1 else 'is'} positive"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -15,108 +15,70 @@ _ANSWERS = (Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP)
 ANY = -1  # number of unknown rows at a draw that is not checked
 
 
-@dataclass(frozen=True)
 class ReplayedLog:
-    """Audit draws and counts of a log; arrays are int64, by urn, and count rows.
+    """Audit draws and counts of all entries of a log since urns of so many rows were fixed.
 
-    A group is *unresolved* where it was out of its urn at a draw and has no label now: skipped, undone or pending.
-    """
-
-    all_positive: DrawHistory  # with the unresolved groups as positives
-    all_negative: DrawHistory  # with the unresolved groups as negatives
-    rows: np.ndarray  # of the urn
-    found: np.ndarray  # labelled positive
-    rejected: np.ndarray  # labelled negative
-    unresolved: np.ndarray
-    unknown: np.ndarray  # neither decided nor among these draws
-    positives: int  # audit draws with that outcome
-    skipped: int  # audit draws whose last decision is a skip
-    pending: int  # audit draws without a decision, or with an undone one, before one that has a decision
-    pending_rows: np.ndarray  # rows of each draw that is pending, 0 for all others; int64 (m,)
-    rechecks: int  # answered ones
-    missed: int  # rechecks whose answer was a rejection
-    labels: dict[int, Choice | None]  # last decision of each group
-
-
-def replay(entries: Sequence[Entry], urns: Sequence[int]) -> ReplayedLog:
-    """Go through all entries of a log since urns of so many rows were fixed; groups without copies are outside them.
-
-    A draw from the zone takes its row out of the urn, as a look of the ranking does.
-
-    Draws after the last one that is decided or skipped are left out, as if not made: the limits of all first draws
-    hold at once, whatever one of them is looked at.
+    Groups without copies are outside the urns. A draw from the zone takes its row out of the urn, as a look of the
+    ranking does. Draws after the last one that is decided or skipped are left out, as if not made: the limits of all
+    first draws hold at once, whatever one of them is looked at. A group is *unresolved* where it was out of its urn at
+    a draw and has no label now: skipped, undone or pending. Arrays are int64, by urn, and count rows.
 
     Raises
     ------
     ValueError
         The entries contradict each other, or the urns.
     """
-    log = _Replay(entries, urns)
-    draws = [entry for entry in entries if entry.is_draw and entry.stream in DRAWN]
-    last = max((draw.serial for draw in draws if log.last.get(draw.group) not in PENDING), default=0)
-    for entry in entries:
-        if not entry.is_draw:
-            log.decide(entry)
-        elif entry.stream in DRAWN and entry.serial <= last:
-            (log.draw if entry.stream is Stream.AUDIT else log.remove_zone_draw)(entry)
-    outcomes = [log.last.get(group) for group in log.drawn]
-    pending_rows = [log.copies[group] * (log.last.get(group) in PENDING) for group in log.drawn]
-    without_label = (
-        group for group in log.drawn.keys() | log.zone_draws | log.was_out if log.last.get(group) not in LABELS
-    )
-    answers = _recheck_answers(entries)
-    return ReplayedLog(
-        all_positive=log.history(unresolved_are=1),
-        all_negative=log.history(unresolved_are=0),
-        rows=log.rows,
-        found=log.sum(group for group, choice in log.last.items() if choice is Choice.POSITIVE),
-        rejected=log.sum(group for group, choice in log.last.items() if choice is Choice.NEGATIVE),
-        unresolved=log.sum(without_label),
-        unknown=log.rows - log.out,
-        positives=outcomes.count(Choice.POSITIVE),
-        skipped=outcomes.count(Choice.SKIP),
-        pending=sum(outcome in PENDING for outcome in outcomes),
-        pending_rows=np.array(pending_rows, np.int64),
-        rechecks=len(answers),
-        missed=answers.count(Choice.NEGATIVE),
-        labels=log.last,
-    )
-
-
-def replay_zone(entries: Sequence[Entry], parts: Sequence[int]) -> ReplayedLog:
-    """As `replay`, of the zone, whose parts of so many rows are urns; random images of the pile may be of a part.
-
-    Rechecks count as in the pile.
-    """
-    inside = []
-    for entry in entries:
-        if entry.stream is Stream.ZONE:
-            entry = replace(entry, stream=Stream.AUDIT, urn=entry.zone - 1)
-        elif entry.zone:  # where a draw from the pile is of a part, it is uniform over the rows that are left of it
-            entry = replace(entry, urn=entry.zone - 1, unknown=ANY)
-        elif entry.stream in AGAIN:
-            entry = replace(entry, urn=0, copies=0)
-        else:
-            continue
-        inside.append(entry)
-    return replay(inside, parts)
-
-
-class _Replay:
-    """Rows that are out of the urns as the log goes on, and how many of them are positive by their last label."""
 
     def __init__(self, entries: Sequence[Entry], urns: Sequence[int]):
-        self.rows = np.array(urns, np.int64)
-        self.last = _last_choices(entries)
-        self.copies: dict[int, int] = {}
+        self.rows = np.array(urns, np.int64)  # of the urn
+        self.labels = _last_choices(entries)  # last decision of each group
+        self._copies: dict[int, int] = {}
         self._urn_of: dict[int, int] = {}
         self._check(entries)
-        self.out, self._positive, self._unresolved = (np.zeros_like(self.rows) for _ in range(3))  # rows, by urn
+        self._out, self._positive, self._unresolved = (np.zeros_like(self.rows) for _ in range(3))  # as the log goes on
         self._labelled: dict[int, int] = {}  # number of draws before the label, by group; not the drawn ones
-        self.drawn: dict[int, None] = {}  # groups, in the order of their draws
-        self.zone_draws: set[int] = set()  # groups drawn from the zone
-        self.was_out: set[int] = set()  # groups that were out at a draw and came back
+        self._drawn: dict[int, None] = {}  # groups, in the order of their draws
+        self._zone_draws: set[int] = set()  # groups drawn from the zone
+        self._was_out: set[int] = set()  # groups that were out at a draw and came back
         self._draws: list[tuple[Choice | None, int, int, int, int]] = []  # last choice, n_i, positive, unresolved, urn
+        self._go_through(entries)
+
+        last, outcomes = self.labels, [self.labels.get(group) for group in self._drawn]
+        without_label = self._drawn.keys() | self._zone_draws | self._was_out
+        self.found = self._sum(group for group, choice in last.items() if choice is Choice.POSITIVE)
+        self.rejected = self._sum(group for group, choice in last.items() if choice is Choice.NEGATIVE)
+        self.unresolved = self._sum(group for group in without_label if last.get(group) not in LABELS)
+        self.unknown = self.rows - self._out  # neither decided nor among these draws
+        self.positives = outcomes.count(Choice.POSITIVE)  # audit draws with that outcome
+        self.skipped = outcomes.count(Choice.SKIP)  # audit draws whose last decision is a skip
+        pending = [self._copies[group] * (last.get(group) in PENDING) for group in self._drawn]
+        self.pending_rows = np.array(pending, np.int64)  # of each draw that is pending, 0 for all others; (m,)
+        # without a decision, or with an undone one, before one that has a decision
+        self.pending = sum(outcome in PENDING for outcome in outcomes)
+        self.all_positive = self._history(unresolved_are=1)  # with the unresolved groups as positives
+        self.all_negative = self._history(unresolved_are=0)
+        answers = _recheck_answers(entries)
+        self.rechecks = len(answers)  # answered ones
+        self.missed = answers.count(Choice.NEGATIVE)  # rechecks whose answer was a rejection
+
+    @classmethod
+    def of_zone(cls, entries: Sequence[Entry], parts: Sequence[int]) -> ReplayedLog:
+        """Of the zone, whose parts of so many rows are urns; random images of the pile may be of a part.
+
+        Rechecks count as in the pile.
+        """
+        inside = []
+        for entry in entries:
+            if entry.stream is Stream.ZONE:
+                entry = replace(entry, stream=Stream.AUDIT, urn=entry.zone - 1)
+            elif entry.zone:  # where a draw from the pile is of a part, it is uniform over the rows that are left of it
+                entry = replace(entry, urn=entry.zone - 1, unknown=ANY)
+            elif entry.stream in AGAIN:
+                entry = replace(entry, urn=0, copies=0)
+            else:
+                continue
+            inside.append(entry)
+        return cls(inside, parts)
 
     def _check(self, entries: Sequence[Entry]) -> None:
         serial = 0
@@ -128,27 +90,39 @@ class _Replay:
             serial = entry.serial
             if not 0 <= entry.urn < len(self.rows):
                 raise ValueError(f"entry {serial} is of urn {entry.urn}; there are {len(self.rows)}")
-            before = self.copies.setdefault(entry.group, entry.copies)
+            before = self._copies.setdefault(entry.group, entry.copies)
             if before != entry.copies or self._urn_of.setdefault(entry.group, entry.urn) != entry.urn:
                 raise ValueError(
                     f"entry {serial}: group {entry.group} has {entry.copies} rows in urn {entry.urn}, and had {before} "
                     f"in urn {self._urn_of[entry.group]}"
                 )
-        known = self.sum(self.copies)
+        known = self._sum(self._copies)
         if (known > self.rows).any():
             raise ValueError(f"the entries are about {known.sum():,} rows; the pile has {self.rows.sum():,}")
 
-    def sum(self, groups: Iterable[int]) -> np.ndarray:
+    def _sum(self, groups: Iterable[int]) -> np.ndarray:
         """Rows of some groups, by urn."""
         rows = np.zeros_like(self.rows)
         for group in groups:
-            rows[self._urn_of[group]] += self.copies[group]
+            rows[self._urn_of[group]] += self._copies[group]
         return rows
 
-    def draw(self, draw: Entry) -> None:
+    def _go_through(self, entries: Sequence[Entry]) -> None:
+        draws = [entry for entry in entries if entry.is_draw and entry.stream in DRAWN]
+        last = max((draw.serial for draw in draws if self.labels.get(draw.group) not in PENDING), default=0)
+        for entry in entries:
+            if not entry.is_draw:
+                self._decide(entry)
+            elif entry.serial <= last and entry.stream is Stream.AUDIT:
+                self._draw(entry)
+            elif entry.serial <= last and entry.stream is Stream.ZONE:
+                self._zone_draws.add(entry.group)
+                self._move(entry.group, 1)
+
+    def _draw(self, draw: Entry) -> None:
         group, urn = draw.group, draw.urn
-        left = int(self.rows[urn] - self.out[urn])
-        if group in self.drawn or group in self.zone_draws or group in self._labelled:
+        left = int(self.rows[urn] - self._out[urn])
+        if group in self._drawn or group in self._zone_draws or group in self._labelled:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which had been decided or drawn before")
         if draw.copies < 1:
             raise ValueError(f"draw {draw.serial} is of row {draw.row}, which is not in the pile")
@@ -158,32 +132,28 @@ class _Replay:
                 "left, so entries are missing or the pile is another one"
             )
         out = int(self._positive[urn]), int(self._unresolved[urn])
-        self._draws.append((self.last.get(group), left, *out, urn))
-        self.drawn[group] = None
+        self._draws.append((self.labels.get(group), left, *out, urn))
+        self._drawn[group] = None
         self._move(group, 1)
 
-    def remove_zone_draw(self, draw: Entry) -> None:
-        self.zone_draws.add(draw.group)
-        self._move(draw.group, 1)
-
-    def decide(self, decision: Entry) -> None:
+    def _decide(self, decision: Entry) -> None:
         group, was_out = decision.group, decision.group in self._labelled
-        if group in self.drawn or group in self.zone_draws or was_out == (decision.choice in LABELS):
+        if group in self._drawn or group in self._zone_draws or was_out == (decision.choice in LABELS):
             return
         if was_out:
             if self._labelled.pop(group) < len(self._draws):
-                self.was_out.add(group)
+                self._was_out.add(group)
         else:
             self._labelled[group] = len(self._draws)
         self._move(group, -1 if was_out else 1)
 
     def _move(self, group: int, sign: int) -> None:
-        rows, last, urn = sign * self.copies[group], self.last.get(group), self._urn_of[group]
-        self.out[urn] += rows
+        rows, last, urn = sign * self._copies[group], self.labels.get(group), self._urn_of[group]
+        self._out[urn] += rows
         self._positive[urn] += rows * (last is Choice.POSITIVE)
         self._unresolved[urn] += rows * (last not in LABELS)
 
-    def history(self, *, unresolved_are: int) -> DrawHistory:
+    def _history(self, *, unresolved_are: int) -> DrawHistory:
         """The draws, with every unresolved group positive (1) or negative (0)."""
         labels: dict[Choice | None, int] = {Choice.POSITIVE: 1, Choice.NEGATIVE: 0}
         draws = self._draws

@@ -28,6 +28,7 @@ with each y_t and f_t, so a row without a label counts as positive.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -93,13 +94,7 @@ class DrawHistory:
         return np.cumsum(log_ratio, axis=1)
 
     def with_negatives(self, rows: np.ndarray) -> DrawHistory:
-        """With some positive draws made negative.
-
-        Parameters
-        ----------
-        rows : ndarray of int64, (m,)
-            Rows of the draws to change, 0 for all others.
-        """
+        """With some positive draws made negative; `rows`, int64 (m,), are of the draws to change, 0 for all others."""
         before = self.positives_before.copy()
         for urn in np.unique(self.urn):
             of = self.urn == urn
@@ -109,13 +104,7 @@ class DrawHistory:
     def extended(self, positives: int, draws: int, *, unknown: int, positives_before: int, urn: int = 0) -> DrawHistory:
         """With further draws of single rows from an urn, among which positives lie evenly.
 
-        Parameters
-        ----------
-        positives, draws : int
-            Of the further draws.
-        unknown, positives_before : int
-            n and f before the first of them.
-        urn : int
+        `unknown` and `positives_before` are n and f before the first of them.
         """
         steps = np.arange(draws + 1)
         drawn = (steps * positives + draws // 2) // max(draws, 1)  # positives before each draw, and at last
@@ -154,38 +143,28 @@ def _mixed(log_ratios: np.ndarray, weights: np.ndarray) -> np.ndarray:
 
 
 def greatest_total(
-    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+    history: DrawHistory, rows: np.ndarray, *, least: np.ndarray, greatest: np.ndarray, error: float
 ) -> int:
     """Upper limit of the sum of K over all urns, which is ever too small with a probability of at most `error`.
 
-    Parameters
-    ----------
-    history : DrawHistory
-    rows : sequence of int
-        Of each urn.
-    least, greatest : sequence of int
-        K of each urn that the labels allow.
-    error : float
+    `rows` are those of each urn, `least` and `greatest` the K of each that the labels allow; int64 (u,).
     """
 
     def evidence(total: int, urn: int) -> np.ndarray:
-        return evidence_above(history, total, rows[urn], urn)
+        return evidence_above(history, total, int(rows[urn]), urn)
 
-    return _greatest_sum(evidence, least, greatest, -np.log(error))
+    return _greatest_sum(evidence, least.tolist(), greatest.tolist(), -np.log(error))
 
 
 def least_total(
-    history: DrawHistory, rows: Sequence[int], *, least: Sequence[int], greatest: Sequence[int], error: float
+    history: DrawHistory, rows: np.ndarray, *, least: np.ndarray, greatest: np.ndarray, error: float
 ) -> int:
-    """Lower limit of the sum of K over all urns, which is ever too great with a probability of at most `error`.
-
-    Parameters as for `greatest_total`.
-    """
+    """Lower limit of the sum of K, ever too great with a probability of at most `error`; as for `greatest_total`."""
 
     def evidence(total: int, urn: int) -> np.ndarray:
-        return evidence_below(history, -total, rows[urn], urn)
+        return evidence_below(history, -total, int(rows[urn]), urn)
 
-    return -_greatest_sum(evidence, [-total for total in greatest], [-total for total in least], -np.log(error))
+    return -_greatest_sum(evidence, (-greatest).tolist(), (-least).tolist(), -np.log(error))
 
 
 def _greatest_sum(
@@ -290,11 +269,7 @@ def likeliest_total(history: DrawHistory, *, least: int, greatest: int, urn: int
 
 def _first_where(holds: Callable[[int], bool], low: int, high: int) -> int:
     """Smallest of the integers low, ..., high from which on something holds; high + 1 where it never does."""
-    high += 1
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle + 1, high)
-    return low
+    return low + bisect_left(range(low, high + 1), True, key=holds)
 
 
 def least_sensitivity(rechecks: int, missed: int, error: float) -> float:
@@ -324,3 +299,8 @@ def least_sensitivity(rechecks: int, missed: int, error: float) -> float:
         excluded = np.logaddexp.reduce(log_weights) >= -np.log(error)
         low, high = (middle, high) if excluded else (low, middle)
     return low
+
+
+def share_found(found: int, hidden: int) -> float:
+    """Share of the positives that are found; 1 where there is none."""
+    return found / (found + hidden) if found + hidden else 1.0

@@ -5,7 +5,6 @@ No byte of an image file reaches the browser: what is sent was encoded here from
 
 from __future__ import annotations
 
-import io
 import threading
 import time
 from collections import OrderedDict
@@ -18,7 +17,7 @@ from pathlib import Path
 from PIL import Image
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..pages.thumbnails import RowImage, RowImages
+from ..pages.thumbnails import RowImage, RowImages, encoded
 
 PLACE = "place"  # the whole image of a part, with a frame around the part
 SIDES = {"card": 640, "original": 4096, PLACE: 240}  # greatest width and height in pixels
@@ -134,8 +133,7 @@ class Pictures:
     def _make(self, name: tuple[int, str]) -> Picture:
         row, size = name
         try:
-            read = self._images.read_place if size == PLACE else self._images.read
-            picture = self._encoded(read(row, SIDES[size]))
+            picture = self._encoded(self._images.read(row, SIDES[size], place=size == PLACE))
             with self._lock:
                 self._keep(name, picture)
             return picture
@@ -160,15 +158,10 @@ class Pictures:
 
 
 def encode(pixels: Image.Image) -> tuple[bytes, str]:
-    """Encode 8-bit RGB for a browser, without metadata: bytes and their media type.
+    """Encode 8-bit RGB for a browser: bytes and their media type.
 
     PNG for small pictures, JPEG for others: WebP takes ten times as long to encode.
     """
-    stream = io.BytesIO()
-    bare = Image.new("RGB", pixels.size)
-    bare.paste(pixels)  # without the profile and EXIF that `info` holds
     if max(pixels.size) <= SMALL:
-        bare.save(stream, "PNG", compress_level=1)
-        return stream.getvalue(), "image/png"
-    bare.save(stream, "JPEG", quality=88)
-    return stream.getvalue(), "image/jpeg"
+        return encoded(pixels, "PNG", compress_level=1), "image/png"
+    return encoded(pixels, "JPEG", quality=88), "image/jpeg"

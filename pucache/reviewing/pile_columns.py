@@ -14,7 +14,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.exporting import Column
 from ..errors import LabelError
 from ..labels.label_files import name_first
-from ..pages.thumbnails import THREADS, RowImages, encoded
+from ..pages.thumbnails import QUALITY, THREADS, RowImages, encoded
 from ..scoring.score_tables import read_scores, unique_keys
 from .session import read_session
 
@@ -31,28 +31,12 @@ def pile_columns(
 ) -> list[Column]:
     """Columns for `pucache.cache.exporting.export`; cells of images that have none are null.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache
-    scores : path, optional
-        Table of `score`: columns ``margin`` and ``posterior``, float32.
-    session : path, optional
-        Folder of a review: column ``decision``, int8, 1 positive and 0 negative, labels from before it included.
-    thumbnails : int
-        Greatest side in pixels of a JPEG in the column ``thumbnail``, a struct of bytes and path; 0 for none.
-    images : path or str, optional
-        Source of the images, where they have moved.
+    `scores`, a table of `score`, gives ``margin`` and ``posterior``, float32; `session`, the folder of a review,
+    ``decision``, int8, 1 positive and 0 negative, labels from before it included; `thumbnails`, the greatest side in
+    pixels, 0 for none, ``thumbnail``, a struct of a JPEG's bytes and a path, of `images` where these have moved.
 
-    Returns
-    -------
-    list of (pyarrow.Field, callable)
-
-    Raises
-    ------
-    LabelError
-        The table is none of scores, or names keys that the cache does not hold.
-    SessionError, SourceError
-        The session, or the source of the images, cannot be opened.
+    Raises `LabelError` where the table is none of scores, or names keys that the cache does not hold, and
+    `SessionError` or `SourceError` where the session, or the source of the images, cannot be opened.
     """
     columns: list[Column] = []
     if scores is not None:
@@ -83,7 +67,7 @@ def _pictures(cache: EmbeddingCache, images: str | Path | None, side: int) -> Ca
 
     def picture(row: int) -> dict[str, Any] | None:
         pixels = pictures.read(row, side).pixels
-        return None if pixels is None else {"bytes": encoded(pixels, "JPEG"), "path": cache.keys[row]}
+        return None if pixels is None else {"bytes": encoded(pixels, "JPEG", quality=QUALITY), "path": cache.keys[row]}
 
     def of(rows: np.ndarray) -> Any:
         with ThreadPoolExecutor(THREADS) as pool:

@@ -20,8 +20,8 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..neighbours.whitening import Whitening
 from ..threads import one_blas_thread
-from .audit import RECHECKS_NEEDED
 from .log import Stream
+from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
     from .session import Session
@@ -271,12 +271,7 @@ class NextImages:
 def best_rows(scores: np.ndarray, unknown: np.ndarray, count: int) -> np.ndarray:
     """Unknown rows of the highest scores, best first, int64 (at most count,); ties by row number."""
     rows = np.flatnonzero(unknown)
-    if count < len(rows):
-        values = scores[rows]
-        least = np.partition(values, len(rows) - count)[len(rows) - count]
-        above, level = rows[values > least], rows[values == least]
-        rows = np.concatenate([above, level[: count - len(above)]])
-    return rows[np.lexsort((rows, -scores[rows]))]
+    return rows[np.argsort(-scores[rows], kind="stable")[:count]]
 
 
 def one_of_each_first(groups: np.ndarray, before: np.ndarray) -> np.ndarray:

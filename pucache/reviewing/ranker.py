@@ -92,10 +92,6 @@ class RankingFolds:
         """Of all rows, int64 (n,)."""
         return self._of_group[self._group]
 
-    def of(self, rows: np.ndarray) -> np.ndarray:
-        """Of some rows, int64 (m,)."""
-        return self._of_group[self._group[rows]]
-
 
 class Ranker:
     """Ranks the rows of a cache by labels; keeps what one fit has in common with the next.
@@ -170,7 +166,7 @@ class Ranker:
         """
         rows, X = self._training_rows((s == 1) | (reviewed != 0))
         labels = TrainingLabels.of(s[rows], reviewed[rows])
-        weights = _head_weights(labels, self._folds.of(rows))
+        weights = _head_weights(labels, self._folds.of_all[rows])
         targets = np.broadcast_to(labels.training_s[:, None], weights.shape)
         design = self._design(X, labels)
         trainer = SoftTargetTrainer(design, weights=weights, penalty=_PENALTY, tolerance=_TOLERANCE)
@@ -272,12 +268,8 @@ class PileFeatures:
         self._of_rows = Moments.of(rows)
         self.whitening = _whitening(rows[:: -(-len(rows) // _DIRECTION_ROWS)])
         self._directions = torch.from_numpy(np.ascontiguousarray(self.whitening.directions.T))  # (d, q)
+        self.moments = Moments(np.zeros(self._directions.shape[1], np.float32), 1.0)  # centred, scaled like the rows
         self.of_sample = self._project(rows)
-
-    @property
-    def moments(self) -> Moments:
-        """Of the projected rows: they are centred, and scaled like the rows."""
-        return Moments(np.zeros(self._directions.shape[1], np.float32), 1.0)
 
     @cached_property
     def leading(self) -> LeadingDirections:

@@ -1,8 +1,8 @@
 """A second reader: another log of the same session, in a folder of his own, and what both logs say together.
 
 He begins with the labels and the pile of the first reader, sees none of his answers, and gets the same random images
-where that is possible (`pucache.reviewing.shared_draws`). A picture on which they differ is shown again to both, once,
-among new images: unmarked, since to say that it is one would tell the other's answer.
+where that is possible (see `SharedDraws`). A picture on which they differ is shown again to both, once, among new
+images: unmarked, since to say that it is one would tell the other's answer.
 """
 
 from __future__ import annotations

@@ -34,16 +34,15 @@ from ..retrieval.query import Query
 from ..storage.atomic import replacing
 from .app import Application
 from .audit import audit
-from .export import train_command
-from .first_ranking import FirstRanking, begin_with, positives_known, rank_by_query
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
 from .second_reader import beside_other, open_second_reader
-from .service import ReviewService
+from .service import FirstRanking, ReviewService, begin_with, positives_known, rank_by_query
 from .session import Session, open_session
 from .session_folder import ADDRESS
+from .session_labels import train_command
 from .session_start import lock_folder, session_folder
 from .trainer import Trainer
 
@@ -161,8 +160,7 @@ def review(
         names = [name for name in sessions if name]
         reader = second_reader or reviewer or user_name()
         beside = beside_other(opened, reader) if concepts is None else ""
-        address, listener = _listen(folder, host, port, announce)
-        stack.enter_context(listener)
+        address, listener = _listen(folder, host, port, announce, stack)
         services = [
             ReviewService(
                 one,
@@ -250,18 +248,14 @@ def _allow_files(count: int) -> None:
 
 
 def _listen(
-    folder: Path, host: str, port: int | None, announce: Callable[[str], None]
+    folder: Path, host: str, port: int | None, announce: Callable[[str], None], stack: ExitStack
 ) -> tuple[ServerAddress, socket.socket]:
     """Listen where the session's last server did, unless another port is wanted; the address is kept."""
-    address = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
-    wanted = address.port if port is None else port
-    listener = listening_socket(host, wanted)
-    try:
-        address = ServerAddress(listener.getsockname()[1], address.token)
-        keep_address(folder, address)
-    except BaseException:
-        listener.close()
-        raise
+    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
+    wanted = last.port if port is None else port
+    listener = stack.enter_context(listening_socket(host, wanted))
+    address = last._replace(port=listener.getsockname()[1])
+    keep_address(folder, address)
     if wanted not in (0, address.port):
         announce(f"port {wanted} is in use; {address.port} is served instead")
     return address, listener

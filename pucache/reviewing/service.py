@@ -13,19 +13,21 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import LabelError, one_line
-from ..labels.labels import LOOK_AGAIN
-from .audit import RECHECKS_NEEDED, Audit, audit, lower_percent, share_found
-from .export import import_reviewed
-from .first_ranking import ENOUGH, FirstRanking, positives_known
-from .log import LABELS, NO_LOOKS, Choice, Entry, Stream
+from ..cache.embedding_cache import EmbeddingCache
+from ..errors import LabelError, PUCacheError, one_line
+from ..labels.labels import LOOK_AGAIN, Labels
+from ..retrieval.query import Query, QueryScorer
+from .audit import Audit, audit
+from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
-from .session_state import RATE_OF, Proposal, SessionProgress, StaleDecisionError
+from .session_labels import import_reviewed
+from .session_state import Proposal, StaleDecisionError
+from .statements import advice, best_rate
 from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
@@ -36,11 +38,8 @@ AUDIT_SECONDS = 0.3  # between two audits
 RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
-_MIN_DECISIONS = 50  # before anything is said about the rate, or a decision is doubted
-_LOW_RATE = 0.1  # of positives among the last decisions
-_FALLEN = 0.5  # of the best rate, at which the yield has fallen
-_MIN_DRAWS = 20  # of the audit, before its share of positives counts
-_ENOUGH = 0.95  # recall from which on nothing more is asked for
+ENOUGH = 10  # positives, from which on a classifier ranks, and no query
+_MIN_DECISIONS = 50  # before a decision is doubted
 _log = logging.getLogger(__name__)
 
 
@@ -157,12 +156,8 @@ class ReviewService:
         """Log decisions; what is accepted is on disk when this returns.
 
         Returns what stands after those that were accepted, and after those that were refused because another decision
-        was in force than the one to replace.
-
-        Raises
-        ------
-        SessionError
-            The log could not be written, and nothing was decided.
+        was in force than the one to replace. Raises `SessionError` where the log could not be written: nothing was
+        decided.
         """
         self.queue.keep_alive(tab)
         accepted: list[dict[str, Any]] = []
@@ -189,12 +184,8 @@ class ReviewService:
     def set_closing_audit(self, on: bool, *, likeliest: bool = False) -> None:
         """Show only images that are drawn at random, among the likeliest or from all, or go back to the ranking.
 
-        Raises
-        ------
-        ValueError
-            Nothing is ranked yet, or nothing is undecided, so there are no likeliest images.
-        SessionError
-            The zone of the likeliest could not be written.
+        Raises `ValueError` where nothing is ranked yet, or nothing is undecided, so that there are no likeliest images,
+        and `SessionError` where their zone could not be written.
         """
         if on and likeliest:
             rows = self.queue.likeliest()
@@ -212,10 +203,7 @@ class ReviewService:
     def take_reviewed(self, csv: str) -> dict[str, Any]:
         """Take in a table of decisions that a review page exported; returns as `import_reviewed`.
 
-        Raises
-        ------
-        LabelError
-            The table is of another cache, or damaged; nothing was taken.
+        Raises `LabelError` where the table is of another cache, or damaged: nothing was taken.
         """
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "imported.csv")
@@ -341,86 +329,70 @@ def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
     }
 
 
-# --- whether to go on --------------------------------------------------------------------------
+# --- the ranking to begin with -------------------------------------------------------------------
 
 
-def best_rate(entries: Sequence[Entry]) -> float:
-    """Highest share of positives among `RATE_OF` decisions in a row; 0 with fewer decisions."""
-    choices = [entry.choice for entry in entries if entry.stream not in NO_LOOKS and not entry.is_undo]
-    labels = [choice is Choice.POSITIVE for choice in choices if choice in LABELS]
-    before = np.append(0, np.cumsum(labels))
-    return float((before[RATE_OF:] - before[:-RATE_OF]).max(initial=0)) / RATE_OF
+class FirstRanking(NamedTuple):
+    """A ranking by a query."""
 
+    query: Query
+    scores: np.ndarray  # float32, (n,)
+    note: str = ""  # what the words stand for
 
-def advice(
-    counts: SessionProgress,
-    audit: Audit | None,
-    *,
-    best: float = 0.0,
-    closing_audit: bool = False,
-    in_zone: bool = False,
-) -> str:
-    """Say whether to go on, to check by random images, or to stop; "" while there is nothing to say.
+    @property
+    def result(self) -> RankingResult:
+        """As the rankings of a trainer are."""
+        return RankingResult(self.scores, None, 0.0)
 
-    The closing audit is offered once the rate is half of `best`, the `best_rate` of the review; `closing_audit` says
-    whether all images are drawn at random already, `in_zone` whether among the likeliest.
-    """
-    if not counts.unknown and not counts.pending:
-        skipped = f" or skipped ({counts.skipped:,})" if counts.skipped else ""
-        return f"All images of the pile are decided{skipped}."
-    if audit is not None and (enough := _enough(audit)):
-        return enough
-    if closing_audit:
-        bound = _bound(audit, in_zone)
-        return f"The closing audit lowers the limit slowly{bound}" if bound else ""
-    fallen = counts.rate_of == RATE_OF and counts.rate <= _FALLEN * best
-    if counts.rate_of < _MIN_DECISIONS or not (fallen or counts.rate <= _low_rate(counts, audit)):
-        return ""
-    before = f", up to {round(best * RATE_OF)} of {RATE_OF} before" if fallen else ""
-    return (
-        f"Only {round(counts.rate * counts.rate_of)} of the last {counts.rate_of} images were positive{before}. "
-        f"A closing audit (random images alone) would say how many are hidden{_bound(audit) or '.'}"
-    )
-
-
-def _enough(audit: Audit) -> str:
-    """What is said once enough is found: that one may stop, if enough known positives were shown again."""
-    if not audit.draws:
-        return ""
-    zone, sure = audit.zone, f"with {100 * audit.level:g} % confidence at least"
-    share, others, most = share_found(audit.found, audit.recognised_high), "", audit.recognised_high
-    if share < _ENOUGH and zone is not None and zone.draws:
-        share, most = share_found(audit.found, zone.recognised_high), zone.recognised_high
-        others = f" if {audit.rows - zone.rows:,} images that are less likely may be left aside"
-    if share < _ENOUGH or (audit.missed and audit.recall_low < _ENOUGH):
-        return ""
-    found = (
-        f"{sure} {lower_percent(share)} of {'the other' if others else 'all'} positives are found, at most {most:,} not"
-    )
-    if audit.sensitivity_low is None:
-        more = RECHECKS_NEEDED - audit.rechecks
+    def sentence(self, known: int) -> str:
+        """What the page says while it ranks."""
+        stands = f" {self.note}." if self.note else ""
         return (
-            f"If no positive was overlooked{',' * bool(others)}{others}, {found}. Go on with a closing audit, which "
-            f"shows known positives again: after {more} more of them one may stop."
+            f"Ranked by {self.query} until {ENOUGH} positives are found ({known} by now), then by a classifier.{stands}"
         )
-    return (
-        f"You may stop{others}: {found}, of those that you recognise, which are at least "
-        f"{100 * audit.sensitivity_low:.0f} % by {audit.rechecks:,} that were shown again."
-    )
 
 
-def _low_rate(counts: SessionProgress, audit: Audit | None) -> float:
-    """Rate at which the ranking yields little, or no more than random images do."""
-    if audit is None or audit.draws < _MIN_DRAWS:
-        return _LOW_RATE
-    return max(_LOW_RATE, audit.likeliest_share if counts.unknown else 0.0)
+def rank_by_query(cache: EmbeddingCache, query: Query, device: str = "auto") -> FirstRanking | None:
+    """Rank a cache by a query; None for an empty one. Raises as `QueryScorer`."""
+    if not query:
+        return None
+    scores = QueryScorer(query, device)(cache, Labels.of(np.zeros(len(cache), np.int8)))
+    return FirstRanking(query, scores.values, scores.note)
 
 
-def _bound(audit: Audit | None, in_zone: bool = False) -> str:
-    """What the audit that is on says and would say, as the end of a sentence."""
-    if audit is None or not audit.draws:
-        return ""
-    zone = audit.zone if in_zone else None
-    if zone is None or not zone.draws:
-        return f": at most {audit.hidden_high:,} by now. {audit.forecast()}".rstrip()
-    return f": among the likeliest at most {zone.hidden_high:,} by now. {zone.forecast()}".rstrip()
+def positives_known(session: Session) -> int:
+    """Pictures that are accepted, or were labelled positive before the review."""
+    return session.counts().positives + len(np.unique(session.groups[session.file_labels.positive]))
+
+
+def begin_with(session: Session, ranking: FirstRanking | None, identifier: str) -> tuple[FirstRanking | None, str]:
+    """The ranking to begin with, or to go on with, and why there is none although one was asked for.
+
+    A new query is written to the log first. Without one, that of the log goes on, by its kept scores or new ones.
+
+    Raises
+    ------
+    ValueError
+        A query is named, and there are enough positives for a classifier.
+    SessionError
+        The log cannot be written.
+    """
+    known = positives_known(session)
+    if ranking is not None:
+        if known >= ENOUGH:
+            raise ValueError(
+                f"{known:,} positives are known, by which a classifier ranks; words and pictures are to begin with: "
+                "leave them out, or name another folder with --session"
+            )
+        session.ask(ranking.query.to_json())
+        return ranking, ""
+    if not session.asked or known >= ENOUGH:
+        return None, ""
+    query = Query.from_json(session.asked)
+    kept = kept_ranking(session.folder, identifier, len(session.cache))
+    if kept is not None and not kept[1]:
+        return FirstRanking(query, kept[0].scores), ""
+    try:
+        return rank_by_query(session.cache, query), ""
+    except PUCacheError as error:
+        return None, f"this review began with {query}, by which nothing can be ranked now: {one_line(error)}"

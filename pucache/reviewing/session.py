@@ -13,12 +13,14 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import SessionError, one_line
+from ..labels.label_files import EXPORT
 from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
+from .agreement import SharedDraws
 from .log import DRAWN, AuditedEntries, Entry, LoggedImage, Stream, Zone
 from .log_file import REMEDY, acknowledged
 from .pile import Twins
-from .session_folder import EXPORT, exported_decisions
+from .session_folder import exported_decisions
 from .session_start import (
     ReplayBase,
     begin_or_resume,
@@ -29,7 +31,6 @@ from .session_start import (
     session_folder,
 )
 from .session_state import Proposal, SessionState, StaleDecisionError
-from .shared_draws import SharedDraws
 
 _REQUEST_LENGTH = 200
 

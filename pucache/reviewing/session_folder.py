@@ -1,20 +1,23 @@
-"""The folder of a session: its files, and whether its log is the one that they belong to."""
+"""The folder of a session: its files, and whether its log is the one that they belong to; folders of such folders."""
 
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
-from ..errors import SessionError
-from ..pages.review_page import EXPORT
-from .log import DecisionLog
+from ..errors import PUCacheError, SessionError, one_line
+from ..labels.label_files import EXPORT
+from .log import DecisionLog, EpochFacts
 from .log_file import ACKNOWLEDGED, LOG, REMEDY, acknowledged, is_unwritten, missing_or_empty, wal_of
 
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
 ADDRESS = "server.json"  # see `pucache.reviewing.serve.keep_address`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
+R = TypeVar("R")
 
 
 def is_first_start(folder: Path) -> bool:
@@ -68,3 +71,40 @@ def exported_decisions(folder: Path) -> list[str]:
             return [row["key"] for row in csv.DictReader(stream) if (row.get("reviewed") or "").strip() == "1"]
     except (OSError, ValueError, KeyError, csv.Error):
         return []
+
+
+# --- sessions of concepts -----------------------------------------------------------------------
+
+
+def concept_folders(folder: str | Path) -> dict[str, Path]:
+    """Folder of each session by concept; none where the folder is that of a single review."""
+    if Path(folder, LOG).exists():
+        return {}
+    return {log.parent.name: log.parent for log in sorted(Path(folder).glob(f"*/{LOG}"))}
+
+
+def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[str, R], dict[str, str]]:
+    """Do some work with the session of each concept in a folder; one that fails stops no other.
+
+    Returns the results, and why others failed, by concept.
+
+    Raises
+    ------
+    SessionError
+        The folder holds no session, or sessions of different caches; the work failed for each.
+    """
+    failures, results, facts = dict[str, str](), dict[str, R](), dict[str, EpochFacts]()
+    for name, path in concept_folders(folder).items():
+        try:
+            with open_log(path, read_only=True) as log:
+                facts[name] = log.facts()
+            results[name] = work(path)
+        except PUCacheError as error:
+            failures[name] = one_line(error)
+    caches = {of.cache: set(of.checksums) for of in facts.values()}
+    if len(caches) > 1 and not set.intersection(*caches.values()):
+        named = ", ".join(f"{name} of {of.cache}" for name, of in facts.items())
+        raise SessionError(f"{folder} holds sessions of different caches: {named}; name the folder of one of them")
+    if not results:
+        raise SessionError(next(iter(failures.values()), f"no review session at {folder}: {LOG} is missing"))
+    return results, failures

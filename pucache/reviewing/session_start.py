@@ -74,12 +74,7 @@ def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> P
 def lock_folder(folder: Path, stack: ExitStack) -> None:
     """Create the folder, and keep other servers out of it until the stack closes.
 
-    Raises
-    ------
-    SessionLockedError
-        Another process runs the session.
-    SessionError
-        The folder cannot be written.
+    Raises `SessionLockedError` where another process runs the session, `SessionError` where it cannot be written.
     """
     locked = SessionLockedError(
         f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
@@ -95,10 +90,8 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
 def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins) -> ReplayBase:
     """Begin a session in a locked folder, or go on with the one that is there.
 
-    Raises
-    ------
-    SessionError
-        It is of another cache, began with other labels or twins, is damaged, or cannot be written.
+    Raises `SessionError` where it is of another cache, began with other labels or twins, is damaged, or cannot be
+    written.
     """
     if is_first_start(folder):
         labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(twins.group)

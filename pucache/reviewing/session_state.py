@@ -84,40 +84,16 @@ class SessionLock:
 class SessionState:
     """What the entries of a log amount to. Methods without an underscore hold `lock`.
 
-    Parameters
-    ----------
-    labels : Labels
-        From before the session; never changed by it.
-    groups : Groups
-    urn_of : ndarray of int8, (n,)
-        Number of the urn of each row; -1 outside the pile. Twins are in the same urn.
-
-    Attributes
-    ----------
-    lock : SessionLock
-        Hold it around several methods that belong together.
-    file_labels : Labels
-        Labels from before the session, without what twins inherit.
-    groups : ndarray of int64, (n,)
-        Smallest row of the images that show the same picture.
-    examples : ndarray of int64, (at most EXAMPLES,)
-        Rows of pictures labelled positive before the session, which the page shows, and no recheck then asks for.
-    unknown : ndarray of bool, (n,)
-        Rows of the pile neither decided nor drawn for the audit: what is left in the urns.
-    skipped : ndarray of bool, (n,)
-        Rows whose last decision is a skip.
-    zone : ndarray of int32, (n,)
-        Number of the part of the zone that a row is in, 0 outside; see `pucache.reviewing.log.Zone`.
-    is_by_query : bool
-        Whether the review began with words or pictures.
-    label_serial : int
-        Serial number of the last decision; labels are the same as long as it is.
+    `labels` are from before the session, and never changed by it; `urn_of`, int8 (n,), is the number of the urn of each
+    row, -1 outside the pile. Twins are in the same urn.
     """
 
     def __init__(self, labels: Labels, groups: Groups, urn_of: np.ndarray):
-        self.lock = SessionLock()
-        self.file_labels, self.groups = labels, groups.group
-        self._groups, self._urn_of, self.is_by_query = groups, urn_of, False
+        self.lock = SessionLock()  # hold it around several methods that belong together
+        self.file_labels = labels  # without what twins inherit
+        self.groups = groups.group  # smallest row of the images that show the same picture, int64 (n,)
+        self.is_by_query = False  # whether the review began with words or pictures
+        self._groups, self._urn_of = groups, urn_of
         self._reset()
 
     def _reset(self) -> None:
@@ -125,12 +101,16 @@ class SessionState:
         inheriting = inherited(self.file_labels, self._groups)
         self._s, self._reviewed = inheriting.s.copy(), inheriting.reviewed.copy()
         self._labelled_before = ~inheriting.unlabelled
+        # rows of the pile neither decided nor drawn for the audit, what is left in the urns; bool (n,)
         self.unknown = self._urn_of >= 0
-        self.skipped, self.zone = (np.zeros(len(self.unknown), kind) for kind in (bool, np.int32))
+        self.skipped = np.zeros(len(self.unknown), bool)  # rows whose last decision is a skip
+        # number of the part of the zone that a row is in, 0 outside; see `pucache.reviewing.log.Zone`
+        self.zone = np.zeros(len(self.unknown), np.int32)
         labelled = np.flatnonzero(self._s == 1)
         pictures = labelled[np.sort(np.unique(self.groups[labelled], return_index=True)[1])]
+        # rows of pictures labelled positive before the session, which the page shows, and no recheck then asks for
         self.examples = pictures[evenly_spaced(len(pictures), EXAMPLES)]
-        self.label_serial = 0
+        self.label_serial = 0  # serial number of the last decision; labels are the same as long as it is
         self._pending: dict[int, Entry] = {}  # draws without a decision, by group, in the order of the draws
         self._unknown_rows = rows_of_urns(self._urn_of)  # n_i and f_i of the next entry, by urn
         self._positive_rows = [0] * len(self._unknown_rows)

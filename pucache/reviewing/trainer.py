@@ -1,31 +1,44 @@
 """The trainer: a child process that turns labels into rankings, and the thread that looks after it.
 
 The newest labels win: what comes while a fit runs waits, and only the newest of it is kept. A child process that dies
-is started again and gets the newest labels. `pucache.reviewing.trainer_process` is what it runs: only there torch is
-imported.
+is started again and gets the newest labels. In the child one thread receives labels, and the main thread fits, one fit
+at a time; when the server is gone the receiver reads the end of the pipe and ends the process at once, also within a
+fit. Only there torch is imported.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..cache.embedding_cache import EmbeddingCache
 from ..errors import OutputError, one_line
+from ..neighbours.graph import NeighbourGraph, cached_graph
 from ..storage.atomic import replacing
 from ..threads import thread_defaults
 from .session_folder import RANKING
 
+if TYPE_CHECKING:
+    from .ranker import Ranker
+
+Update = tuple[int, np.ndarray, np.ndarray]  # serial number, s, reviewed
+NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
+MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
+_FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
 _PATIENCE = (0.0, 0.0, 1.0, 4.0, 15.0, 60.0)  # seconds before a start, after so many deaths without a ranking between
 _GRACE = 2.0  # seconds that the child has to end by itself
 
@@ -194,7 +207,8 @@ class Trainer:
 
 def _start_child(descriptor: int) -> subprocess.Popen[bytes]:
     # -P: no module of the working directory is imported
-    start = f"from pucache.reviewing.trainer_process import train_for; train_for({descriptor})"
+    imports = "from pucache.reviewing.ranker import Ranker; from pucache.reviewing.trainer import train_for"
+    start = f"{imports}; train_for({descriptor}, Ranker)"
     # instead, pucache is imported from where this process has it
     modules = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**thread_defaults(), **os.environ, "PYTHONPATH": os.pathsep.join(modules)}
@@ -216,6 +230,117 @@ def _ended(child: subprocess.Popen[bytes]) -> str:
         child.kill()
         code = child.wait()
     return f"signal {-code}" if code < 0 else f"exit status {code}"
+
+
+# --- in the child process ----------------------------------------------------------------------
+
+
+class _Child:
+    """Fits the newest labels of each session, one fit at a time, and sends the rankings."""
+
+    def __init__(self, connection: Connection, ranker: type[Ranker]):
+        self._connection, self._sending, self._ranker = connection, threading.Lock(), ranker
+        self._changed = threading.Condition()
+        self._newest: dict[int, Update] = {}  # by session
+        self._waiting: dict[int, None] = {}  # sessions to be fitted, in order
+        self._preferred = -1  # session whose page is open
+        self._graph: NeighbourGraph | None = None
+        self._rankers: dict[int, Ranker] = {}
+        self._postponed: Counter[int] = Counter()  # fits without a choice that was due, by session
+
+    def receive(self) -> None:
+        """Receive until the server is gone; in a thread of its own."""
+        try:
+            while True:
+                session, *update = self._connection.recv()
+                with self._changed:
+                    if update:
+                        self._newest[session], self._waiting[session] = tuple(update), None
+                    else:
+                        self._preferred = session
+                    self._changed.notify()
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def send(self, *message: object) -> None:
+        """Send a message, from any thread."""
+        try:
+            with self._sending:
+                self._connection.send(message)
+        except OSError:
+            os._exit(0)
+
+    def run(self, paths: Sequence[str], groups: np.ndarray | None, seed: int, device: str) -> None:
+        """Fit for ever."""
+        cache = EmbeddingCache(*paths)
+        ranker = self._ranker(cache, groups=groups, seed=seed, device=device)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                session = self._preferred if self._preferred in self._waiting else next(iter(self._waiting))
+                del self._waiting[session]
+                serial, s, reviewed = self._newest[session]
+            try:
+                if not self._rankers:
+                    self._rankers[session] = ranker
+                    self.send("ranked", session, serial, ranker.similarity(s, reviewed))
+                    if len(cache) ** 2 <= MOST_PAIRS:
+                        threading.Thread(target=self._find_graph, args=(cache, device), daemon=True).start()
+                if session not in self._rankers:
+                    self._rankers[session] = self._ranker(
+                        cache, groups=groups, seed=seed, device=device, features=ranker.features
+                    )
+                self._fit(session, serial, s, reviewed)
+            except Exception as error:
+                self.send("failed", f"training failed: {one_line(error)}")
+            self.send("idle", session, serial)
+
+    def _fit(self, session: int, serial: int, s: np.ndarray, reviewed: np.ndarray) -> None:
+        ranker = self._rankers[session]
+        ranker.graph = self._graph
+        due = ranker.choice_is_due(s, reviewed)
+        at_once = due and self._postponed[session] >= _FITS_BEFORE_CHOICE
+        self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=at_once))
+        self._postponed[session] = (self._postponed[session] + 1) * (due and not at_once)
+        if due and not at_once and session not in self._waiting:
+            self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=True))
+            self._postponed[session] = 0
+
+    def _find_graph(self, cache: EmbeddingCache, device: str) -> None:
+        """Read the graph beside the cache, or make it; in a thread of its own."""
+        with contextlib.suppress(OSError, AttributeError):  # threads have their own priority on Linux alone
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GRAPH_NICE)
+        try:
+            graph = cached_graph(cache, device=device)
+            with self._changed:
+                self._graph = graph
+                self._waiting |= dict.fromkeys(self._newest)
+                self._changed.notify()
+        except Exception as error:
+            self.send("failed", f"neighbours do not count: {one_line(error)}")
+
+
+def train_for(descriptor: int, ranker: type[Ranker]) -> None:
+    """Train for the `Trainer` at the other end of a pipe; what the child runs, which alone imports `ranker`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    connection = Connection(descriptor)
+    child = _Child(connection, ranker)
+    child.send("ready")
+    try:
+        setup = connection.recv()
+    except (EOFError, OSError):
+        return
+    threading.Thread(target=child.receive, daemon=True).start()
+    try:
+        child.run(*setup)
+    except Exception as error:
+        child.send("failed", f"training cannot start: {one_line(error)}")
+        time.sleep(0.1)  # the reader of the pipe may end this process first
+
+
+# --- the last ranking ---------------------------------------------------------------------------
 
 
 def keep_ranking(folder: Path, identifier: str, result: RankingResult, serial: int) -> None:

@@ -12,9 +12,9 @@ from helpers.sessions import decide
 import pucache
 from pucache.estimates.intervals import interval_of
 from pucache.estimates.metrics import with_labels
-from pucache.reviewing.export import write_reviewed
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session_labels import write_reviewed
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"

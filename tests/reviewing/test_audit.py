@@ -14,10 +14,11 @@ from helpers.slow import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.reviewing.audit import MISSES_NEEDED, RECHECKS_NEEDED, UPPER_PART, audit_entries
-from pucache.reviewing.audit_log import replay
+from pucache.reviewing.audit import MISSES_NEEDED, UPPER_PART, audit_entries
+from pucache.reviewing.audit_log import ReplayedLog
 from pucache.reviewing.hidden_interval import DrawHistory, evidence_above, evidence_below, least_sensitivity
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream
+from pucache.reviewing.statements import RECHECKS_NEEDED
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP, Choice.UNDONE
 
@@ -127,7 +128,7 @@ def label_with(log, assignment):
 @given(logs(), st.sampled_from([0.3, 0.5, 0.8, 0.95]))
 def test_limits_equal_a_search_over_every_total_and_counts_add_up(log, level):
     """Draws that wait count as if not made, unless a later one is answered; then, and skipped, as either label."""
-    result, replayed = log.audit(level=level), replay(log.entries, [log.pile])
+    result, replayed = log.audit(level=level), ReplayedLog(log.entries, [log.pile])
     log = without_last_pending(log)
     unresolved = unresolved_groups(log)
     _, high = slow_limits(log, label_with(log, dict.fromkeys(unresolved, True)), level)
@@ -417,7 +418,7 @@ def log_of_urns(labels, order, decided):
 def test_limits_of_several_urns_equal_a_search_over_all_their_totals(labels, order, level):
     urns = [len(rows) for rows in labels]
     entries = log_of_urns(labels, [urn for urn in order if urn < len(urns)], decided=len(labels[0]) // 3)
-    result, log = audit_entries(entries, urns, level=level), replay(entries, urns)
+    result, log = audit_entries(entries, urns, level=level), ReplayedLog(entries, urns)
     sums = {evidence_above: [int(log.found.sum())], evidence_below: []}
     for evidence, part in ((evidence_above, UPPER_PART), (evidence_below, 1 - UPPER_PART)):
         possible = [range(f, n - r + 1) for f, n, r in zip(log.found, urns, log.rejected, strict=True)]

@@ -101,7 +101,7 @@ def test_a_picture_is_made_once_for_all_that_ask_at_the_same_time(pictures_of, m
     read, began, go_on = [], threading.Event(), threading.Event()
     genuine = pictures._images.read
 
-    def slowly(row, side):
+    def slowly(row, side, place):
         read.append(row)
         began.set()
         assert go_on.wait(HANG_SECONDS)
@@ -121,7 +121,7 @@ def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of
     pictures = pictures_of(files)
     go_on, genuine = threading.Event(), pictures._images.read
 
-    def slow_in_advance(row, side):
+    def slow_in_advance(row, side, place):
         if "ahead" in threading.current_thread().name:
             assert go_on.wait(HANG_SECONDS)
         return genuine(row, side)
@@ -156,7 +156,7 @@ def test_a_problem_of_all_images_is_found_by_looking_at_a_few(pictures_of, tmp_p
     slow, go_on = pictures_of(dict.fromkeys(files, b"no image")), threading.Event()
     read = slow._images.read
     monkeypatch.setattr(module, "SAMPLE_SECONDS", 0.05)
-    monkeypatch.setattr(slow._images, "read", lambda row, side: go_on.wait(HANG_SECONDS) and read(row, side))
+    monkeypatch.setattr(slow._images, "read", lambda row, side, place: go_on.wait(HANG_SECONDS) and read(row, side))
     assert slow.common_problem() == "", "the server does not wait for a slow source"
     go_on.set()
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
 from pucache.labels.labels import Labels
-from pucache.reviewing.audit import RECHECKS_NEEDED, audit
+from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import CLOSED, MIN_POSITIVES, NextImages, best_rows, one_of_each_first
 from pucache.reviewing.session import open_session
+from pucache.reviewing.statements import RECHECKS_NEEDED
 
 NEGATIVE, POSITIVE, SKIP, UNDONE = Choice.NEGATIVE, Choice.POSITIVE, Choice.SKIP, Choice.UNDONE
 

@@ -1,117 +1,167 @@
-from dataclasses import dataclass, replace
-
+import numpy as np
 import pytest
+from helpers.reviews import served
+from helpers.sessions import decide, labels_of, pile_of
 
-from pucache.reviewing.log import Choice, Entry, Stream
-from pucache.reviewing.service import advice, best_rate
-
-
-@dataclass(frozen=True)
-class Counts:
-    unknown: int = 5000
-    pending: int = 0
-    skipped: int = 0
-    rate: float = 0.03
-    rate_of: int = 100
-
-
-@dataclass(frozen=True)
-class Audited:
-    draws: int = 40
-    positives: int = 1
-    hidden_high: int = 240
-    recall_low: float = 0.5
-    level: float = 0.95
-    likeliest_share: float = 0.02
-    rows: int = 50_000
-    found: int = 100
-    zone: "Audited | None" = None
-    rechecks: int = 30
-    missed: int = 0
-    sensitivity_low: float | None = 0.868
-
-    @property
-    def recognised_high(self):
-        return round(self.hidden_high * (self.sensitivity_low or 1))
-
-    def forecast(self):
-        return f"After 200 more: about {self.hidden_high // 4}."
+from pucache.errors import EncoderError, SessionError
+from pucache.estimates.label_requirements import LabelCount
+from pucache.retrieval.query import Query
+from pucache.reviewing.audit import audit
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.serve import review
+from pucache.reviewing.service import ENOUGH, begin_with, rank_by_query
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.train_pu import train_pu
+from pucache.training.model_file import label_count
 
 
-HALF = Audited(positives=20, likeliest_share=0.5)  # a ranking no better than random images
-OFFER = ["3 of the last 100", "closing audit", "at most 240 by now. After 200 more: about 60."]
-CASES = {  # counts, audit, options; what is said
-    "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
-    "the yield has fallen": (Counts(), Audited(), {}, OFFER),
-    "the yield is half of its best": (
-        Counts(rate=0.3),
-        Audited(),
-        {"best": 0.6},
-        ["30 of the last 100", "60 of 100 before"],
-    ),
-    "it has hardly fallen": (Counts(rate=0.31), Audited(), {"best": 0.6}, None),
-    "too early to say that it fell": (Counts(rate=0.3, rate_of=60), Audited(), {"best": 0.6}, None),
-    "no audit": (Counts(), None, {}, ["3 of the last 100", "how many are hidden."]),
-    "no better than random": (Counts(rate=0.45), HALF, {}, ["closing audit"]),
-    "too few draws to say so": (Counts(rate=0.45), replace(HALF, draws=10, positives=5), {}, None),
-    "the limit is low": (
-        Counts(rate=0.4),
-        Audited(found=300, hidden_high=9),
-        {},
-        ["You may stop: with 95 % confidence at least 97.4 % of all", "at most 8 not", "at least 87 % by 30"],
-    ),
-    "nothing is there": (Counts(rate=0.0), Audited(found=0, hidden_high=0), {}, ["You may stop"]),
-    "too few rechecks": (
-        Counts(rate=0.4),
-        Audited(found=300, hidden_high=9, rechecks=7, sensitivity_low=None),
-        {},
-        ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."],
-    ),
-    "a positive was overlooked": (Counts(rate=0.4), Audited(found=300, hidden_high=9, missed=1), {}, None),
-    "closing": (
-        Counts(rate=0.01),
-        Audited(),
-        {"closing_audit": True},
-        ["slowly", "at most 240 by now. After 200 more: about 60."],
-    ),
-    "closing among the likeliest": (
-        Counts(rate=0.01),
-        Audited(zone=Audited(hidden_high=80, rows=5000)),
-        {"closing_audit": True, "in_zone": True},
-        ["among the likeliest at most 80 by now. After 200 more: about 20."],
-    ),
-    "the likeliest": (
-        Counts(),
-        Audited(zone=Audited(hidden_high=4, rows=5000)),
-        {},
-        ["You may stop if 45,000", "at least 97 % of the other positives"],
-    ),
-    "the likeliest without rechecks": (
-        Counts(),
-        Audited(sensitivity_low=None, rechecks=0, zone=Audited(hidden_high=4, rows=5000, sensitivity_low=None)),
-        {},
-        ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"],
-    ),
-    "closing without an audit": (Counts(), None, {"closing_audit": True}, None),
-    "the end": (Counts(unknown=0), Audited(recall_low=1.0), {}, ["are decided."]),
-    "the end with skips": (Counts(unknown=0, skipped=7), Audited(recall_low=1.0), {}, ["decided or skipped (7)."]),
-    "draws wait": (Counts(unknown=0, pending=2), Audited(), {}, ["3 of the last 100"]),
-}
+@pytest.fixture
+def pile(tmp_path):
+    return pile_of(tmp_path)
 
 
-@pytest.mark.parametrize(("counts", "audit", "options", "said"), CASES.values(), ids=CASES)
-def test_advice(counts, audit, options, said):
-    text = advice(counts, audit, **options)
-    assert all(part in text for part in said) if said else text == ""
+@pytest.fixture
+def ranking(pile, tmp_path):
+    """A ranking by vectors, those of three rows of the pile."""
+    np.save(tmp_path / "query.npy", pile.take(np.array([4, 20, 41])))
+    return rank_by_query(pile, Query.of(like=tmp_path / "query.npy"), "cpu")
 
 
-def test_the_best_rate_is_that_of_a_hundred_decisions_in_a_row():
-    positive = [True] * 80 + [False] * 100 + [True] * 30
+class RecordingTrainer:
+    def __init__(self):
+        self.submitted = []
 
-    def entries(upto, stream=Stream.RANKED):
-        common = {"copies": 1, "stream": stream, "positives": 0, "time": 0.0, "unknown": 0, "request": "r"}
-        choices = [Choice.POSITIVE if one else Choice.NEGATIVE for one in positive[:upto]]
-        return [Entry(serial=at, row=at, group=at, choice=choice, **common) for at, choice in enumerate(choices)]
+    def submit(self, serial, s, reviewed, session):
+        self.submitted.append((serial, s.copy(), reviewed.copy()))
 
-    assert [best_rate(entries(upto)) for upto in (0, 99, 100, 210)] == [0, 0, 0.8, 0.8]
-    assert best_rate(entries(210, Stream.RECHECK)) == 0
+    def busy(self, session):
+        return False
+
+
+def shown_by(scores, rows):
+    return sorted(rows, key=lambda row: (-scores[row], row))
+
+
+def test_images_come_in_the_order_of_the_query_and_are_no_random_draws(pile, ranking, tmp_path):
+    with served(pile, tmp_path / "s", begin=False, audit_share=0.0) as (review, _):
+        begin_with(review.session, ranking, "id")
+        review.service.begin(None, 0, ranking)
+        rows = review.queue.next("tab", 8)
+        assert rows == shown_by(ranking.scores, range(60))[:8]
+        for row in rows:
+            decide(review.session, row)
+        assert {entry.stream for entry in review.session.entries()} == {Stream.RANKED}
+        assert audit(review.session).draws == 0
+
+
+def test_the_classifier_is_trained_from_ten_positives_on(pile, ranking, tmp_path):
+    trainer = RecordingTrainer()
+    with served(pile, tmp_path / "s", begin=False) as (review, _):
+        service, session = review.service, review.session
+        begin_with(session, ranking, "id")
+        service.begin(trainer, 0, ranking)
+        assert f"until {ENOUGH} positives are found (0 by now)" in ranking.sentence(0)
+        for row in range(ENOUGH - 1):
+            decide(session, row)
+            decide(session, 30 + row, Choice.NEGATIVE)
+            service._train()
+        assert not trainer.submitted
+        last = decide(session, 50)
+        service._train()
+        assert len(trainer.submitted) == 1 and trainer.submitted[0][0] == last.serial
+        _, s, reviewed = trainer.submitted[0]
+        assert ((s == 1) | (reviewed == 1)).sum() == ENOUGH
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_review_goes_on_by_the_query_of_its_log(pile, ranking, tmp_path, kept):
+    with served(pile, tmp_path / "s", begin=False) as (review, _):
+        identifier = review.service.identifier
+        begin_with(review.session, ranking, identifier)
+        review.service.begin(None, 0, ranking)
+        decide(review.session, 3)
+    if kept:
+        (tmp_path / "query.npy").unlink()
+    else:
+        (tmp_path / "s" / "ranking.npz").unlink()
+    with open_session(pile, folder=tmp_path / "s") as session:
+        again, lost = begin_with(session, None, identifier)
+        np.testing.assert_allclose(again.scores, ranking.scores, atol=1e-6)
+        assert again.query == ranking.query and not lost
+
+
+def test_a_query_that_cannot_be_asked_again_is_said_and_stops_nothing(pile, ranking, tmp_path):
+    with open_session(pile, folder=tmp_path / "s") as session:
+        begin_with(session, ranking, "id")
+    (tmp_path / "query.npy").unlink()
+    with open_session(pile, folder=tmp_path / "s") as session:
+        again, lost = begin_with(session, None, "id")
+        assert again is None and lost.startswith("this review began with likeness to ") and "query.npy" in lost
+
+
+def test_with_enough_positives_a_query_is_refused_and_that_of_the_log_is_over(pile, ranking, tmp_path):
+    with open_session(pile, folder=tmp_path / "s") as session:
+        begin_with(session, ranking, "id")
+        for row in range(ENOUGH):
+            decide(session, row)
+        assert begin_with(session, None, "id") == (None, "")
+        with pytest.raises(ValueError, match="10 positives are known, by which a classifier ranks"):
+            begin_with(session, ranking, "id")
+
+
+def test_labelled_pictures_count_once_with_their_twins(tmp_path, ranking):
+    pile = pile_of(tmp_path, twins=[(0, 1), (2, 3)], name="twins.h5")
+    with open_session(pile, labels_of(60, range(ENOUGH)), folder=tmp_path / "s") as session:
+        assert begin_with(session, ranking, "id")[0] is ranking  # eight pictures
+
+
+def test_what_was_asked_is_recorded_once_and_read_by_a_reader(pile, ranking, tmp_path):
+    with open_session(pile, folder=tmp_path / "s") as session:
+        assert session.asked == ""
+        for _ in range(2):
+            begin_with(session, ranking, "id")
+        rows = session._log._select("SELECT * FROM queries")
+        assert len(rows) == 1 and rows[0]["after"] == 0
+    with read_session(pile, tmp_path / "s") as session:
+        assert Query.from_json(session.asked) == ranking.query
+        with pytest.raises(SessionError, match="opened for reading"):
+            session.ask("{}")
+
+
+def test_wrong_questions_begin_no_session(pile, tmp_path):
+    for error, asked in {
+        ValueError: {"words": "a", "concepts": {"one": ["000.png"]}},
+        EncoderError: {"words": "a dress"},
+    }.items():
+        with pytest.raises(error):
+            review(pile, session=tmp_path / "s", open_browser=False, **asked)
+        assert not (tmp_path / "s").exists()
+
+
+def test_no_estimate_rests_on_what_a_query_found(pile, ranking, tmp_path):
+    with open_session(pile, folder=tmp_path / "s") as session:
+        begin_with(session, ranking, "id")
+        for row in range(40):
+            decide(session, row, Choice.POSITIVE if row % 4 else Choice.NEGATIVE)
+        s, reviewed = session.labels()
+        assert s.sum() == 9 and (reviewed == 1).sum() == 21 and (reviewed == -1).sum() == 10
+        assert not LabelCount.of(s).has_estimates
+    with open_session(pile, folder=tmp_path / "s") as session:
+        np.testing.assert_array_equal(session.labels(), (s, reviewed))
+    assert not label_count(train_pu(pile, session=tmp_path / "s", device="cpu")).has_estimates
+
+
+def test_a_review_that_asks_later_stands_as_it_does_when_it_is_opened_again(pile, ranking, tmp_path):
+    with open_session(pile, folder=tmp_path / "s") as session:
+        for row in range(8):
+            decide(session, row)
+        begin_with(session, ranking, "id")
+        for row in range(8, 12):
+            decide(session, row)
+        labels = session.labels()
+    with open_session(pile, folder=tmp_path / "s") as session:
+        np.testing.assert_array_equal(session.labels(), labels)
+
+
+def test_no_query_is_no_ranking(pile):
+    assert rank_by_query(pile, Query()) is None

@@ -20,7 +20,7 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import SessionError, SessionLockedError
 from pucache.labels.labels import TWIN_COSINE, Labels
 from pucache.reviewing.audit import audit
-from pucache.reviewing.audit_log import replay
+from pucache.reviewing.audit_log import ReplayedLog
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.second_reader import open_second_reader
 from pucache.reviewing.session import open_session, read_session
@@ -185,7 +185,7 @@ def test_threads_that_decide_at_once_lose_nothing(session):
     entries = session.entries()
     assert total == len(entries) == 55, "56 rows of the pile, two of them twins"
     assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.unknown.any()
-    assert replay(entries, session.urns).unknown == 0
+    assert ReplayedLog(entries, session.urns).unknown == 0
 
 
 # --- draws ----------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
     decide(session, draw.row, UNDONE), decide(session, draw.row, UNDONE)
     assert session.pending_draws() == [draw] and not session.unknown[draw.row], "it stays drawn"
     assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.unknown[draw.row]
-    assert not session.pending_draws() and replay(session.entries(), session.urns).skipped == 1
+    assert not session.pending_draws() and ReplayedLog(session.entries(), session.urns).skipped == 1
 
 
 def test_a_recheck_looks_like_a_new_image(session, rng):
@@ -243,7 +243,7 @@ def test_a_recheck_looks_like_a_new_image(session, rng):
     assert session.counts().rechecked == 0 and 20 in [draw.row for draw in session.pending_draws()]
     session.decide([proposal(2, NEGATIVE, 0)])
     assert session.labels()[0][2] == 1, "a label from before the session stays"
-    outcome = replay(session.entries(), session.urns)
+    outcome = ReplayedLog(session.entries(), session.urns)
     assert (outcome.rechecks, outcome.missed) == (1, 1)
 
 
@@ -314,7 +314,7 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
             assert ((s | (reviewed == 1)) - (reviewed == -1))[~outside].tolist() == label[~outside].tolist()
             assert session.unknown.tolist() == unknown.tolist() and session.counts().unknown == unknown.sum()
             assert session.counts().undecided == (label[~outside] == 0).sum()
-            audited = replay(session.entries(), session.urns)
+            audited = ReplayedLog(session.entries(), session.urns)
             assert len(session.random_undecided()) == audited.pending + audited.skipped
             assert audited.unknown - never_shown(session) == unknown.sum() and sum(session.urns) == (~outside).sum()
             assert audited.found == (label[~outside] == 1).sum()
@@ -481,7 +481,7 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes_and_a_reader_w
         assert decide(session, rows["010.png"], NEGATIVE).copies == 0 and session.labels()[1][rows["011.png"]] == -1
         assert decide(session, rows["022.png"]).copies == 1
         assert len(session.draw(rng, Stream.AUDIT, 2)) == 2
-        assert replay(session.entries(), session.urns).unknown == session.unknown.sum() + never_shown(session)
+        assert ReplayedLog(session.entries(), session.urns).unknown == session.unknown.sum() + never_shown(session)
         counts = session.counts()
     with open_session(changed) as session:
         assert session.counts() == counts
@@ -553,7 +553,7 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path, reader):
         with opened() as session:
             entries = session.entries()
             assert len(entries) >= acknowledged
-            assert replay(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
+            assert ReplayedLog(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
     assert acknowledged > 20
     if reader == "second":
         decide(first, 11)
@@ -705,7 +705,7 @@ def test_a_session_whose_log_cannot_be_read_back_closes_and_a_restart_goes_on(ca
             for draw in again.draw(rng, Stream.AUDIT, 2):
                 decide(again, draw.row, NEGATIVE)
             audit(again)
-            replay(again.entries(), again.urns)
+            ReplayedLog(again.entries(), again.urns)
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -722,7 +722,7 @@ def test_a_session_whose_log_can_be_read_back_goes_on_after_a_failed_write(cache
         WRITES[write](session, rng)
         for draw in session.draw(rng, Stream.AUDIT, 5):
             decide(session, draw.row, NEGATIVE)
-        replay(session.entries(), session.urns)
+        ReplayedLog(session.entries(), session.urns)
 
 
 def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
@@ -733,4 +733,4 @@ def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
             session.draw(rng, Stream.AUDIT, 2)
         assert len(session.entries()) == 1 and session.unknown[20:30].all(), "it is that of the log again"
         assert session.draw(rng, Stream.AUDIT, 2)
-        replay(session.entries(), session.urns)
+        ReplayedLog(session.entries(), session.urns)

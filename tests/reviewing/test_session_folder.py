@@ -13,10 +13,10 @@ from helpers.sessions import decide, labels_of, pile_of
 
 from pucache.errors import SessionError
 from pucache.reviewing.audit import audit
-from pucache.reviewing.export import export_session
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_folder import is_first_start
+from pucache.reviewing.session_labels import export_session
 from pucache.reviewing.trainer import RankingResult, keep_ranking
 
 N = 120

@@ -7,9 +7,9 @@ from helpers.sessions import decide, labels_of, pile_of
 from pucache.errors import LabelError, OutputError
 from pucache.labels.label_files import short_digest
 from pucache.labels.labels import Labels
-from pucache.reviewing.export import import_reviewed, write_reviewed
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
+from pucache.reviewing.session_labels import import_reviewed, write_reviewed
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 ODD = ['say "cheese", please.png', "line\nbreak\r\nand\ttab.png", " blanks around ", "emoji 🦜.png", "return\ronly.png"]
