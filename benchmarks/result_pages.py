@@ -73,7 +73,7 @@ PAGES = (
         "the tasks of PU-Bench and NcPU: labels drawn at random and with bias",
         "peers.pu_bench",
         FOLDERS,
-        60,
+        35,
         BOTH,
         LONG,
         needs="pu-toolbox (`pip install pucache[bench]`)",
