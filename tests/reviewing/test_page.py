@@ -503,6 +503,23 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
 
 
 @needs_chromium
+def test_a_decision_undone_and_made_anew_while_the_first_is_on_its_way_is_the_last_one(tmp_path, browser):
+    with reviewing(browser, tmp_path, 30, audit_share=0.0) as (page, opened, _):
+        held = []
+        page.route("**/api/decide", lambda route: held.append(route))
+        ((row, _),) = press(page, "s")
+        for key in "ra":
+            page.keyboard.press("u")
+            assert press(page, key) == [(row, key)]
+        wait_until(page, "sending")
+        (first,) = held
+        page.route("**/api/decide", lambda route: route.continue_())
+        first.continue_()
+        wait_until_saved(page)
+        assert opened.session.decision_in_force(row).choice == "positive"
+
+
+@needs_chromium
 def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, browser):
     with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
         shown = press(page, "a" * 30 + "r" * 30)

@@ -138,7 +138,8 @@ function settle({ accepted, stale, state }) {
   for (const { request, row, serial, choice } of accepted) {
     inForce.set(row, choice === "undone" ? 0 : serial);
     drop(request);
-    for (const later of waiting) if (later.row === row && later.replaces === null) repair(later);
+    const next = waiting.find((decision) => decision.row === row); // the one after it replaces another number
+    if (next?.replaces === null) repair(next);
   }
   for (const answer of stale) {
     inForce.set(answer.row, answer.choice === "undone" ? 0 : answer.serial);
