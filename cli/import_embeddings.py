@@ -27,7 +27,8 @@ from .progress import terminal_progress
     "--key-column",
     metavar="NAME",
     help="Column of the metadata, or of the Parquet file, to take as keys.  [default: the first of key, image_path, "
-    "path, file_name, filename, url, id, image_id, uid that exists; else the numbers of the rows]",
+    "path, file_name, filename, url, id, image_id, uid, image, file, file_path, image_file, image_name, img that "
+    "exists; else the numbers of the rows]",
 )
 @options.encoding_of_text
 @options.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
