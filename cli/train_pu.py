@@ -209,8 +209,8 @@ def _lines(result: dict[str, Any]) -> Iterator[str]:
     if "groups" in result:
         labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
         yield (
-            f"{result['groups']:,} groups of images; the labelled positives are of {labels:,} and count as {labels:,}"
-            + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
+            f"{result['groups']:,} groups of images; the labelled positives are of {labels:,}, and count as so many "
+            "labels" + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
         )
     if result["note"]:
         yield result["note"]

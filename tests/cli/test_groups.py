@@ -38,7 +38,7 @@ def in_folder(folder, monkeypatch):
 def test_a_table_and_a_pattern_train_one_model_whose_labels_and_intervals_count_groups():
     train = "train-pu cache.h5 --positives found.txt --method linear --penalty 0.01 --device cpu"
     of_table = run(f"{train} --groups g.csv --out t.safetensors").stdout
-    assert "100 groups of images; the labelled positives are of 32 and count as 32, " in of_table
+    assert "100 groups of images; the labelled positives are of 32, and count as so many labels, " in of_table
     run(f"{train} --groups g.csv:patient --out c.safetensors")
     run(f"{train} --groups '(.*)/[^/]*' --out p.safetensors")
     assert len({Path(f"{name}.safetensors").read_bytes() for name in "tcp"}) == 1
