@@ -12,6 +12,7 @@ import os
 from typing import Protocol
 
 from ..errors import SourceError
+from ..storage.tables import table_ending
 from ..storage.urls import is_url, without_secrets
 from .folder import LocalFolder
 from .listing import Listing, is_image, is_special_file
@@ -92,7 +93,7 @@ def _of_kind(path: str, location: str, options: dict[str, str]) -> Source:
     if path.lower().endswith(PARQUET):
         _check_options(options, ("key", "image"), name)
         return ParquetSource(location, **options)
-    if ending in MANIFESTS:
+    if table_ending(name.rstrip("/")) in MANIFESTS:
         _check_options(options, ("key", "encoding"), name)
         return ManifestSource(location, **options)
     archives = {".tar": TarSource, ".zip": ZipSource}

@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any
 
 from ..errors import LabelError, one_line
+from .file_kinds import BINARY, TEXT, kind_of_content
 from .table_columns import plain_name
 
 _BLANK_LINES = r'(?:(?:[ \t,;]|"")*(?:\r\n?|\n))*'
@@ -92,7 +93,7 @@ def decode(data: bytes, name: str, encoding: str | None) -> str:
     Raises `LabelError` where it is no text, and ValueError for an encoding that does not exist.
     """
     if data.count(b"\0") * 10 > len(data) and not data.startswith(_MARKS) and encoding is None:
-        raise _not_text(name)
+        raise _not_text(name, data)
     taken = encoding or ("utf-32" if data.startswith(_MARKS[:2]) else "utf-16" if data.startswith(_MARKS) else "utf-8")
     try:
         return data.decode(taken).removeprefix("\ufeff")
@@ -101,7 +102,7 @@ def decode(data: bytes, name: str, encoding: str | None) -> str:
     except UnicodeError as error:
         place = f"byte {error.start}" if isinstance(error, UnicodeDecodeError) else one_line(error)
         if taken == "utf-8" and encoding is None and b"\0" in data:
-            raise _not_text(name) from error
+            raise _not_text(name, data) from error
         if encoding is not None or taken != "utf-8":
             raise LabelError(f"{name} is not {taken.upper()} text ({place}); name its encoding: --encoding") from error
     try:
@@ -115,11 +116,13 @@ def decode(data: bytes, name: str, encoding: str | None) -> str:
     return text
 
 
-def _not_text(name: str) -> LabelError:
+def _not_text(name: str, data: bytes) -> LabelError:
     """The error of a file that is neither a table nor text."""
+    kind = kind_of_content("", len(data), lambda start, end: data[start:end])
+    what = "not a text file (it holds NUL bytes)" if kind in (BINARY, TEXT) else kind
     return LabelError(
-        f"{name} is not a text file (it holds NUL bytes); expected keys, one a line, or a table with a 'key' column: "
-        "save it as CSV in UTF-8, or name its encoding: --encoding"
+        f"{name} is {what}; expected keys, one a line, or a table with a 'key' column: save it as CSV in UTF-8, or "
+        "name its encoding: --encoding"
     )
 
 
@@ -260,8 +263,8 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         raise LabelError(
-            f"{name} is a spreadsheet (.xlsx, .ods or .xls) that cannot be read: {one_line(error)}; save its sheet "
-            "as CSV"
+            f"{name} is a spreadsheet (.xlsx, .ods or .xls) or a ZIP archive that cannot be read: {one_line(error)}; "
+            "save its sheet as CSV, or unpack it"
         ) from error
     filled = {title: rows for title, rows in sheets.items() if rows}
     if not filled:

@@ -5,16 +5,18 @@ What a file holds is told by its content, and by its ending where content does n
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import os
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, BinaryIO
 
-from ..errors import LabelError
+from ..errors import LabelError, one_line
 from . import table_formats as formats
 from .atomic import open_regular
 from .filesystem import open_filesystem, store_errors
@@ -28,6 +30,8 @@ _JSON = (".json", ".jsonl", ".ndjson")
 _SPREADSHEETS = (".xlsx", ".xlsm", ".ods", ".xls")
 # by their ending; other text files list keys
 TABLES = (".csv", ".tsv", ".tab", *_JSON, *_SPREADSHEETS, *_ARROW, *_PARQUET)
+_GZIP = b"\x1f\x8b"  # the first bytes of a table that is packed
+_MOST_UNPACKED = 1 << 31  # bytes
 _BOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
 _ARROW_FORMATS = {b"PAR1": "Parquet", b"ARROW1\0\0": "Arrow", b"\xff\xff\xff\xff": "an Arrow stream"}  # by these
 
@@ -86,8 +90,8 @@ class LabelTable:
 
 def has_columns(path: str | os.PathLike[str]) -> bool:
     """Whether a file of labels is a table, by its ending or its first bytes, and no list of keys."""
-    if _ending(path) in TABLES or is_url(path):
-        return _ending(path) in TABLES
+    if table_ending(path) in TABLES or is_url(path):
+        return table_ending(path) in TABLES
     try:
         with open_regular(path) as stream:
             head = stream.read(8)
@@ -105,7 +109,7 @@ def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) ->
     wanted, or it cannot be read as text.
     """
     chosen = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
-    label = chosen.label or ("label" if chosen.value is not None and "label" in columns else None)
+    label = chosen.label or (columns.get("label") if chosen.value is not None else None)
     table = read_rows(chosen.path, columns, {"key": chosen.key, "label": label}, encoding=chosen.encoding)
     renamed = {column: meaning for meaning, column in table.found.items() if meaning != column}
     for row in table.rows if renamed else ():
@@ -121,16 +125,20 @@ def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) ->
 def read_rows(
     path: str | os.PathLike[str],
     columns: Wanted = KEY_COLUMNS,
-    named: Mapping[str, str | None] | None = None,
+    named: Mapping[str, str | Sequence[str] | None] | None = None,
     *,
     encoding: str | None = None,
 ) -> Table:
     """Read a table of any form, a path or a URL; its `found` tells which column has which meaning.
 
-    `columns` and errors are as for `read_table`, but that keys may be missing. `named` are the columns that the user
-    has named, by their meaning; `encoding` is as in `LabelTable`.
+    `columns` and errors are as for `read_table`, but that keys may be missing. `named` are the columns that must be
+    there, by their meaning: the one that the user has named, or the first of several; `encoding` is as in `LabelTable`.
     """
-    given = {meaning: (column,) for meaning, column in (named or {}).items() if column is not None}
+    given = {
+        meaning: (column,) if isinstance(column, str) else column
+        for meaning, column in (named or {}).items()
+        if column is not None
+    }
     wanted, name = (
         {**given, **{each: columns[each] for each in columns if each not in given}},
         without_secrets(os.fspath(path)),
@@ -167,8 +175,11 @@ def _opened(path: str | os.PathLike[str], name: str) -> BinaryIO:
 def _read(
     stream: BinaryIO, path: str | os.PathLike[str], name: str, find: formats.Finder, encoding: str | None
 ) -> Table:
-    head, ending = stream.read(8), _ending(path)
+    head, ending = stream.read(8), table_ending(path)
     stream.seek(0)
+    if head.startswith(_GZIP):
+        stream = io.BytesIO(_unpacked(stream, name))
+        head = stream.getvalue()[:8]
     if kind := _arrow_format(head, ending):
         from .arrow import arrow_table
 
@@ -186,6 +197,16 @@ def _read(
     return formats.list_table(text)
 
 
+def _unpacked(stream: BinaryIO, name: str) -> bytes:
+    try:
+        data = gzip.GzipFile(fileobj=stream).read(_MOST_UNPACKED + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise LabelError(f"{name} is a gzip archive that cannot be read: {one_line(error)}") from error
+    if len(data) > _MOST_UNPACKED:
+        raise LabelError(f"{name} unpacks to more than {_MOST_UNPACKED:,} bytes; unpack it, and name the table")
+    return data
+
+
 def _arrow_format(head: bytes, ending: str) -> str:
     """Which of Arrow's formats a file has, by its first eight bytes; else ""."""
     kind = next((kind for magic, kind in _ARROW_FORMATS.items() if head.startswith(magic)), "")
@@ -193,9 +214,10 @@ def _arrow_format(head: bytes, ending: str) -> str:
     return "" if kind == "Parquet" and ending not in _PARQUET and head[4:5] != b"\x15" else kind
 
 
-def _ending(path: str | os.PathLike[str]) -> str:
+def table_ending(path: str | os.PathLike[str]) -> str:
+    """Ending of a path or a URL in lower case; of ``labels.csv.gz`` that of the table, ``.csv``."""
     name = os.fspath(path)
-    return os.path.splitext(without_secrets(name) if is_url(name) else name)[1].lower()
+    return os.path.splitext((without_secrets(name) if is_url(name) else name).lower().removesuffix(".gz"))[1]
 
 
 # --- cells of a column of labels -------------------------------------------------------------------

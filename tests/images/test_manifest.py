@@ -1,3 +1,4 @@
+import gzip
 import json
 
 import pyarrow
@@ -54,6 +55,7 @@ TABLES = {
     "m.ods": lambda path, name: write_ods(path, {"images": [[name, "n"], *ROWS]}),
     "m.jsonl": lambda path, name: path.write_text("".join(json.dumps({name: key}) + "\n" for key, _ in ROWS)),
     "m.json": lambda path, name: path.write_text(json.dumps({name: [key for key, _ in ROWS]})),
+    "m.csv.gz": lambda path, name: path.write_bytes(gzip.compress(f"{name},n\nb.png,x\na.png,y\n".encode())),
     "m.feather": lambda path, name: feather.write_feather(pyarrow.table({name: [key for key, _ in ROWS]}), path),
 }
 

@@ -14,6 +14,7 @@ from pucache.errors import LabelError
 from pucache.labels.concepts import open_concepts
 from pucache.labels.label_files import read_truth
 from pucache.labels.labels import Labels
+from pucache.storage.table_columns import LABEL_NAMES
 from pucache.storage.tables import LabelTable, has_columns, read_rows, read_table
 
 ROWS = [("a.png", "yes"), ("b,c.png", "no"), ("é.png", "")]
@@ -83,6 +84,11 @@ def test_a_first_column_without_a_name_is_no_blank_line(tmp_path):
         (b"key,x\na.png,1\n", {"label": "y"}, "has columns key, x; expected one called 'y'"),
         (b"key,x\na.png,1\n", {"key": "file"}, "has columns key, x; expected one called 'file'"),
         (b"key,x\na.png,no\n", {"label": "x", "value": "yes"}, "has no 'yes' in the column 'x'; it has 'no'"),
+        (
+            b"key,x\na.png,no\n",
+            {"value": "yes"},
+            "has columns key, x; expected one called 'label', labels, .* by --label-column",
+        ),
         (b"file,x\na.png,1\n,2\n", {"key": "file"}, "has a row without a key, 3; complete or remove it"),
         (b"sep=;\nkey,label\na.png,1\n", {}, "has columns key,label; expected one called 'key'"),
         (b"\n\n", {}, r"has columns \(none\); expected one called 'key'"),
@@ -95,13 +101,20 @@ def test_what_is_not_understood_is_said_with_its_row(tmp_path, cache_of, content
     assert re.search(reason, one_line(LabelError, Labels.read, cache_of, table))
 
 
+@pytest.mark.parametrize("column", LABEL_NAMES)
+def test_a_value_is_looked_for_in_a_column_of_any_usual_name(tmp_path, column):
+    (tmp_path / "x.csv").write_text(f"key,{column.title()}\na.png,cat\nb.png,dog\n")
+    table = read_table(LabelTable(str(tmp_path / "x.csv"), value="cat"))
+    assert table == [{"key": "a.png", "label": "1"}, {"key": "b.png", "label": "0"}]
+
+
 @pytest.mark.parametrize("name", ["x.xlsx", "X.XLSX", "x.ods", "renamed.csv", "renamed.txt"])
 def test_a_workbook_that_is_damaged_is_said_to_be_one_with_and_without_names_of_columns(tmp_path, name):
     with zipfile.ZipFile(tmp_path / name, "w") as book:
         book.writestr("[Content_Types].xml", "<Types/>")
         book.writestr("xl/worksheets/sheet1.xml", "<worksheet/>")
     for table in (tmp_path / name, LabelTable(str(tmp_path / name), key="file")):
-        with pytest.raises(LabelError, match=r"is a spreadsheet \(.xlsx, .ods or .xls\) that cannot be read"):
+        with pytest.raises(LabelError, match=r"is a spreadsheet \(.xlsx, .ods or .xls\) or a ZIP archive that cannot"):
             read_table(table)
     assert has_columns(tmp_path / name), "options that name columns are for it"
 

@@ -1,6 +1,7 @@
 """The same table in every form, type and encoding gives the same rows."""
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -91,7 +92,21 @@ def split(columns, rows):
     return {"columns": columns, "index": [*range(len(rows))], "data": rows}
 
 
+def packed(write):
+    def of(path, columns, rows):
+        write(path, columns, rows)
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+    return of
+
+
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
+PACKED = (
+    (".csv", separated(";", "utf-8")),
+    (".TSV", separated("\t", "utf-16")),
+    (".jsonl", json_lines),
+    (".parquet", arrow(parquet.write_table)),
+)
 FORMS = {
     **{f"{mark!r} {name}": (".csv", separated(mark, name)) for mark in ",;\t|" for name in ENCODINGS},
     "sep=": (".csv", separated(";", "utf-8-sig", "sep=;\r\n")),
@@ -109,6 +124,8 @@ FORMS = {
     "parquet dictionary": (".pq", of_dictionaries(parquet.write_table)),
     "feather dictionary": (".arrow", of_dictionaries(feather.write_feather)),
     "stream": (".arrow", arrow(stream)),
+    **{f"{ending}.gz": (f"{ending}.gz", packed(write)) for ending, write in PACKED},
+    "packed without its ending": (".csv", packed(separated(",", "utf-8"))),
     "Parquet without its ending": ("", arrow(parquet.write_table)),
     "Arrow called text": (".txt", arrow(feather.write_feather)),
 }

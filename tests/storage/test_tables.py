@@ -1,3 +1,4 @@
+import gzip
 import re
 
 import pytest
@@ -21,6 +22,7 @@ from pucache.storage.tables import read_table
         ("keys.csv", "key\na\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
         ("keys.csv", "key,label\na.png,1\n,\n,\n", ["a.png"]),
         ("keys.txt", "", []),
+        ("keys.txt.gz", "b.png\na,1.png\n", ["b.png", "a,1.png"]),
     ],
 )
 def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom):
@@ -50,6 +52,11 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
         ("keys.csv", "key,label\na,1\nb,1.png,0\n", r"line 3: 3 cells for 2 columns \(key, label\); .* ',' in quotes"),
         ("keys.csv", "key\ta;b\na.png\t1\t2\n", "line 2: 3 cells for 2 columns"),
         ("keys.json", '{"columns": ["key", "label"], "data": [["a.png", 1, 0]]}', "is not JSON of a table"),
+        ("keys.csv.gz", gzip.compress(b"key\na\n")[:-9], "keys.csv.gz is a gzip archive that cannot be read"),
+        ("keys.csv.gz", b"\x1f\x8b", "keys.csv.gz is a gzip archive that cannot be read"),
+        ("keys.csv.zip", b"PK\3\4key", "is a spreadsheet .* or a ZIP archive that cannot be read: .*unpack it"),
+        ("keys.pkl", b"\x80\x04\x95" + bytes(8) + b"\xe9", "keys.pkl is a pickle; expected keys, one a line"),
+        ("keys.npy", b"\x93NUMPY\1\0v\0" + bytes(40), "keys.npy is a NumPy array; expected keys, one a line"),
         ("keys.txt", b"a.png\n\x81.png\n", r"not UTF-8 text \(byte 6\), nor cp1252; name its encoding: --encoding"),
     ],
 )
