@@ -64,7 +64,7 @@ PAGES = (
         "other tools on the same embeddings: quality, seconds, memory",
         "peers.compare",
         FOLDERS,
-        20,
+        14,
         BOTH,
         needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
     ),
@@ -79,10 +79,10 @@ PAGES = (
         needs="pu-toolbox (`pip install pucache[bench]`)",
     ),
     ResultPage(
-        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 26, CIFAR
+        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 30, CIFAR
     ),
-    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 21, ALL),
-    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 4, ALL),
+    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 14, ALL),
+    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 3, ALL),
     ResultPage(
         "prior",
         "how often the intervals of prior, recall, precision and F1 hold the truth",
@@ -92,13 +92,13 @@ PAGES = (
         ALL,
         LONG,
     ),
-    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 8, ALL),
+    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 4, ALL),
     ResultPage(
         "new-images",
         "the share of positives in new images, decisions at it, and images of another kind",
         "quality.new_images",
         FOLDERS,
-        8,
+        13,
         BOTH,
     ),
     ResultPage(
