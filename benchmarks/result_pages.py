@@ -56,7 +56,7 @@ PAGES = (
         "accuracy beside the published figures, losses, wrong priors",
         "paper.tables",
         FOLDERS,
-        11,
+        7,
         BOTH,
     ),
     ResultPage(
