@@ -87,7 +87,6 @@ _SHOWN_ENDINGS = 4
     "--shard I/N embeds.",
 )
 @options.force
-@options.option("--profile", is_flag=True, help="Print the time of each stage.")
 @options.strict
 @options.as_json
 def embed(
@@ -99,7 +98,6 @@ def embed(
     engine: str,
     address: str | None,
     workers: int | None,
-    profile: bool,
     strict: bool,
     key_column: str | None,
     encoding: str | None,
@@ -143,7 +141,7 @@ def embed(
     # read first, so that a column that is missing costs no embeddings
     labels = label_rows(opened, label_column, labels_to, force=rest["force"]) if label_column and labels_to else None
     if engine == "ray":
-        count = _shards_for_ray(shards, shard, profile)
+        count = _shards_for_ray(shards, shard)
         run |= {"address": address, "progress": terminal_progress()}
         report = embed_shards(opened, cache, count, encoder_options, **run)
         more["shards"] = shard_names(count)
@@ -153,8 +151,7 @@ def embed(
     if labels is not None and labels_to is not None:
         write_rows(labels_to, [("key", "label"), *labels])
     lines = list(_lines(report, rest["prune"]))
-    if profile and report.profile is not None:
-        lines.append(report.profile.line())
+    if report.profile is not None:
         more["profile"] = report.profile.summary()
     fields = {name: value for name, value in vars(report).items() if name not in ("name", "profile", "cosine", "peaks")}
     fields |= {"cache": report.name, "encoder": str(report.encoder), "seconds": round(report.seconds, 3)}
@@ -174,11 +171,10 @@ def _tiles(tiles: str | None, overlap: int | None) -> str:
     return chosen
 
 
-def _shards_for_ray(shards: int | None, shard: tuple[int, int], profile: bool) -> int:
+def _shards_for_ray(shards: int | None, shard: tuple[int, int]) -> int:
     """Number of shards; raises ValueError where the options do not fit the engine ray."""
-    if shard != (1, 1) or profile:
-        option = "--profile" if shard == (1, 1) else "--shard"
-        raise ValueError(f"{option} is for one file that this machine embeds; leave it out with --engine ray")
+    if shard != (1, 1):
+        raise ValueError("--shard is for one file that this machine embeds; leave it out with --engine ray")
     if shards is None:
         raise ValueError(
             "--engine ray writes a folder of shards; say how many with --shards N, and name a folder or its URL in "

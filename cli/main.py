@@ -48,6 +48,11 @@ SENTENCES = {
     "demo": "Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.",
 }
 
+# Options that went, by command, and what to do instead.
+REMOVED = {
+    "embed": {"--profile": "--json has the time of each stage, under profile"},
+}
+
 
 class LazyCommands(UserDict[str, Any]):
     """Commands by name; the module of a command is imported when the command is first asked for."""
@@ -95,6 +100,7 @@ class Commands(click.Group):
             click.echo("\ninterrupted: run the same command again; it goes on from what is on disk", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
         except click.ClickException as error:  # of click itself, which repeats arguments
+            _refuse_removed(error)
             error.message = printable(error.message)  # type: ignore[misc]  # which is final for its children
             raise
         except (PUCacheError, ValueError, MemoryError) as error:
@@ -112,6 +118,14 @@ class Commands(click.Group):
             if shortage is None or os.environ.get("PUCACHE_DEBUG"):
                 raise
             raise Failure(shortage) from error
+
+
+def _refuse_removed(error: click.ClickException) -> None:
+    """Raise `WrongUsage` with what to do instead where the error is about an option that went."""
+    if isinstance(error, click.NoSuchOption) and error.ctx:
+        command, option = error.ctx.info_name or "", error.option_name
+        if instead := REMOVED.get(command, {}).get(option):
+            raise WrongUsage(f"{command} has no {option} any more: {instead}") from error
 
 
 @click.group(

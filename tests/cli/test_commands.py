@@ -281,13 +281,10 @@ def few(here):
 
 
 def test_a_profile_says_where_the_time_went(world, few):
-    shown = run("embed few c.h5 --strict --profile" + SMALL, w=world).stdout.splitlines()
-    assert all(re.search(rf"{stage} \d+\.\d\d s", shown[-1]) for stage in STAGES)
-    assert re.search(r"the encoder waited \d+%$", shown[-1])
-    told = run_json("embed few d.h5 --profile" + SMALL, w=world)["profile"]
+    told = run_json("embed few c.h5" + SMALL, w=world)["profile"]
     assert set(STAGES) <= set(told["seconds"]) and 0 <= told["device_waited"] <= 1
-    assert "profile" not in run_json("embed few d.h5" + SMALL, w=world)
-    assert "the encoder waited 0%" in run("embed few d.h5 --profile" + SMALL, w=world).stdout
+    again = run_json("embed few c.h5" + SMALL, w=world)["profile"]
+    assert (again["device_waited"], again["first_batch"]) == (0, None)
 
 
 def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few):
