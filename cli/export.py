@@ -20,7 +20,6 @@ from .progress import terminal_progress
 @click.command()
 @click.argument("what", metavar="CACHE_OR_MODEL")
 @click.argument("out")
-@options.option("--scores", metavar="FILE", help="Table of score: adds the columns margin and posterior.")
 @options.option("--session", metavar="FOLDER", help="Folder of a review: adds the column decision, 1 or 0.")
 @options.option(
     "--thumbnails",
@@ -57,13 +56,13 @@ def export(
 
     \b
     pucache export cache.h5 embeddings.parquet
-    pucache export cache.h5 pile.parquet --scores scores.csv --session cache.h5.review --thumbnails
+    pucache export cache.h5 pile.parquet --session cache.h5.review --thumbnails
     pucache export model.safetensors model.onnx
     """
     name = without_secrets(out)
     if out.lower().endswith(".onnx"):
         if any(value is not None for value in of_cache.values()):
-            raise ValueError("--scores, --session, --thumbnails and --images are for a cache; leave them out")
+            raise ValueError("--session, --thumbnails and --images are for a cache; leave them out")
         from pucache.scoring.onnx_model import export_onnx
 
         check_outputs(("out", out, ONNX), force=force)

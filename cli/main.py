@@ -51,6 +51,7 @@ SENTENCES = {
 # Options that went, by command, and what to do instead.
 REMOVED = {
     "embed": {"--profile": "--json has the time of each stage, under profile"},
+    "export": {"--scores": "join the table of scores with the exported one by the column key"},
 }
 
 

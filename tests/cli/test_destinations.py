@@ -45,7 +45,7 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
     ],
     ("score", "cache"): ["model.safetensors photos --neighbours pile.h5 --weights w.safetensors --cache {out}"],
     ("export", "out"): [
-        "cache.h5 {out}.parquet --scores scores.csv --session cache.h5.review --thumbnails --images photos",
+        "cache.h5 {out}.parquet --session cache.h5.review --thumbnails --images photos",
         "model.safetensors {out}.onnx --weights w.safetensors",
     ],
     ("report", "out"): [

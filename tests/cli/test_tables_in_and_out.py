@@ -1,4 +1,4 @@
-"""Images and labels from tables, and scores, decisions and thumbnails into them, on the command line."""
+"""Images and labels from tables, and decisions and thumbnails into them, on the command line."""
 
 import importlib
 import io
@@ -83,7 +83,6 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
         ("export {w}/model.safetensors out.onnx --thumbnails", 2, "are for a cache; leave them out"),
         ("export {w}/cache.h5 out.onnx", 1, "cache.h5 is a cache, not a model"),
-        ("export {w}/cache.h5 out.parquet --scores {w}/truth.csv", 1, "is not a table of scores"),
         ("export {w}/cache.h5 out.parquet --session {w}/nowhere", 1, "nowhere"),
     ],
 )
@@ -102,27 +101,21 @@ def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(world,
     assert (here / "l.csv").read_text() == "before"
 
 
-def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
-    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
+def test_a_table_of_decisions_and_thumbnails(world, pile, here):
     with open_session(world / "cache.h5", world / "positives.txt", folder=here / "s") as session:
         session.decide([Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE)])
-    command = "export {w}/cache.h5 out.parquet --scores scores.csv --session s --thumbnails 8"
-    assert run(command, w=world).output.strip().endswith(", margin, posterior, decision, thumbnail")
+    command = "export {w}/cache.h5 out.parquet --session s --thumbnails 8"
+    assert run(command, w=world).output.strip().endswith(", decision, thumbnail")
     rows = parquet.read_table(here / "out.parquet").to_pylist()
-    scores = {row["key"]: row for row in table(here / "scores.csv")}
     assert [row["key"] for row in rows] == pile
     positives = set((world / "positives.txt").read_text().split())
     for row in rows:
-        assert row["margin"] == pytest.approx(float(scores[row["key"]]["margin"]), rel=1e-5)
-        assert row["posterior"] is None, "too few labels for one"
         expected = 1 if row["key"] in positives else 0 if row["key"] == "rest/003.png" else None
         assert row["decision"] == expected or expected is None, "images that look the same share a decision"
         with Image.open(io.BytesIO(row["thumbnail"]["bytes"])) as image:
             assert (image.format, image.size) == ("JPEG", (8, 8))
     run("import-embeddings out.parquet again.h5")
     assert list(EmbeddingCache(here / "again.h5").keys) == pile
-    (here / "scores.csv").write_text("key,margin,posterior,label\nother.png,1,,1\n")
-    assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
 
 
 @pytest.mark.slow
