@@ -10,7 +10,7 @@ import click
 
 from pucache.cache.embedding_cache import EmbeddingCache, open_cache
 from pucache.estimates.label_requirements import LabelCount
-from pucache.estimates.priors import METHODS, PriorEstimate
+from pucache.estimates.priors import PriorEstimate
 
 from . import options, output
 from .progress import terminal_progress
@@ -18,21 +18,11 @@ from .progress import terminal_progress
 if TYPE_CHECKING:
     from pucache.training.labelled_cache import LabelledCache
 
-_NO_INTERVAL = (
-    "only tilt has an interval: those of the other methods leave out their bias, and held the truth too rarely"
-)
-
 
 @click.command("estimate-prior")
 @options.caches
 @options.labels(many=True)
-@options.option(
-    "--method",
-    "methods",
-    multiple=True,
-    help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
-)
-@options.option("--level", default=0.9, help="Confidence level of the interval of tilt, in (0, 1).")
+@options.option("--level", default=0.9, help="Confidence level of the interval, in (0, 1).")
 @options.groups
 @options.twins
 @options.all_rows
@@ -46,27 +36,23 @@ def estimate_prior(
     concepts: Any,
     groups: Any,
     twins: float | None,
-    methods: tuple[str, ...],
     all_rows: bool,
     **parameters: Any,
 ) -> None:
     """Estimate the share of positives among the unlabelled rows of CACHE.
 
-    train-pu uses tilt, which alone has an interval. The other methods are cross-checks with known biases:
-    bbe overestimates, elkanoto errs in either direction. Where they disagree widely, trust none. All methods
-    assume that the labelled positives are a random sample of all positives. An interval takes at least
-    ten of them, a single figure thirty.
+    It is the estimate of train-pu, and assumes that the labelled positives are a random sample of all
+    positives. An interval takes at least ten of them, a single figure thirty.
 
     \b
     pucache estimate-prior cache.h5 --positives found.txt
-    pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
+    pucache estimate-prior cache.h5 --concepts labels.csv
     """
     from pucache.training.estimate_prior import check_request
     from pucache.training.labelled_cache import LabelledCache
 
-    methods = methods or tuple(METHODS)
-    check_request(methods, level=parameters["level"])
-    request = {"methods": methods, "progress": terminal_progress(), **parameters}
+    check_request(level=parameters["level"])
+    request = {"progress": terminal_progress(), **parameters}
     rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
     opened = open_cache(cache)
     rows |= options.groups_named(opened, groups)
@@ -98,10 +84,12 @@ def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any
 
     def estimate(name: str, data: LabelledCache) -> dict[str, Any]:
         result, estimates = _estimate(data, request)
-        shown = {one.method: _text(one) for one in estimates}
-        columns = {method: shown.get(method, "") for method in request["methods"]}
-        labelled = f"{result['labelled_positives']:,}"
-        table[name] = {"labelled": labelled, **columns, "note": "" if estimates else "too few labels"}
+        labelled, tilt = f"{result['labelled_positives']:,}", _text(estimates[-1]) if estimates else ""
+        table[name] = {
+            "labelled": labelled,
+            "tilt": tilt,
+            "note": "" if estimates else "too few labels",
+        }
         return result
 
     results, failures = each_concept(cache, concepts, estimate, **rows)
@@ -117,8 +105,6 @@ def _lines(estimates: list[PriorEstimate], data: LabelledCache) -> Iterator[str]
     for estimate in estimates:
         prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
         yield f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
-    if not all(with_interval):
-        yield _NO_INTERVAL
 
 
 def _text(estimate: PriorEstimate) -> str:

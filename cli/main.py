@@ -51,6 +51,7 @@ SENTENCES = {
 # Options that went, by command, and what to do instead.
 REMOVED = {
     "embed": {"--profile": "--json has the time of each stage, under profile"},
+    "estimate-prior": {"--method": "the estimate is that of train-pu; leave it out"},
     "export": {"--scores": "join the table of scores with the exported one by the column key"},
 }
 

@@ -36,7 +36,7 @@ FUNCTIONS = {
     )["one"],
     "concepts": lambda cache, seed: pucache.train_pu(cache, concepts={"one": S}, seed=seed, **LINEAR)["one"],
     "fit": lambda cache, seed: pucache.PULinearClassifier(random_state=seed, **LINEAR).fit(X, S),
-    "estimate_prior": lambda cache, seed: pucache.estimate_prior(cache, S, methods=["tilt"], seed=seed),
+    "estimate_prior": lambda cache, seed: pucache.estimate_prior(cache, S, seed=seed),
     "sweep_priors": lambda cache, seed: pucache.sweep_priors(cache, S, priors=[0.3], seeds=[seed]),
 }
 

@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,6 @@ _DECISIONS = {1: "accepted", -1: "rejected", 0: ""}  # in a review
 _SHOWN = 24  # images of a gallery
 _GROUPS, _GROUP_CARDS = 6, 6
 _SIDE, _MAP_SIDE = 112, 56  # pixels
-_DISAGREEING_FACTOR = 3.0  # factor between the methods' median and the tilt
 _CLASSES = {1: "positive", 0: "negative", -1: "not known"}
 
 
@@ -218,15 +216,8 @@ def how_given(groups: GroupSource | None) -> str:
 def warnings(numbers: dict[str, Any]) -> list[str]:
     """Warnings to read before trusting the page, as text."""
     count, sample = LabelCount(numbers["labels"], "groups" in numbers), numbers["unlabelled_sample"]
-    tilt, *others = [estimate["prior"] for estimate in numbers["prior_estimates"].values()] or [None]
-    ratio = median(others) / tilt if others and count.has_points else 1.0
     sentences: Any = template("report_sentences").module
-    said = sentences.warnings(
-        numbers,
-        count,
-        None if sample is None else UnlabelledSample.from_json(sample),
-        max(ratio, 1 / ratio) > _DISAGREEING_FACTOR,
-    )
+    said = sentences.warnings(numbers, count, None if sample is None else UnlabelledSample.from_json(sample))
     return [one_line(paragraph).unescape() for paragraph in said.split("\n\n") if paragraph.strip()]
 
 

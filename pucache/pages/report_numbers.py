@@ -25,7 +25,7 @@ from ..labels.labels import LOOK_AGAIN, Labels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
 from ..storage.urls import without_secrets
-from ..training.estimate_prior import estimates_by_method
+from ..training.estimate_prior import prior_by_labels
 from ..training.labelled_cache import LabelledCache
 from ..training.prior_sweep import why_flat
 from ..training.sklearn_classifier import PULinearClassifier
@@ -49,7 +49,7 @@ class TrainedReport:
     ranker: PULinearClassifier  # ranks the unlabelled images: the model passed to `report`, or `trained`
     margins: np.ndarray  # by `ranker`, float32 (n,)
     count: LabelCount  # says what may be estimated
-    prior_estimates: list[PriorEstimate]  # one per method, the tilt's first; empty where the labels are too few
+    prior_estimates: list[PriorEstimate]  # by the labels; empty where they are too few
     truth: np.ndarray | None  # class, int8 (n,): 1, 0, or -1 where it is unknown
 
     @cached_property
@@ -144,7 +144,7 @@ def train(
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     train_on_cache(trained, data, progress=progress)
     count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
-    prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
+    prior_estimates = [prior_by_labels(data, trained)] if count.has_estimates else []
     data.release()
     ranker = model or trained
     return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, truth)

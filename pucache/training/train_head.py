@@ -248,7 +248,7 @@ def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, 
         labels.check(prior)
     elif settings.heads.risk.needs_prior:
         default = CrossFitter(rows.design, labels, deals, settings=HeadSettings(seed=settings.heads.seed)).cross_fit()
-        prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
+        prior = estimate(default.margins, labels.s, labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 
 

@@ -169,7 +169,7 @@ def test_wrong_usage_is_one_line(trained, command, code, text):
     ("command", "reason"),
     [
         ("train-pu cache.h5 --concepts labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),
-        ("estimate-prior cache.h5 --concepts labels.csv --method some", "unknown method 'some'"),
+        ("estimate-prior cache.h5 --concepts labels.csv --level 2", "level must be in (0, 1)"),
         ("retrieve-positives cache.h5 --concepts labels.csv --model empty --out new/a.csv", "holds no model"),
         ("report cache.h5 --concepts labels.csv --model empty --out new/a.html", "holds no model"),
     ],
@@ -177,7 +177,7 @@ def test_wrong_usage_is_one_line(trained, command, code, text):
 def test_where_every_concept_fails_nothing_is_written_and_the_command_has_failed(folder, trained, command, reason):
     (folder / "empty").mkdir(exist_ok=True)
     shutil.copy(folder / "models/red.safetensors", folder / "empty/other.safetensors")
-    said = run(command, 2 if "some" in command else 1)
+    said = run(command, 2 if "--level" in command else 1)
     assert not said.stdout and reason in said.stderr and said.stderr.count("\n") == 1
     assert not [path for path in folder.glob("new/**/*") if path.is_file()]
 

@@ -90,7 +90,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
     TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
     TRAIN + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0"),
-    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
     PRIOR + " --level 90": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),

@@ -277,7 +277,7 @@ def form(line):
         r", overlooked ones included| Probably [a-z #]+$", "", plain.replace("if none of them", "if # of them")
     )
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
-    plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto) (#|none).*|(by classifier).*", r"\1\3", plain)
+    plain = re.sub(r"^(tilt) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
 
 

@@ -211,7 +211,7 @@ def series(cache, values):
 FUNCTIONS = {
     "train_pu": lambda cache, s, y, folder: pucache.train_pu(cache, s, **LINEAR).coef_.tolist(),
     "concepts": lambda cache, s, y, folder: pucache.train_pu(cache, concepts={"c": s}, **LINEAR)["c"].seed_,
-    "estimate_prior": lambda cache, s, y, folder: pucache.estimate_prior(cache, s, methods=["tilt"]),
+    "estimate_prior": lambda cache, s, y, folder: pucache.estimate_prior(cache, s),
     "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, truth=y, priors=[0.3], seeds=[0]).rows,
     "retrieve_positives": lambda cache, s, y, folder: retrieve_positives(cache, s, k=9).keys,
     "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=3)["true"],

@@ -157,7 +157,7 @@ def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, 
     monkeypatch.setattr("pucache.labels.sample.LEAST_HIDDEN", 30)
     assert "positives are hidden in this sample" not in run(*train)
     for command in (
-        ("estimate-prior", *of, "--method", "tilt"),
+        ("estimate-prior", *of),
         ("sweep-priors", *of, "--priors", "0.2", "--seeds", 1, "--penalty", "0.001", "--no-plot"),
     ):
         assert said in run(*command)
