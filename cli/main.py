@@ -52,6 +52,10 @@ SENTENCES = {
 REMOVED = {
     "embed": {"--profile": "--json has the time of each stage, under profile"},
     "estimate-prior": {"--method": "the estimate is that of train-pu; leave it out"},
+    "sweep-priors": {
+        "--truth": "train-pu at each of two priors, and evaluate their scores with --truth",
+        "--no-plot": "the plot lies beside the table; remove it",
+    },
     "export": {"--scores": "join the table of scores with the exported one by the column key"},
 }
 

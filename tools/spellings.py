@@ -6,6 +6,7 @@ A cut adds a line to `DROPPED`, or a way of its own to `translate`.
 DROPPED = {  # command: options that went without a successor, and how many values each took
     "embed": {"--profile": 0},
     "estimate-prior": {"--method": 1},
+    "sweep-priors": {"--truth": 1, "--no-plot": 0},
     "export": {"--scores": 1},
 }
 

@@ -27,9 +27,7 @@ from ..progress import Progress
 from ..storage.urls import without_secrets
 from ..training.estimate_prior import prior_by_labels
 from ..training.labelled_cache import LabelledCache
-from ..training.prior_sweep import why_flat
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_head import TrainingSettings
 from ..training.train_on_cache import is_audited, label_note, scar_of, train_on_cache
 from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
@@ -215,7 +213,6 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
             "penalty": trained.penalty_,
             "trained_on_other_labels": report.trained_on_other_labels,
         },
-        "prior_matters": _prior_matters(trained),
         "figures": _figures(report),
     } | _groups(report)
 
@@ -228,15 +225,6 @@ def _groups(report: TrainedReport) -> dict[str, Any]:
     called = group[labels.unlabelled & (report.margins > np.float32(report.ranker.threshold_))]
     counts = {"groups": len(np.unique(group)), "found": len(found), "called": len(np.setdiff1d(called, found))}
     return {"groups": counts}
-
-
-def _prior_matters(model: PULinearClassifier) -> str:
-    """Whether the ranking depends on the prior."""
-    risk = TrainingSettings.of(model.get_params()).heads.risk
-    if risk.needs_prior:
-        return f"The heads of {risk.name} depend on the prior; pucache sweep-priors shows how."
-    why = why_flat(risk)
-    return f"{why[0].upper()}{why[1:]}."
 
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:

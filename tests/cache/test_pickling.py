@@ -116,7 +116,7 @@ def test_what_a_notebook_shows_is_short(caches):
         (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
         (model, "PULinearClassifier(method='linear')"),
         (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
-        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(1 priors, 1 seeds: "),
+        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
     ]
     for thing, text in shown:
         assert text in repr(thing) and len(repr(thing)) < 400

@@ -72,17 +72,15 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
 
 
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
-    shutil.copy(world / "truth.csv", "truth.csv")
     command = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1,0.2 --seeds 2"
-    told = run(command + " --truth truth.csv", w=world).stdout
-    assert "flat: the sigmoid loss at target prior 0.5" in told and "wrote sweep.csv and sweep.png" in told
+    verdict, *_, written = run(command, w=world).stdout.splitlines()
+    assert verdict.startswith("flat: imbupu gives the same heads") and written == "wrote sweep.csv and sweep.png"
     rows = table(here / "sweep.csv")
     assert [(row["prior"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.1", "1"), ("0.2", "0"), ("0.2", "1")]
-    assert float(rows[0]["true_auc"]) > 0.8
     with Image.open("sweep.png") as picture:
         assert picture.format == "PNG" and picture.width > 1000
-    other = run_json(command + " --loss nnpu --no-plot --out other.csv", w=world)
-    assert len(other["rows"]) == 4 and not Path("other.png").exists()
+    other = run_json(command + " --loss nnpu --out other.csv", w=world)
+    assert len(other["rows"]) == 4 and Path("other.png").exists()
 
 
 def test_train_writes_a_model_and_its_metrics(world, trained):

@@ -31,7 +31,7 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
         "shards --session cache.h5.review --metrics {out}",
         "cache.h5 --concepts concepts --metrics {out}",
     ],
-    ("sweep-priors", "out"): [f"cache.h5 {LABELS} --truth truth.csv --out {{out}}.csv"],
+    ("sweep-priors", "out"): [f"cache.h5 {LABELS} --out {{out}}.csv"],
     ("retrieve-positives", "out"): [
         f"cache.h5 {LABELS} --model model.safetensors --out {{out}}",
         "cache.h5 --concepts labels.csv --model models --out {out}",

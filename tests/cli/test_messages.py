@@ -93,7 +93,6 @@ BAD = {  # command: (exit code, what the one line must tell)
     PRIOR + " --level 90": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
     SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
-    SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),

@@ -212,7 +212,7 @@ FUNCTIONS = {
     "train_pu": lambda cache, s, y, folder: pucache.train_pu(cache, s, **LINEAR).coef_.tolist(),
     "concepts": lambda cache, s, y, folder: pucache.train_pu(cache, concepts={"c": s}, **LINEAR)["c"].seed_,
     "estimate_prior": lambda cache, s, y, folder: pucache.estimate_prior(cache, s),
-    "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, truth=y, priors=[0.3], seeds=[0]).rows,
+    "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, priors=[0.3], seeds=[0]).rows,
     "retrieve_positives": lambda cache, s, y, folder: retrieve_positives(cache, s, k=9).keys,
     "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=3)["true"],
     "write_review_page": lambda cache, s, y, folder: pucache.write_review_page(
@@ -232,9 +232,8 @@ def test_every_function_refuses_values_that_are_no_labels(pile, tmp_path, name):
     assert "1.9" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED * 1.9, Y, tmp_path)
 
 
-@pytest.mark.parametrize("name", ["sweep_priors", "report"])
-def test_true_labels_are_checked_too(pile, tmp_path, name):
-    assert "257" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED, Y.astype(int) * 257, tmp_path)
+def test_true_labels_are_checked_too(pile, tmp_path):
+    assert "257" in one_line(LabelError, FUNCTIONS["report"], pile, PLANTED, Y.astype(int) * 257, tmp_path)
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):

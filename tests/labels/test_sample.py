@@ -158,7 +158,7 @@ def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, 
     assert "positives are hidden in this sample" not in run(*train)
     for command in (
         ("estimate-prior", *of),
-        ("sweep-priors", *of, "--priors", "0.2", "--seeds", 1, "--penalty", "0.001", "--no-plot"),
+        ("sweep-priors", *of, "--priors", "0.2", "--seeds", 1, "--penalty", "0.001"),
     ):
         assert said in run(*command)
         assert json.loads(run(*command, "--json"))["unlabelled_sample"] == fields
