@@ -229,7 +229,7 @@ def _charts(content: TrainedReport, numbers: dict[str, Any]) -> dict[str, Any]:
     }
     if content.count.has_estimates:
         priors = (content.prior_estimates, numbers["prior"], numbers["true_prior"], points)
-        drawn["priors"] = charts.draw("priors", 2.6, charts.paint_priors, *priors)
+        drawn["priors"] = charts.draw("priors", 1.6, charts.paint_priors, *priors)
     if points:
         drawn["curve"] = charts.draw("curve", 3.6, charts.paint_curve, figures["precision_recall"])
         drawn["reliability"] = charts.draw("reliability", 3.6, charts.paint_reliability, figures["reliability"])
