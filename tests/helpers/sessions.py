@@ -1,7 +1,9 @@
 """Review sessions over small caches of bare arrays."""
 
 import hashlib
+import sqlite3
 import uuid
+from pathlib import Path
 
 import numpy as np
 
@@ -44,3 +46,14 @@ def decide(session, row, choice=Choice.POSITIVE, replaces=None):
     current = session.decision_in_force(row)
     replaces = (current.serial if current else 0) if replaces is None else replaces
     return session.decide([proposal(row, choice, replaces)])[0]
+
+
+def session_of(version, cache):
+    """The folder of a session on this cache whose log a version of pucache wrote."""
+    script = Path(__file__).parents[1] / f"reviewing/session_of_{version}.sql"
+    folder = Path(f"{cache.files[0].path}.review")
+    folder.mkdir()
+    with sqlite3.connect(folder / "decisions.sqlite") as log:
+        log.executescript(script.read_text().replace("CHECKSUM", cache.files[0].checksum))
+    log.close()
+    return folder

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from helpers.sessions import decide, labels_of, pile_of, proposal
+from helpers.sessions import decide, labels_of, pile_of, proposal, session_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -329,17 +329,6 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
 
 
 # --- closed and opened again ----------------------------------------------------------------------
-
-
-def session_of(version, cache):
-    """The folder of a session on this cache whose log a version of pucache wrote."""
-    script = Path(__file__).with_name(f"session_of_{version}.sql").read_text()
-    folder = Path(f"{cache.files[0].path}.review")
-    folder.mkdir()
-    with sqlite3.connect(folder / "decisions.sqlite") as log:
-        log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
-    log.close()
-    return folder
 
 
 def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
