@@ -26,7 +26,7 @@ _FILES = {
     "positives.txt, truth.csv": "the labelled positives, and the true labels",
     "kinds.csv": "labels of ten kinds of clothing, for --concepts",
     "report.html": "open in a browser: hidden positives, quality of the classifier, a map of the images",
-    "review.html": "open in a browser: the first 200 candidates, to accept or reject",
+    "review.html": "open in a browser: the first 200 candidates",
 }
 
 

@@ -104,7 +104,7 @@ def retrieve_positives(
     """Rank the unlabelled images of CACHE, likely positives first.
 
     Known positives, known negatives and their duplicates are omitted. The review sheet is one file that
-    needs no network; the table that it exports serves as the next --positives and --negatives.
+    needs no network: pictures with keys, scores and links.
 
     \b
     pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
@@ -146,7 +146,7 @@ def retrieve_positives(
         from pucache.pages.review_page import write_review_page
 
         shown: dict[str, Any] = {"images": images, "force": force, "progress": terminal_progress()}
-        page = write_review_page(opened, ranking, labels, review, **shown)
+        page = write_review_page(opened, ranking, review, **shown)
         result |= {"review": review, **asdict(page)}
         missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
         lines.append(f"wrote {review}: open it in a browser{missing}")

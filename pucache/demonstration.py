@@ -96,7 +96,7 @@ def demo(
     ranking.save(folder / "ranked.csv")
     y_ranked = y[ranking.rows]
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
-    write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), labels, folder / "review.html", progress=progress)
+    write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), folder / "review.html", progress=progress)
     page = folder / "report.html"
     report(pile, folder / "positives.txt", page, model=model, truth=y, device=device, progress=progress)
     score(model, new, folder / "scores.csv")

@@ -63,7 +63,7 @@ def test_the_functions_of_a_search_take_paths_and_opened_objects(folder, cache, 
     model = model if opened else str(tmp_path / "model.safetensors")
     ranking = pucache.retrieve_positives(rows, labels, model, k=5, device="cpu")
     assert len(ranking.keys) == 5 and all(key.startswith("red/") for key in ranking.keys)
-    pucache.write_review_page(rows, ranking, labels, tmp_path / "review.html")
+    pucache.write_review_page(rows, ranking, tmp_path / "review.html")
     assert ranking.keys[0] in (tmp_path / "review.html").read_text()
     assert pucache.score(model, rows, str(tmp_path / "scores.csv")).rows == 60
     assert pucache.evaluate(str(tmp_path / "scores.csv"), str(folder / "truth.csv"))["auc"] > 0.9

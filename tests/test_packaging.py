@@ -61,7 +61,7 @@ def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
     expected |= {f"pucache/cli/{path.name}" for path in (ROOT / "cli").glob("*.py")}
     for folder in ("pucache/data", "pucache/pages/assets"):
         expected |= {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
-    assert len(expected) > 60 and {"pucache/cli/main.py", "pucache/pages/assets/review.html"} < expected
+    assert len(expected) > 60 and {"pucache/cli/main.py", "pucache/pages/assets/sheet.html"} < expected
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == expected | {"pucache/py.typed"}, "all of it, and no top-level cli, tests or tools"
 
@@ -96,7 +96,7 @@ def test_the_demo_runs_from_an_installed_wheel(environment, tmp_path):
     ended = subprocess.run([environment / "pucache", "demo"], cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     pages = {path.name for path in folder.rglob("*.html")}
-    assert {"report.html", "review.html"} <= pages, ended.stdout
+    assert {"report.html", "sheet.html"} <= pages, ended.stdout
 
 
 def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadata):

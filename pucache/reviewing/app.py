@@ -33,7 +33,6 @@ from .session_labels import export_session
 from .session_state import Proposal
 
 MAX_BODY = 1 << 20  # bytes of a request
-MAX_IMPORT = 256 << 20  # bytes of a table of decisions
 MAX_DECISIONS = 500  # of a request
 MAX_COUNT = 500  # images of a request
 PAST = 60  # decisions that are listed at once
@@ -88,14 +87,13 @@ class Application:
             Route("/api/image/{row}", self._get(self._image)),
             Route("/api/events", self._get(self._events)),
             *(
-                Route(f"/api/{name}", self._post(handler, limit), methods=["POST"])
-                for name, handler, limit in (
-                    ("next", _next, MAX_BODY),
-                    ("decide", _decide, MAX_BODY),
-                    ("release", _release, MAX_BODY),
-                    ("closing-audit", _closing_audit, MAX_BODY),
-                    ("export", _export, MAX_BODY),
-                    ("import", _import, MAX_IMPORT),
+                Route(f"/api/{name}", self._post(handler), methods=["POST"])
+                for name, handler in (
+                    ("next", _next),
+                    ("decide", _decide),
+                    ("release", _release),
+                    ("closing-audit", _closing_audit),
+                    ("export", _export),
                 )
             ),
         ]
@@ -197,12 +195,12 @@ class Application:
 
     # --- changing ------------------------------------------------------------------------------------
 
-    def _post(self, handler: Callable[[Body, ReviewService], Body], limit: int) -> Callable[..., Awaitable[Response]]:
+    def _post(self, handler: Callable[[Body, ReviewService], Body]) -> Callable[..., Awaitable[Response]]:
         """Route of a POST: reads the body, which names its session, and answers errors in one line."""
 
         async def answer(request: Request) -> Response:
             try:
-                body = await _read(request, limit)
+                body = await _read(request)
                 service = self._services.get(str(body.get("session")))
                 if service is None:
                     return refused(409, "this page is of another review, or the cache has changed; reload the page")
@@ -278,12 +276,6 @@ def _export(body: Body, service: ReviewService) -> Body:
     return export_session(service.session)
 
 
-def _import(body: Body, service: ReviewService) -> Body:
-    if not isinstance(body.get("csv"), str):
-        raise _BadRequestError("csv must be text")
-    return service.take_reviewed(body["csv"])
-
-
 def live_page(title: str, **shown: Any) -> str:
     """HTML of the page of a review; it sends the identifier of the `session` with every request.
 
@@ -318,16 +310,16 @@ class _BadRequestError(Exception):
         self.status = status
 
 
-async def _read(request: Request, limit: int) -> Body:
-    """The JSON object of a request, of so many bytes at most."""
-    too_large = _BadRequestError(f"a request here has at most {limit:,} bytes", 413)
+async def _read(request: Request) -> Body:
+    """The JSON object of a request."""
+    too_large = _BadRequestError(f"a request has at most {MAX_BODY:,} bytes", 413)
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > limit:
+    if not length.isdecimal() or int(length[:20]) > MAX_BODY:
         raise too_large
     parts, total = [], 0
     async for part in request.stream():
         total += len(part)
-        if total > limit:
+        if total > MAX_BODY:
             raise too_large
         parts.append(part)
     try:

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import LabelError, PUCacheError, one_line
+from ..errors import PUCacheError, one_line
 from ..labels.labels import LOOK_AGAIN, Labels
 from ..retrieval.query import Query, QueryScorer
 from .audit import Audit, audit
 from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
-from .session_labels import import_reviewed
 from .session_state import Proposal, StaleDecisionError
 from .statements import advice, best_rate
 from .trainer import RankingResult, keep_ranking, kept_ranking
@@ -199,21 +196,6 @@ class ReviewService:
         self._changed.set()
         self._advice = self._advise()
         self.changed_at = time.monotonic_ns()
-
-    def take_reviewed(self, csv: str) -> dict[str, Any]:
-        """Take in a table of decisions that a review page exported; returns as `import_reviewed`.
-
-        Raises `LabelError` where the table is of another cache, or damaged: nothing was taken.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "imported.csv")
-            path.write_bytes(csv.encode("utf-8", "surrogatepass"))
-            try:
-                return import_reviewed(self.session, path, self.reviewer)
-            except LabelError as error:
-                raise LabelError(one_line(error).replace(str(path), "the table")) from error
-            finally:
-                self._changed.set()
 
     def state(self) -> dict[str, Any]:
         """Progress of the review, ready for JSON."""

@@ -1,14 +1,12 @@
 """Labels of a review session: with what its audit says, for `train_pu`, `report` and `score`; and as a table.
 
-Tables that a session writes and takes in have the format of the review page's export, ``key,label,reviewed,digest``,
-which `pucache.labels.labels.Labels` reads.
+The table has the columns ``key,label,reviewed,digest``, which `pucache.labels.labels.Labels` reads.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,26 +14,21 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import LabelError
 from ..estimates.audited_prior import AuditedHidden, share_right
 from ..labels.concepts import ConceptLabels
-from ..labels.label_files import EXPORT, read_decisions, short_digest
+from ..labels.label_files import EXPORT, short_digest
 from ..labels.labels import Labels
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
-from ..storage.tables import read_table
 from .agreement import BOTH
 from .audit import Audit, audit
-from .log import Choice
 from .second_reader import take_second_reader
 from .session import Session, read_session
 from .session_folder import concept_folders, over_sessions
 from .session_start import session_folder
-from .session_state import Proposal
 from .statements import LEAST_POSITIVES
 
-_CHOICES = {1: Choice.POSITIVE, -1: Choice.NEGATIVE}  # of labels
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 
@@ -155,61 +148,6 @@ def train_command(session: Session) -> str:
     """The command that trains on a session."""
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
     return f"pucache train-pu {paths} --session {shlex.quote(str(session.first_reader or session.folder))}"
-
-
-def import_reviewed(session: Session, path: str | Path, reviewer: str) -> dict[str, Any]:
-    """Take the decisions of a table with the columns key and label into a session, all or none.
-
-    Returns how many decisions were ``taken``; how many rows are ``agreeing``, as they have this label by the labels
-    before the session, a decision in it, or a twin; and how many are ``contradicting``: they have the other label in
-    the session, which stays. ``contradicting_keys`` are their keys.
-
-    Raises `LabelError` where the file cannot be read, names keys that the cache does not hold, or has digests of other
-    images, and `SessionError` where the log cannot be written.
-    """
-    choices = _choices(session, path)
-    with session.lock:
-        proposals, contradicting = _undecided(session, choices, reviewer)
-        session.decide(proposals)
-    return {
-        "taken": len(proposals),
-        "agreeing": len(choices) - len(proposals) - len(contradicting),
-        "contradicting": len(contradicting),
-        "contradicting_keys": contradicting,
-    }
-
-
-def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: str) -> tuple[list[Proposal], list[str]]:
-    """Decisions on images that have no label, and keys of those that have the other one."""
-    proposals: list[Proposal] = []
-    contradicting: list[str] = []
-    taken: dict[int, Choice] = {}  # by group
-    s, reviewed = session.labels()
-    batch = uuid.uuid4().hex
-    for row, choice in choices:
-        group = int(session.groups[row])
-        present = taken.get(group) or _CHOICES.get(int(s[row] or reviewed[row]))
-        if present is None:
-            taken[group] = choice
-            current = session.decision_in_force(row)  # a skip
-            replaces = current.serial if current else 0
-            proposals.append(Proposal(f"import-{batch}-{row}", row, choice, replaces, reviewer))
-        elif present is not choice:
-            contradicting.append(session.cache.keys[row])
-    return proposals, contradicting
-
-
-def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:
-    """Row and decision of each line of a table, by row."""
-    table = read_table(path)
-    if not table:
-        return []
-    if "label" not in table[0]:
-        raise LabelError(f"{path} has no decisions: expected a CSV with the columns key and label, as a review exports")
-    choices = [(int(row), Choice.NEGATIVE) for row in read_decisions(session.cache, path, 0)[0]]
-    if any((row["label"] or "").strip() not in ("", "0") for row in table):
-        choices += [(int(row), Choice.POSITIVE) for row in read_decisions(session.cache, path, 1)[0]]
-    return sorted(choices)
 
 
 def _quoted(key: str) -> str:

@@ -215,9 +215,6 @@ FUNCTIONS = {
     "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, truth=y, priors=[0.3], seeds=[0]).rows,
     "retrieve_positives": lambda cache, s, y, folder: retrieve_positives(cache, s, k=9).keys,
     "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=3)["true"],
-    "write_review_page": lambda cache, s, y, folder: pucache.write_review_page(
-        cache, retrieve_positives(cache, s, k=3), s, folder / "page.html"
-    ),
 }
 
 

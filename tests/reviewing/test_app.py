@@ -34,7 +34,6 @@ TABLE = {  # every route: its methods, an address of it, and a body
     "/api/release": (WRITTEN, "/api/release", {}),
     "/api/closing-audit": (WRITTEN, "/api/closing-audit", {"on": False}),
     "/api/export": (WRITTEN, "/api/export", {}),
-    "/api/import": (WRITTEN, "/api/import", {"csv": "key,label\n"}),
 }
 BROKEN, GONE = 50, 51
 
@@ -110,8 +109,7 @@ def test_each_route_answers_its_methods_alone_and_only_who_may(unchanged, visito
         assert ask(unchanged, method, address, content, **own)[0] == 403, "without the cookie"
         assert method in READ or ask(unchanged, method, address, content, **cookie)[0] == 403, "without an Origin"
         status, headers = ask(unchanged, method, address, content, **cookie, **own)
-        expected = {200, 400} if path == "/api/import" else {200}
-        assert status in (expected if method in methods else {405}), (method, path, status)
+        assert status == (200 if method in methods else 405), (method, path, status)
         assert headers["content-security-policy"].startswith("default-src 'self'")
 
 
@@ -332,7 +330,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["tab", "count", "keep", "decisions", "on", "csv", "row", "request", "choice", "replaces"])
+FIELDS = st.sampled_from(["tab", "count", "keep", "decisions", "on", "row", "request", "choice", "replaces"])
 BODIES = st.dictionaries(FIELDS, JSON | st.lists(st.dictionaries(FIELDS, JSON)), max_size=5)
 
 
@@ -343,15 +341,7 @@ def test_no_body_is_an_error_of_the_server(client, path, body):
     assert status in (200, 400, 413) and isinstance(json.loads(content), dict), (status, content)
 
 
-# --- import, events ----------------------------------------------------------------------------
-
-
-def test_a_table_that_is_none_is_refused_whole(visitor):
-    long = ["k" * length for length in (501, 131_073, 1 << 20)]  # a first line that is no header
-    for csv in (*long, "", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"):
-        error = visitor.post("/api/import", 400, csv=csv)["error"]
-        assert error and "\n" not in error and "/tmp" not in error
-        assert visitor.get("/api/state")["decided"] == 0
+# --- events ----------------------------------------------------------------------------
 
 
 class Events:

@@ -134,7 +134,6 @@ function start() {
   onEach("#enlarge", "click", zoom);
   listenToButtons();
   onEach("#export", "click", exportFiles);
-  byId("import").addEventListener("change", importFile);
   onEach("#closing-audit, #closing-zone", "click", switchAudit);
   listenToPast();
   onEach("[data-only]", "click", switchOnly);

@@ -131,30 +131,6 @@ async function exportFiles() {
   });
 }
 
-const textOf = async (file) => new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
-
-async function importFile({ target }) {
-  const [file] = target.files;
-  if (!file) return;
-  notify(""); // a line that comes again is read again
-  const name = visible(file.name);
-  try {
-    const csv = await textOf(file);
-    await act("import", { csv }, (answer) => `${name}: ${importText(answer)}`);
-  } catch (error) {
-    notify(`${name} was refused: ${error instanceof TypeError ? "it is not UTF-8 text" : error.message}`);
-  }
-  target.value = ""; // so that the same file can be chosen again
-}
-
-function importText({ taken, agreeing, contradicting, contradicting_keys: keys }) {
-  const text = `took ${number(taken)} decision${taken === 1 ? "" : "s"}; ${number(agreeing)} were labelled so before.`;
-  if (!contradicting) return text;
-  const first = keys.slice(0, 3).map(visible).join(", ");
-  const more = keys.length > 3 ? ", …" : ".";
-  return `${text} ${number(contradicting)} have the other label here, which stays: ${first}${more}`;
-}
-
 /* Switches the closing audit; images not shown yet are exchanged. */
 async function switchAudit(button) {
   const on = button.getAttribute("aria-pressed") !== "true";
