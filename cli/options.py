@@ -77,12 +77,11 @@ _SESSION = option(
     "folder of the reviews of concepts is used as --concepts. Where images were drawn at random in it, prior, recall, "
     "precision and F1 rest on these.",
 )
-readers = option(
-    "--readers",
-    type=click.Choice(["both", "first"]),
-    default="both",
-    help="Whose answers are the labels of a session with a second reader. both: what both say, or the one who alone "
-    "has decided; where they differ there is no label. first: those of the first reader.",
+beside = option(
+    "--beside",
+    metavar="FOLDER",
+    help="Folder of another reader's review of the same images. A review begins with its labels and sees none of its "
+    "answers; other commands take the labels of both: where they differ there is none.",
 )
 concepts = option(
     "--concepts",
@@ -408,7 +407,7 @@ def labels(*, session: bool = False, many: bool = False) -> Decorator:
                 _check_one_place(**named, or_session=others)
             return command(*args, **parameters)
 
-        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION, readers] * session, *[concepts] * many)(run)
+        return all_of(_POSITIVES, negatives, label_columns, *[_SESSION, beside] * session, *[concepts] * many)(run)
 
     return add
 
@@ -444,16 +443,16 @@ def is_of_concepts(session: str | None) -> bool:
 
 
 def labels_named(
-    cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any, readers: str
+    cache: EmbeddingCache, positives: Any, session: str | None, concepts: Any, beside: str | None
 ) -> tuple[Any, ConceptSource | None]:
     """Positives, and labels of concepts, for the library: the options themselves, or what a session holds."""
     if session is None:
-        if readers != "both":
-            raise ValueError("--readers is for the session of two readers; name it with --session, or leave it out")
+        if beside is not None:
+            raise ValueError("--beside is for a review; name it with --session, or leave it out")
         return positives, concepts
     from pucache.reviewing.session_labels import Labels, read_labels
 
-    labels = read_labels(cache, session, readers=readers)
+    labels = read_labels(cache, session, beside=beside)
     return (labels, None) if isinstance(labels, Labels) else (None, labels)
 
 

@@ -50,7 +50,7 @@ def report(
     positives: Any,
     negatives: Any,
     session: str | None,
-    readers: str,
+    beside: str | None,
     concepts: Any,
     model: str | None,
     truth: Any,
@@ -74,7 +74,7 @@ def report(
     check_outputs(("out", out, PAGE), force=parameters["force"])
     opened = open_cache(cache)
     parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
-    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
+    labels, concepts = options.labels_named(opened, positives, session, concepts, beside)
     if concepts is not None:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():
             if value is not None:

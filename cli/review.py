@@ -28,12 +28,7 @@ from . import options, output
 )
 @options.images
 @options.option("--reviewer", metavar="NAME", help="Name to log with each decision.  [default: the name of the user]")
-@options.option(
-    "--second-reader",
-    metavar="NAME",
-    help="Begin a log of NAME beside that of the first reader, or go on with it: the same images, without their "
-    "answers.",
-)
+@options.beside
 @options.groups
 @options.twins
 @options.option(
@@ -77,7 +72,7 @@ def review(
     pucache review cache.h5 --positives found.txt
     pucache review cache.h5 --words 'a dress'
     pucache review cache.h5 --concepts labels.csv
-    pucache review cache.h5 --second-reader anna
+    pucache review cache.h5 --session anna/ --beside cache.h5.review
     pucache review cache.h5 --export
     """
     if output.wants_json() and not export:

@@ -85,7 +85,7 @@ def train_pu(
     positives: Any,
     negatives: Any,
     session: str | None,
-    readers: str,
+    beside: str | None,
     concepts: Any,
     exclusive: bool,
     prior: float | str,
@@ -119,7 +119,7 @@ def train_pu(
         out = out or "model.safetensors"
         check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
     opened = open_cache(cache)
-    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
+    labels, concepts = options.labels_named(opened, positives, session, concepts, beside)
     rows |= options.groups_named(opened, groups)
     if concepts is not None:
         rows |= {"twins": twins, "excluding": exclusive}
@@ -136,8 +136,8 @@ def train_pu(
         *_scar_lines(scar, audited=_audited(result)),
     ]
     # m.metrics.json of m.safetensors
-    beside = Path(out).with_name(f"{Path(out).name.removesuffix(SUFFIX)}.{METRICS}")
-    written = _write_metrics(result, metrics, beside)
+    default = Path(out).with_name(f"{Path(out).name.removesuffix(SUFFIX)}.{METRICS}")
+    written = _write_metrics(result, metrics, default)
     output.print_result(result, [*lines, f"wrote {out}{written}"])
     _list_duplicates(data.twins_of_positives())
 

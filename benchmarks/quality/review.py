@@ -57,7 +57,7 @@ def simulated_review(pile: Pile, *, seed: int) -> dict:
         images = NextImages(session, np.random.default_rng([seed, 20]))
         shown = np.zeros(len(pile.y), bool)
         while not ended(looks, len(found_at), pile.hidden):
-            result = ranker.fit(*session.labels())
+            result = ranker.fit(*session.state.labels())
             images.set_ranking(result.scores, result.posterior, looks)
             fits += 1
             rows = images.next("simulated", AHEAD)

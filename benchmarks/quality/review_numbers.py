@@ -60,7 +60,7 @@ def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> 
         for look in range(0, ranked + closing, AHEAD):
             images.closing_audit = look >= ranked
             if look % EVERY == 0 and not images.closing_audit:
-                result = ranker.fit(*session.labels())
+                result = ranker.fit(*session.state.labels())
                 images.set_ranking(result.scores, result.posterior, look)
             decide(session, images.next("simulated", AHEAD), pile.y ^ (rng.random(len(pile.y)) < wrong), look)
         return read_labels(pile.cache, session.folder)

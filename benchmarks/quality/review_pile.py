@@ -18,7 +18,7 @@ from pucache.labels.labels import Labels
 from pucache.neighbours.graph import NeighbourGraph, cached_graph
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import Session, open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 AHEAD = 10  # images that a page asks for at once
 
@@ -67,16 +67,6 @@ def opened_review(pile: Pile) -> Iterator[Session]:
 
 
 def decide(session: Session, rows: list[int], y: np.ndarray, looks: int) -> None:
-    session.decide(
-        [
-            Proposal(
-                request=str(look),
-                row=row,
-                choice=Choice.POSITIVE if y[row] else Choice.NEGATIVE,
-                replaces=0,
-                reviewer="truth",
-                model_version=0,
-            )
-            for look, row in enumerate(rows, looks + 1)
-        ]
-    )
+    for look, row in enumerate(rows, looks + 1):
+        choice = Choice.POSITIVE if y[row] else Choice.NEGATIVE
+        session.decide(Proposal(str(look), row, choice, replaces=0, reviewer="truth"))

@@ -119,7 +119,7 @@ def review_looks(cache: EmbeddingCache, y: np.ndarray, scores: np.ndarray | None
             if scores is not None and positives_known(session) < ENOUGH:
                 images.set_ranking(scores, None, 0)
             else:
-                result = ranker.fit(*session.labels())
+                result = ranker.fit(*session.state.labels())
                 images.set_ranking(result.scores, result.posterior, looks)
             rows = images.next("simulated", AHEAD)
             decide(session, rows, y, looks)

@@ -30,7 +30,7 @@ from .access import NOTHING, Access, refused
 from .log import Choice
 from .service import ReviewService
 from .session_labels import export_session
-from .session_state import Proposal
+from .state import Proposal
 
 MAX_BODY = 1 << 20  # bytes of a request
 MAX_DECISIONS = 500  # of a request
@@ -70,11 +70,10 @@ class Application:
         title: str = "Review",
         warnings: Sequence[str] = (),
         concepts: Sequence[str] = (),
-        beside: str = "",
     ):
         self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
         self._services = {service.identifier: service for service in services}
-        self._title, self._warnings, self._beside = title, list(warnings), beside
+        self._title, self._warnings = title, list(warnings)
         self._waiting = ThreadPoolExecutor(PICTURE_THREADS, "waits-for-picture")
         self._streams: Counter[str] = Counter()  # of events that are open, by address
         self._ended = False
@@ -133,7 +132,7 @@ class Application:
             return HTMLResponse(html, headers={"cache-control": "no-store"})
         title = self._concepts.get(service.identifier, self._title)
         service.prefer()
-        page: Body = {"warnings": self._warnings, "overview": bool(self._concepts), "beside": self._beside}
+        page: Body = {"warnings": self._warnings, "overview": bool(self._concepts)}
         html = live_page(title, session=service.identifier, **page)
         return HTMLResponse(html, headers={"cache-control": "no-store"})
 
@@ -279,9 +278,9 @@ def _export(body: Body, service: ReviewService) -> Body:
 def live_page(title: str, **shown: Any) -> str:
     """HTML of the page of a review; it sends the identifier of the `session` with every request.
 
-    `warnings` are lines at its top, `overview` links to the first page, `beside` says whose log it is of two.
+    `warnings` are lines at its top, `overview` links to the first page.
     """
-    default = {"title": title, "warnings": (), "overview": (), "beside": ""}
+    default = {"title": title, "warnings": (), "overview": ()}
     return template("live").render(default | shown, styles=_STYLES, scripts=_SCRIPTS)
 
 
@@ -294,7 +293,7 @@ def overview_row(name: str, service: ReviewService) -> dict[str, Any]:
     return {
         "session": service.identifier,
         "name": name,
-        "labelled": f"{int(service.session.file_labels.positive.sum()):,}",
+        "labelled": f"{int(service.session.pile.before.positive.sum()):,}",
         "found": f"{state['found']:,}",
         "decided": f"{state['decided']:,}",
         "hidden": "" if state["hidden"] is None else f"{state['hidden']['high']:,}",

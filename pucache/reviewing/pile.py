@@ -20,6 +20,7 @@ from ..labels import near_duplicates
 from ..labels.labels import Labels
 from ..storage.atomic import replacing
 from ..storage.rows import row_slices
+from .log import Entry, EpochFacts
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"
@@ -85,6 +86,35 @@ def inherited(labels: Labels, groups: Groups) -> Labels:
     reviewed[undecided & negative] = -1
     reviewed[undecided & positive] = 1
     return Labels(labels.s, reviewed)
+
+
+def rows_of_urns(urn_of: np.ndarray) -> list[int]:
+    """Rows of each urn, of which there is one at least."""
+    return np.bincount(urn_of[urn_of >= 0], minlength=1).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Pile:
+    """What the entries of a session are replayed on: the rows of the present cache, and what they were before."""
+
+    facts: EpochFacts  # of the present epoch
+    before: Labels  # from before the session, without what twins inherit
+    groups: Groups
+    urn_of: np.ndarray  # number of the urn of each row, int8 (n,); -1 outside the pile
+    epoch: int  # number of the present epoch, which is yet to begin where the cache has changed
+    carried: tuple[Entry, ...] = ()  # decisions in force from earlier epochs, by the rows of the cache
+    note: str = ""  # what has changed in the cache
+    is_kept: bool = False  # whether it is kept beside the log
+
+    @property
+    def urns(self) -> tuple[int, ...]:
+        """Rows of each urn; together the rows neither labelled nor twins of labelled ones when the epoch began."""
+        return self.facts.urns
+
+    @property
+    def first(self) -> int:
+        """First epoch of the log that the present one goes on with."""
+        return self.facts.continued[0] if self.facts.continued else self.epoch
 
 
 # --- kept in the folder of a session -----------------------------------------------------------

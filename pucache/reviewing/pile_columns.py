@@ -50,7 +50,7 @@ def pile_columns(
             values[rows] = table[name]
             columns.append(_numbers(name, pyarrow.float32(), values, np.isnan(values)))
     if session is not None:
-        s, reviewed = read_session(cache, session).labels()
+        s, reviewed = read_session(cache, session).state.labels()
         decision = ((s == 1) | (reviewed == 1)).astype(np.int8)
         columns.append(_numbers("decision", pyarrow.int8(), decision, (s == 0) & (reviewed == 0)))
     if thumbnails:

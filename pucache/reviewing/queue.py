@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..estimates.limits import RECHECKS_NEEDED
 from ..neighbours.whitening import Whitening
 from ..threads import one_blas_thread
 from .log import Stream
-from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
     from .session import Session
@@ -62,7 +62,6 @@ class NextImages:
         self._p: np.ndarray | None = None
         self._version = 0
         self._top = np.empty(0, np.int64)  # best unknown rows when it was made, best first
-        self._returned: deque[int] = deque(maxlen=_RECENT)  # taken back by the reviewer, shown before the ranking
         self._spread: SpreadSelection | None = None
         self._slots = self._answered()  # decisions so far, and images on their way to one: each slot is drawn once
         self._lock = threading.RLock()
@@ -78,7 +77,7 @@ class NextImages:
         ValueError
             Another number of rows, or NaN.
         """
-        shape = self._session.groups.shape
+        shape = self._session.state.groups.shape
         if scores.shape != shape or (p is not None and p.shape != shape):
             raise ValueError(f"expected a score and a probability for each of {shape[0]:,} rows, got {scores.shape}")
         if np.isnan(scores).any():
@@ -94,7 +93,7 @@ class NextImages:
         without an answer yet. It loses all others. With `of` only these rows come.
         """
         with self._lock:
-            self._reservations.keep_only(tab, (int(self._session.groups[row]) for row in keep))
+            self._reservations.keep_only(tab, (int(self._session.state.groups[row]) for row in keep))
             if of is not None:
                 return self._take(tab, of, count)
             drawn = self._waiting(tab, count)
@@ -120,16 +119,12 @@ class NextImages:
         with self._lock:
             self._reservations.count_stream(tab, opened)
 
-    def show_again(self, row: int) -> None:
-        """Give a row before those of the ranking, after its decision was taken back."""
-        with self._lock:
-            self._returned.appendleft(row)
-
     # --- random draws --------------------------------------------------------------------------------
 
     def _waiting(self, tab: str, count: int) -> list[int]:
-        """Rows that were drawn, and that no open tab holds."""
-        rows = (draw.row for draw in self._session.pending_draws())
+        """Rows that were drawn, or taken back, and that no open tab holds."""
+        with self._session.lock:
+            rows = [one.row for one in self._session.state.waiting()]
         return self._take(tab, rows, count)
 
     def _rechecks_and_audits(self, tab: str, slots: int) -> list[int]:
@@ -137,7 +132,7 @@ class NextImages:
         before, self._slots = self._slots, max(self._slots, self._answered() + len(self._reservations.groups) + slots)
         if slots <= 0:
             return []
-        counts, fresh = self._session.counts(), min(slots, self._slots - before)
+        counts, fresh = self._session.state.progress(), min(slots, self._slots - before)
         if self.closing_audit:
             share = CLOSING_RECHECK_SHARE if counts.rechecked < RECHECKS_NEEDED else self.recheck_share
             rows = self._drawn(tab, Stream.RECHECK, int(self._rng.binomial(max(0, fresh), share)))
@@ -151,15 +146,15 @@ class NextImages:
 
     def _answered(self) -> int:
         """Images that were decided, skipped, or recognised again."""
-        counts = self._session.counts()
+        counts = self._session.state.progress()
         return counts.decided + counts.skipped + counts.rechecked
 
     def _closing_audit(self, tab: str, slots: int) -> list[int]:
-        rows: list[int] = []
+        rows, state = list[int](), self._session.state
         for _ in range(_DRAWS):  # a draw of a row that a tab holds already fills no slot
-            if len(rows) == slots or not self._session.unknown.any():
+            if len(rows) == slots or not state.untaken.any():
                 break
-            in_zone = self.closing_stream is Stream.ZONE and self._session.zone[self._session.unknown].any()
+            in_zone = self.closing_stream is Stream.ZONE and state.zone[state.untaken].any()
             rows += self._drawn(tab, Stream.ZONE if in_zone else Stream.AUDIT, slots - len(rows))
         return rows
 
@@ -172,7 +167,7 @@ class NextImages:
             return []
         exclude: list[int] = []
         if stream is Stream.RECHECK:
-            exclude = [*self._recent, *self._reservations.groups.tolist(), *self._session.examples.tolist()]
+            exclude = [*self._recent, *self._reservations.groups.tolist(), *self._session.state.examples.tolist()]
         draws = self._session.draw(self._rng, stream, count, self._version, exclude)
         return self._take(tab, (draw.row for draw in draws), count)
 
@@ -181,10 +176,9 @@ class NextImages:
     def _ranked(self, tab: str, count: int) -> list[int]:
         if count <= 0 or self.closing_audit:
             return []
-        rows = self._take(tab, self._open(np.array(self._returned, np.int64)), count)
         if self._scores is None:
-            return rows + self._spread_out(tab, count - len(rows))
-        rows += self._take(tab, self._open(self._top), count - len(rows))
+            return self._spread_out(tab, count)
+        rows = self._take(tab, self._open(self._top), count)
         if len(rows) < count:
             self._top = self._best(self._scores, self._p)
             rows += self._take(tab, self._open(self._top), count - len(rows))
@@ -215,7 +209,8 @@ class NextImages:
 
     def _skipped_rows(self, tab: str, count: int) -> list[int]:
         """Rows that were skipped, longest ago first, once nothing else is left."""
-        decisions = map(self._session.decision_in_force, np.flatnonzero(self._session.skipped).tolist())
+        state = self._session.state
+        decisions = map(state.in_force, np.flatnonzero(state.skipped).tolist())
         serials = {decision.row: decision.serial for decision in decisions if decision is not None}
         return self._take(tab, sorted(serials, key=serials.__getitem__), count)
 
@@ -239,18 +234,19 @@ class NextImages:
 
     def _undecided(self) -> np.ndarray:
         """Rows of the pile neither decided nor skipped nor drawn, bool (n,)."""
-        return self._session.unknown & ~self._session.skipped
+        return self._session.state.untaken & ~self._session.state.skipped
 
     def _open(self, rows: np.ndarray) -> np.ndarray:
         """Those of some rows that are undecided, and that no tab holds."""
-        undecided = rows[self._session.unknown[rows] & ~self._session.skipped[rows]]
-        return undecided[~np.isin(self._session.groups[undecided], self._reservations.groups)]
+        state = self._session.state
+        undecided = rows[state.untaken[rows] & ~state.skipped[rows]]
+        return undecided[~np.isin(state.groups[undecided], self._reservations.groups)]
 
     def _take(self, tab: str, rows: Iterable[int], count: int) -> list[int]:
         """Reserve the first rows whose groups are free: one image of a group."""
         taken: list[int] = []
         for row in map(int, rows if count > 0 else ()):
-            if self._reservations.take(tab, int(self._session.groups[row])):
+            if self._reservations.take(tab, int(self._session.state.groups[row])):
                 taken.append(row)
                 if len(taken) == count:
                     break

@@ -25,6 +25,7 @@ import uvicorn
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import OutputError, PUCacheError, SessionError, one_line
+from ..estimates.limit_sentences import found_and_hidden
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.groups import GroupSource, read_groups
 from ..labels.labels import TWIN_COSINE, Labels
@@ -33,18 +34,17 @@ from ..labels.row_values import RowValues
 from ..retrieval.query import Query
 from ..storage.atomic import replacing
 from .app import Application
-from .audit import audit
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
 from .queue import NextImages
-from .second_reader import beside_other, open_second_reader
+from .resume import lock_folder, session_folder
 from .service import FirstRanking, ReviewService, begin_with, positives_known, rank_by_query
-from .session import Session, open_session
+from .session import Session, open_session, read_session
 from .session_folder import ADDRESS
 from .session_labels import train_command
-from .session_start import lock_folder, session_folder
 from .trainer import Trainer
+from .two_readers import conflicts
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
 FIRST_PORT = 8321
@@ -69,7 +69,7 @@ def review(
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
-    second_reader: str | None = None,
+    beside: str | Path | None = None,
     groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
@@ -98,10 +98,9 @@ def review(
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
         Name that is logged with each decision. Default: that of the user.
-    second_reader : str, optional
-        Name of a second reader of the session: a log of his own in its folder, which begins with the same labels. He
-        gets the same random images as the first, and sees none of his answers. What both decided otherwise is shown
-        again to each when his review is begun again.
+    beside : path, optional
+        Folder of another reader's session on the same images. A new session begins with its labels, pile and query, and
+        sees none of its answers. What both decided otherwise is offered among the decisions to look at again.
     groups : path, str or RowValues, optional
         Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
         before a second one, and the classifier holds out whole groups. Not kept by the session.
@@ -127,8 +126,8 @@ def review(
     EncoderError, MissingExtraError, SourceError
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
-        Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
-        beside `second_reader`, or that name makes no file name.
+        Words or pictures are named beside `concepts`, or where ten positives are known; `beside` is named with
+        concepts, or without a `session` of its own.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -137,9 +136,8 @@ def review(
     cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with concepts")
-    given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
-    if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
-        raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
+    if beside is not None and (concepts is not None or session is None):
+        raise ValueError("--beside is for a single review with a folder of its own; name it with --session")
     clusters = None if groups is None else read_groups(cache, groups)
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
@@ -147,19 +145,15 @@ def review(
         stack.callback(pictures.close)
         folder = session_folder(cache, session)
         if concepts is None:
-            opened = stack.enter_context(
-                open_session(cache, positives, negatives=negatives, folder=folder, twins=twins)
-                if second_reader is None
-                else open_second_reader(cache, folder, second_reader, twins)
-            )
-            folder = opened.folder
+            places: dict[str, Any] = {"folder": folder, "twins": twins, "beside": beside}
+            opened = stack.enter_context(open_session(cache, positives, negatives=negatives, **places))
             sessions, failures = {"": opened}, dict[str, str]()
         else:
             sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
-        reader = second_reader or reviewer or user_name()
-        beside = beside_other(opened, reader) if concepts is None else ""
+        reader = reviewer or user_name()
+        differ = rows_in_conflict(opened, Path(beside)) if beside is not None else ()
         address, listener = _listen(folder, host, port, announce, stack)
         services = [
             ReviewService(
@@ -168,11 +162,13 @@ def review(
                 pictures,
                 identifier=identifier(one, address.token, name),
                 reviewer=reader,
+                conflicts=differ,
             )
             for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
-        together = opened.groups if clusters is None else joined_groups(opened.groups, clusters)
+        groups_of_twins = opened.state.groups
+        together = groups_of_twins if clusters is None else joined_groups(groups_of_twins, clusters)
         trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=together, device=device))
         first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
@@ -180,18 +176,16 @@ def review(
             service.begin(trainer, number, first)
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
-        shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
-        title = f"Review of {cache.files[0].path.name}{''.join(shown)}"
-        application = Application(
-            services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
-        )
+        shown = f": {first.query}" if first else ""
+        title = f"Review of {cache.files[0].path.name}{shown}"
+        application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
         url = printed_url(host, address.port, address.token)
         opening = [f"{len(names):,} concepts in {folder}"] if names else list(_opening_lines(opened, first))
         if clusters is not None:
             opening.append(
                 f"{len(np.unique(clusters)):,} groups: of the likely positives one image of each comes first"
             )
-        for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
+        for line in [*opening, *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
         if open_browser:
@@ -234,6 +228,12 @@ def open_concept_sessions(
     if not sessions:
         raise SessionError(next(iter(failures.values())))
     return sessions, failures
+
+
+def rows_in_conflict(session: Session, beside: Path) -> list[int]:
+    """Rows that another reader has decided otherwise; none before one of both has begun. Raises `SessionError`."""
+    with read_session(session.cache, beside) as other:
+        return [one.row for one, _ in conflicts(session.state.history, other.state.history)]
 
 
 def _allow_files(count: int) -> None:
@@ -401,8 +401,8 @@ def open_in_browser(application: Application, host: str, port: int, announce: Ca
 def _closing_lines(session: Session, name: str) -> Iterator[str]:
     """What a review has found; nothing about a concept without a decision."""
     try:
-        if not name or session.entries():
-            statement = audit(session).statements()[0]
+        if not name or session.last_change is not None:
+            statement = found_and_hidden(session.limits())
             yield f"{name}: {statement}" if name else statement
             yield f"train on it: {train_command(session)}"
     except SessionError as error:  # it has closed
@@ -416,17 +416,17 @@ def _has_display() -> bool:
 
 
 def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
-    if session.epoch_note:
-        yield session.epoch_note
+    if session.pile.note:
+        yield session.pile.note
     problem = pictures.common_problem()
     if problem:
         yield f"the images cannot be shown ({problem}): end with Ctrl-C, and name their place with --images SOURCE"
 
 
 def _opening_lines(session: Session, first: FirstRanking | None) -> Iterator[str]:
-    counts, labels = session.counts(), session.file_labels
+    counts, labels = session.state.progress(), session.pile.before
     before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
-    yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
+    yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.untaken:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
     if first is not None:
         yield first.sentence(positives_known(session))

@@ -17,14 +17,16 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, one_line
+from ..estimates.limit_sentences import sentences
+from ..estimates.limits import Limits
 from ..labels.labels import LOOK_AGAIN, Labels
 from ..retrieval.query import Query, QueryScorer
-from .audit import Audit, audit
+from .advice import advice
 from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
-from .session_state import Proposal, StaleDecisionError
-from .statements import advice, best_rate
+from .session import StaleDecisionError
+from .state import Proposal
 from .trainer import RankingResult, keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
@@ -44,21 +46,31 @@ class ReviewService:
     """A review session that pages work on; `changed_at` is another number after each change of its `state`.
 
     `identifier` is of the session and of its cache: rows mean other images in another one. `reviewer` is logged with
-    each decision.
+    each decision. `conflicts` are rows that another reader has decided otherwise.
     """
 
-    def __init__(self, session: Session, queue: NextImages, pictures: Pictures, *, identifier: str, reviewer: str):
+    def __init__(
+        self,
+        session: Session,
+        queue: NextImages,
+        pictures: Pictures,
+        *,
+        identifier: str,
+        reviewer: str,
+        conflicts: Sequence[int] = (),
+    ):
         self.session, self.queue, self.pictures = session, queue, pictures
         self.identifier, self.reviewer = identifier, reviewer
         self.ranking_version = 0
         self._trainer: Trainer | None = None
         self._number = 0
         self._first: FirstRanking | None = None  # while it ranks
-        self._audit: Audit | None = None
+        self._limits: Limits | None = None
+        self._conflicts = np.array(conflicts, np.int64)
         self._doubted = np.empty(0, np.int64)  # known rows that the last training contradicts, worst first
         self._advice = ""
         self._statements: list[str] = []
-        self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.examples.tolist()]
+        self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.state.examples.tolist()]
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
@@ -108,10 +120,10 @@ class ReviewService:
         if self._submitted >= 0:
             self._ranked.wait(RANKING_SECONDS)
             self._ranked.set()
-        drawn_before = len(self.session.pending_draws())
-        of = {"random": self.session.random_undecided, "doubted": self.doubted}.get(only)
+        before = self.session.state.history.serial
+        of = {"random": self.session.state.random_undecided, "doubted": self.doubted}.get(only)
         rows = self.queue.next(tab, count, keep, of=of and of())
-        if len(self.session.pending_draws()) != drawn_before:
+        if self.session.state.history.serial != before:  # images were drawn
             self._changed.set()
         self.pictures.prefetch(rows)
         until = time.monotonic() + PICTURE_SECONDS
@@ -125,21 +137,34 @@ class ReviewService:
         return self._card(row, self.pictures.get(row))
 
     def doubted(self) -> list[int]:
-        """Rows of the decisions that the last training contradicts most, worst first, but for those given again."""
-        enough = self.session.counts().decided >= _MIN_DECISIONS
-        return self.session.given_once(self._doubted, LOOK_AGAIN) if enough else []
+        """Rows of the decisions to look at again: those that the last training contradicts most, worst first, but for
+        those given again. With those of another reader who says otherwise, in the order of rows: conflicts come among
+        as many others at least, as to say which they are would tell the other's answer.
+        """
+        with self.session.lock:
+            state = self.session.state
+            enough = state.progress().decided >= _MIN_DECISIONS
+            doubted = state.given_once(self._doubted, LOOK_AGAIN) if enough else []
+            differ = state.given_once(self._conflicts, len(self._conflicts))
+            if not differ:
+                return doubted
+            others = [label.row for _, label in state.past(0, 3 * len(differ) + LOOK_AGAIN)]
+        padding = [row for row in dict.fromkeys([*doubted, *others]) if row not in differ]
+        return sorted(differ + padding[: max(len(differ), len(doubted))])
 
     def past(self, before: int, count: int) -> list[dict[str, Any]]:
         """Decisions that label, newest first, of which the newest has a serial number below `before`; 0: any."""
-        decisions = self.session.past(before, count)
+        with self.session.lock:
+            decisions = self.session.state.past(before, count)
         keys = self.session.cache.keys
         return [
-            {"row": row, "key": keys[row], "choice": str(choice), "serial": serial} for serial, row, choice in decisions
+            {"row": label.row, "key": keys[label.row], "choice": str(label.choice), "serial": serial}
+            for serial, label in decisions
         ]
 
     def _card(self, row: int, picture: Picture | None) -> dict[str, Any]:
         """What a page may know of an image: neither its score, nor why it is shown, nor how it was decided before."""
-        decision = self.session.decision_to_show(row)
+        decision = self.session.state.to_show(row)
         return {
             "row": row,
             "key": self.session.cache.keys[row],
@@ -157,24 +182,15 @@ class ReviewService:
         decided.
         """
         self.queue.keep_alive(tab)
-        accepted: list[dict[str, Any]] = []
-        stale: list[dict[str, Any]] = []
-        batches = [proposals]
-        for batch in batches:
+        accepted, stale = [], []
+        for proposal in proposals:
             try:
-                decisions: Sequence[Entry | None] = self.session.decide(batch)
-            except StaleDecisionError:  # all of them or none: now one by one
-                if len(batch) > 1:
-                    batches += [[proposal] for proposal in batch]
-                else:
-                    stale.append(_standing(batch[0], self.session.decision_to_show(batch[0].row)))
-                continue
-            for proposal, decision in zip(batch, decisions, strict=True):
-                undone = proposal.choice is Choice.UNDONE
-                shown = self.session.decision_to_show(proposal.row) if undone else decision
-                if shown is None:
-                    self.queue.show_again(proposal.row)
-                accepted.append(_standing(proposal, shown))
+                decision: Entry | None = self.session.decide(proposal)
+                if proposal.choice is Choice.UNDONE:
+                    decision = self.session.state.to_show(proposal.row)
+                accepted.append(_standing(proposal, decision))
+            except StaleDecisionError:
+                stale.append(_standing(proposal, self.session.state.to_show(proposal.row)))
         self._changed.set()
         return accepted, stale
 
@@ -186,7 +202,7 @@ class ReviewService:
         """
         if on and likeliest:
             rows = self.queue.likeliest()
-            if not len(rows) and not self.session.zone.any():
+            if not len(rows) and not self.session.state.zone.any():
                 raise ValueError(
                     "there is no ranking of undecided images; decide some first, or end the review if all are decided"
                 )
@@ -199,14 +215,15 @@ class ReviewService:
 
     def state(self) -> dict[str, Any]:
         """Progress of the review, ready for JSON."""
-        counts, audit_result = self.session.counts(), self._audit
-        hidden = None
-        if audit_result is not None and audit_result.draws:
+        with self.session.lock:
+            counts, random_undecided = self.session.state.progress(), self.session.state.random_undecided()
+        limits, hidden = self._limits, None
+        if limits is not None and limits.draws:
             hidden = {
-                "low": audit_result.hidden_low,
-                "high": audit_result.hidden_high,
-                "level": audit_result.level,
-                "draws": audit_result.draws,
+                "low": limits.hidden_low,
+                "high": limits.hidden_high,
+                "level": limits.level,
+                "draws": limits.draws,
             }
         return {
             "session": self.identifier,
@@ -216,11 +233,11 @@ class ReviewService:
             "rejected": counts.negatives,
             "skipped": counts.skipped,
             "undecided": counts.undecided,
-            "unknown": counts.unknown,
+            "unknown": counts.untaken,
             "rate": counts.rate,
             "rate_of": counts.rate_of,
             "hidden": hidden,
-            "random_undecided": len(self.session.random_undecided()),
+            "random_undecided": len(random_undecided),
             "doubted": len(self.doubted()),
             "statements": self._statements,
             "advice": self._advice,
@@ -228,14 +245,15 @@ class ReviewService:
             "closing_zone": self.queue.closing_stream is Stream.ZONE,
             "training": self._is_training,
             "ranking_version": self.ranking_version,
-            "epoch_note": self.session.epoch_note,
+            "epoch_note": self.session.pile.note,
             "reviewer": self.reviewer,
         }
 
     def _advise(self) -> str:
-        best = best_rate(self.session.entries())
+        state = self.session.state
+        best = state.history.best_rate()
         closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
-        said = advice(self.session.counts(), self._audit, best=best, **closing)
+        said = advice(state.progress(), self._limits, best=best, **closing)
         if said and (doubted := len(self.doubted())):
             return f"{said} Before you stop, look again at {_decisions(doubted)} that the model doubts."
         return said if said or self._first is None else self._first.sentence(positives_known(self.session))
@@ -276,8 +294,8 @@ class ReviewService:
             was_training = self._is_training
             try:
                 self._train()
-                self._audit = audit(self.session)
-                self._statements = self._audit.statements()
+                self._limits = self.session.limits()
+                self._statements = sentences(self._limits)
                 self._advice = self._advise()
                 self.changed_at = time.monotonic_ns()
             except Exception as error:  # decisions go on without it, and it is tried again after the next one
@@ -288,10 +306,11 @@ class ReviewService:
         """Hand the newest labels to the trainer, if they have changed since."""
         if self._first is not None and positives_known(self.session) < ENOUGH:
             return
-        self._first, serial = None, self.session.label_serial
+        self._first, serial = None, self.session.state.label_serial
         if self._trainer is None or serial == self._submitted:
             return
-        s, reviewed = self.session.labels()
+        with self.session.lock:
+            serial, (s, reviewed) = self.session.state.label_serial, self.session.state.labels()
         if np.any(s == 1) or np.any(reviewed == 1):
             self._submitted = serial
             self._trainer.submit(serial, s, reviewed, self._number)
@@ -344,7 +363,8 @@ def rank_by_query(cache: EmbeddingCache, query: Query, device: str = "auto") -> 
 
 def positives_known(session: Session) -> int:
     """Pictures that are accepted, or were labelled positive before the review."""
-    return session.counts().positives + len(np.unique(session.groups[session.file_labels.positive]))
+    state = session.state
+    return state.progress().positives + len(np.unique(state.groups[state.before.positive]))
 
 
 def begin_with(session: Session, ranking: FirstRanking | None, identifier: str) -> tuple[FirstRanking | None, str]:

@@ -15,24 +15,24 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..estimates.audited_prior import AuditedHidden, share_right
+from ..estimates.limit_sentences import LEAST_POSITIVES, sentences
+from ..estimates.limits import Limits
 from ..labels.concepts import ConceptLabels
 from ..labels.label_files import EXPORT, short_digest
 from ..labels.labels import Labels
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
-from .agreement import BOTH
-from .audit import Audit, audit
-from .second_reader import take_second_reader
+from .resume import session_folder
 from .session import Session, read_session
 from .session_folder import concept_folders, over_sessions
-from .session_start import session_folder
-from .statements import LEAST_POSITIVES
 
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 
-def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: str = BOTH) -> Labels | ConceptLabels:
+def read_labels(
+    cache: CacheLike, folder: str | Path | None = None, *, beside: str | Path | None = None
+) -> Labels | ConceptLabels:
     """Labels of the session in a folder, with its audit where a random image has a label.
 
     A folder of the sessions of concepts gives the labels of each.
@@ -43,8 +43,8 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: 
         The cache that was reviewed.
     folder : path, optional
         Of the session, or of those of concepts. Default: ``CACHE.review`` beside the cache.
-    readers : str
-        Whose answers are the labels, where there is a second reader: both or first, as for `pucache.audit`.
+    beside : path, optional
+        Of the session of a second reader, or of those of concepts: labels are those of both, as for `pucache.audit`.
 
     Returns
     -------
@@ -60,21 +60,24 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: 
         There is no positive in it, or no unlabelled row.
     """
     opened = open_cache(cache)
-    path = session_folder(opened, folder)
+    path, other = session_folder(opened, folder), None if beside is None else Path(beside)
     if concept_folders(path):
-        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one, readers)))
-    return _labels_of(opened, path, readers)
+        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name)))
+    return _labels_of(opened, path, other)
 
 
-def _labels_of(cache: EmbeddingCache, folder: Path, readers: str) -> Labels:
+def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None) -> Labels:
     with read_session(cache, folder) as session:
-        agreement = take_second_reader(session, readers)
-        labels = Labels(*session.labels(), hidden=_hidden(replace(audit(session), agreement=agreement)))
+        agreement = None
+        if beside is not None:
+            with read_session(cache, beside) as other:
+                agreement = session.join(other)
+        labels = Labels(*session.state.labels(), hidden=_hidden(replace(session.limits(), agreement=agreement)))
     labels.check()
     return labels
 
 
-def _hidden(audited: Audit) -> AuditedHidden | None:
+def _hidden(audited: Limits) -> AuditedHidden | None:
     """The audit for estimates. Once a known positive was rejected again, random positives may be wrong, too.
 
     Before that, one wrong acceptance in twenty is allowed for: the lower limit of random positives is scaled by the
@@ -98,7 +101,7 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         profile=None if audited.missed else audited.profile(),
         without_label=audited.skipped + audited.pending,
         accepted_right=right,
-        statements=tuple(audited.statements()),
+        statements=tuple(sentences(audited)),
     )
 
 
@@ -111,8 +114,8 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
     Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest. Raises `OutputError`.
     """
     path = check_output(path, TABLE, inputs=[file.path for file in session.cache.files])
-    s, reviewed = session.labels()
-    before = ~session.file_labels.unlabelled
+    s, reviewed = session.state.labels()
+    before = ~session.pile.before.unlabelled
     labelled = (s == 1) | (reviewed != 0)
     rows = np.concatenate([np.flatnonzero(before), np.flatnonzero(labelled & ~before)])
     keys, digests = session.cache.keys, session.cache.digest_matrix
@@ -129,7 +132,7 @@ def export_session(session: Session) -> dict[str, Any]:
 
     Returns ``files``, how many labels are ``positive`` and ``negative``, and the ``commands`` that take them.
     """
-    folder, (s, reviewed) = session.folder, session.labels()
+    folder, (s, reviewed) = session.folder, session.state.labels()
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
     path = write_reviewed(session, folder / EXPORT)
     csv = shlex.quote(str(path))
@@ -147,7 +150,7 @@ def export_session(session: Session) -> dict[str, Any]:
 def train_command(session: Session) -> str:
     """The command that trains on a session."""
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    return f"pucache train-pu {paths} --session {shlex.quote(str(session.first_reader or session.folder))}"
+    return f"pucache train-pu {paths} --session {shlex.quote(str(session.folder))}"
 
 
 def _quoted(key: str) -> str:

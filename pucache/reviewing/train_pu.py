@@ -18,7 +18,6 @@ from ..training.concept_models import ConceptModels
 from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
 from ..training.train_on_cache import train_concepts, train_on_cache
-from .agreement import BOTH
 from .session_labels import read_labels
 
 
@@ -42,7 +41,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
     *,
     negatives: str | Path | RowValues | None = None,
     session: str | Path | None = None,
-    readers: str = BOTH,
+    beside: str | Path | None = None,
     concepts: ConceptSource | None = None,
     groups: GroupSource | None = None,
     exclusive: bool = False,
@@ -80,8 +79,8 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         Folder of a review, such as ``cache.h5.review``, in place of `positives` and `negatives`: its labels, and its
         audit, on which prior, recall, precision and F1 then rest. A folder of the sessions of concepts trains as
         `concepts` does.
-    readers : str
-        Whose answers are the labels of a session with a second reader: both or first, as for `pucache.audit`.
+    beside : path, optional
+        Folder of a second reader's session: the labels are those of both, as for `pucache.audit`.
     concepts : path, str or mapping, optional
         In place of all of these, the positives of many concepts: a table ``key,concept``, a folder of lists, or a
         mapping, see `pucache.labels.concepts.open_concepts`.
@@ -147,7 +146,7 @@ def train_pu(  # type: ignore[misc]  # the overloads name few parameters
         method=method,
     )
     opened = open_cache(cache)
-    labels: Any = positives if session is None else read_labels(opened, session, readers=readers)
+    labels: Any = positives if session is None else read_labels(opened, session, beside=beside)
     rows: dict[str, Any] = {"all_rows": all_rows, "clusters": None if groups is None else read_groups(opened, groups)}
     concepts = labels if isinstance(labels, ConceptLabels) else concepts
     if concepts is not None:

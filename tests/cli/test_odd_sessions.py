@@ -50,7 +50,7 @@ def made(tmp_path, monkeypatch):
     def make(kind):
         X, s, y = planted(n=400, d=8, labelled=40, prior=0.12, seed=5, apart=1.5)
         with open_session(write_cache(Path("cache.h5"), X), s) as session:
-            kind(session, [int(row) for row in np.argsort(-X[:, 0]) if session.unknown[row]], y)
+            kind(session, [int(row) for row in np.argsort(-X[:, 0]) if session.state.untaken[row]], y)
 
     return make
 

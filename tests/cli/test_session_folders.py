@@ -11,6 +11,7 @@ from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
 import pucache
+from pucache.estimates.limit_sentences import found_and_hidden
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.serve import open_concept_sessions
 
@@ -35,11 +36,11 @@ def folder(tmp_path, monkeypatch):
 def test_audit_has_a_row_for_each_concept(folder):
     audits, failures = pucache.audit_concepts(folder)
     assert list(audits) == ["red", "round"] and not failures
-    assert audits["red"] == pucache.audit(f"{folder}/red") and audits["red"].draws == 60
+    assert audits["red"].as_dict() == pucache.audit(f"{folder}/red").as_dict() and audits["red"].draws == 60
     lines = run(f"audit {folder}").splitlines()
     assert "hidden at most" in lines[0] and f"{audits['red'].hidden_high:,}" in lines[1] and "not known" in lines[2]
     result = json.loads(run(f"audit {folder} --json"))["concepts"]["red"]
-    assert result["hidden_high"] == audits["red"].hidden_high and result["sentence"] == audits["red"].sentence()
+    assert result["hidden_high"] == audits["red"].hidden_high and result["sentence"] == found_and_hidden(audits["red"])
 
 
 def test_train_pu_and_report_take_it_as_the_labels_of_concepts(folder):

@@ -33,7 +33,7 @@ def review(tmp_path, monkeypatch):
         cache = write_cache(Path("cache.h5"), X)
         with open_session(cache, s) as session:
             by_rank = np.argsort(-(X @ (X[y == 1].mean(0) - X.mean(0))))
-            for row in [row for row in by_rank if session.unknown[row]][:ranked]:
+            for row in [row for row in by_rank if session.state.untaken[row]][:ranked]:
                 decide(session, int(row), Choice.POSITIVE if y[row] else Choice.NEGATIVE)
             for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, drawn):
                 decide(session, draw.row, Choice.POSITIVE if y[draw.row] else Choice.NEGATIVE)

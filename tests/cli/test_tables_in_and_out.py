@@ -15,7 +15,7 @@ from pyarrow import parquet
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 
 @pytest.fixture(scope="session")
@@ -105,7 +105,7 @@ def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(world,
 def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
     run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
     with open_session(world / "cache.h5", world / "positives.txt", folder=here / "s") as session:
-        session.decide([Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE)])
+        session.decide(Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE))
     command = "export {w}/cache.h5 out.parquet --scores scores.csv --session s --thumbnails 8"
     assert run(command, w=world).output.strip().endswith(", margin, posterior, decision, thumbnail")
     rows = parquet.read_table(here / "out.parquet").to_pylist()

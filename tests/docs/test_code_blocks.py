@@ -37,7 +37,7 @@ from pucache.cli.main import main
 from pucache.encoders import encoder
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -151,14 +151,16 @@ def sit(folder):
 
         def decide(row):
             choice = Choice.POSITIVE if truth[session.cache.keys[row]] == "1" else Choice.NEGATIVE
-            session.decide([Proposal(str(len(session.entries())), int(row), choice)])
+            session.decide(Proposal(str(len(session.entries())), int(row), choice))
 
         for label in 3 * "1" + 7 * "0":
-            decide(next(row for row in np.flatnonzero(session.unknown) if truth[session.cache.keys[row]] == label))
+            decide(
+                next(row for row in np.flatnonzero(session.state.untaken) if truth[session.cache.keys[row]] == label)
+            )
             decide(session.draw(rng, Stream.AUDIT)[0].row)
         for draw in session.draw(rng, Stream.RECHECK, 2):
             decide(draw.row)
-        session.fix_zone(np.flatnonzero(session.unknown)[:5])
+        session.fix_zone(np.flatnonzero(session.state.untaken)[:5])
         for draw in session.draw(rng, Stream.ZONE, 5):
             decide(draw.row)
         session.draw(rng, Stream.AUDIT)

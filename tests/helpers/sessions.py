@@ -9,7 +9,7 @@ import numpy as np
 
 from helpers.planted import write_cache
 from pucache.reviewing.log import Choice
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 
 def digest_of(text):
@@ -43,9 +43,13 @@ def proposal(row, choice=Choice.POSITIVE, replaces=0, request=None, **rest):
 
 def decide(session, row, choice=Choice.POSITIVE, replaces=None):
     """Decide a row; what it replaces is looked up."""
-    current = session.decision_in_force(row)
+    current = session.state.in_force(row)
     replaces = (current.serial if current else 0) if replaces is None else replaces
-    return session.decide([proposal(row, choice, replaces)])[0]
+    return session.decide(proposal(row, choice, replaces))
+
+
+def decide_all(session, proposals):
+    return [session.decide(one) for one in proposals]
 
 
 def session_of(version, cache):

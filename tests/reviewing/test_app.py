@@ -294,14 +294,14 @@ def test_a_closing_audit_shows_random_images_alone_and_needs_a_ranking_for_the_l
         assert "true or false" in client.post("/api/closing-audit", 400, on=on)["error"]
     assert client.post("/api/closing-audit", on=True)["state"]["closing_audit"] is True
     rows = {card["row"] for card in client.next(10)}
-    assert {draw.row for draw in opened.session.pending_draws()} == rows and len(rows) == 10
+    assert {draw.row for draw in opened.session.state.waiting()} == rows and len(rows) == 10
     assert client.post("/api/closing-audit", on=False)["state"]["closing_audit"] is False
     assert "all or likeliest" in client.post("/api/closing-audit", 400, on=True, zone="some")["error"]
     assert "no ranking" in client.post("/api/closing-audit", 400, on=True, zone="likeliest")["error"]
     scores = np.arange(len(opened.session.cache), dtype=np.float32)
     opened.queue.set_ranking(scores, None, 1)
     state = client.post("/api/closing-audit", on=True, zone="likeliest")["state"]
-    assert state["closing_audit"] and state["closing_zone"] and opened.session.zone[scores.argmax()]
+    assert state["closing_audit"] and state["closing_zone"] and opened.session.state.zone[scores.argmax()]
 
 
 def test_what_is_no_json_object_is_refused(visitor):
@@ -438,7 +438,7 @@ def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, mon
 
 
 def test_the_pages_of_a_session_that_has_closed_say_so(opened, client):
-    opened.session.lock.failure = "the review in S has closed: its log could neither be written nor read back"
+    opened.session.failure = "the review in S has closed: its log could neither be written nor read back"
     for path in ("/", "/api/state", "/api/past/0", "/api/card/7"):
         status, _, content = client.ask("GET", path)
         assert status == (200 if path == "/" else 507) and (path == "/" or b"has closed" in content), path

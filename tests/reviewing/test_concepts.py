@@ -134,10 +134,10 @@ def test_the_overview_fits_a_phone(tmp_path, browser, width):
         browser.new_context(viewport={"width": width, "height": 844}) as context,
     ):
         for service in services:
-            rows = np.flatnonzero(service.session.unknown)[:30].tolist()
+            rows = np.flatnonzero(service.session.state.untaken)[:30].tolist()
             for draw in service.session.draw(np.random.default_rng(0), Stream.AUDIT, 3):
                 service.decide("t", [proposal(draw.row)])
-            service.decide("t", [proposal(row, "negative") for row in rows if service.session.unknown[row]])
+            service.decide("t", [proposal(row, "negative") for row in rows if service.session.state.untaken[row]])
         page = context.new_page()
         page.goto(server.url)
         expect(page.locator("tbody th a")).to_have_text(list(NAMES))

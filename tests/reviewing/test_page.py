@@ -42,7 +42,7 @@ def wanted(shown):
 
 
 def choice_of(session, row):
-    decision = session.decision_in_force(row)
+    decision = session.state.in_force(row)
     return None if decision is None else str(decision.choice)
 
 
@@ -79,7 +79,7 @@ def press_on_random(page, session, keys):
     shown = []
     for key in keys:
         page.wait_for_selector(DECIDABLE)
-        while current_row(page) not in {draw.row for draw in session.pending_draws()}:
+        while current_row(page) not in {draw.row for draw in session.state.waiting()}:
             press(page, "r")
             page.wait_for_selector(DECIDABLE)
         shown += press(page, key)
@@ -109,7 +109,7 @@ def test_a_review_by_keyboard_in_which_keys_held_down_or_behind_a_dialog_do_noth
         session = opened.session
         pictures = page.locator("#examples img")
         expect(pictures).to_have_count(4)
-        keys = session.cache.keys[session.examples]
+        keys = session.cache.keys[session.state.examples]
         assert [picture.get_attribute("alt") for picture in pictures.all()] == list(keys)
         wait_until(page, "[...document.querySelectorAll('#examples img')].every((image) => image.naturalWidth)")
         page.keyboard.press("Tab")
@@ -495,7 +495,7 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
         press(page, "r")
         wait_until_saved(page)
         expect(page.locator("#end-title")).to_have_text("Every random image is decided")
-        assert session.random_undecided() == []
+        assert session.state.random_undecided() == []
         page.click("#back")
         page.wait_for_selector(DECIDABLE)
         assert current_row(page) not in skipped
@@ -516,7 +516,7 @@ def test_a_decision_undone_and_made_anew_while_the_first_is_on_its_way_is_the_la
         page.route("**/api/decide", lambda route: route.continue_())
         first.continue_()
         wait_until_saved(page)
-        assert opened.session.decision_in_force(row).choice == "positive"
+        assert opened.session.state.in_force(row).choice == "positive"
 
 
 @needs_chromium
@@ -527,7 +527,7 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         expect(page.locator("#again")).to_be_hidden()
         doubted = [shown[at][0] for at in (3, 40, 50)]
         ranking = RankingResult(np.zeros(300, np.float32), None, 0.0, np.array(doubted))
-        opened.service.take_ranking(ranking, opened.session.label_serial)
+        opened.service.take_ranking(ranking, opened.session.state.label_serial)
         expect(page.locator("#again")).to_have_text("Look again at 3 decisions")
         page.click("#again")
         wait_until(page, "!asking && exhausted")
@@ -556,7 +556,7 @@ def hold_against_the_truth(page, cache, folder, hidden, decided):
     told = run_json("audit {session}", session=folder)
     expect(page.locator("#sentence, #statements li")).to_have_text(told["statements"])
     with read_session(cache, folder) as session:
-        zone = set(np.flatnonzero(session.zone).tolist())
+        zone = set(np.flatnonzero(session.state.zone).tolist())
     left = hidden - {row for row, key in decided.items() if key == "a"}
     shown = [page.text_content(f"#{name}") for name in ("found", "decided")]
     assert shown == [str(len(hidden) - len(left)), str(len(decided))] and told["found"] == len(hidden) - len(left)

@@ -9,6 +9,7 @@ from helpers.hangs import eventually
 from helpers.reviews import Log, served
 from helpers.sessions import pile_of, session_of
 
+from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import LABELS, Choice, Stream
 
@@ -43,7 +44,7 @@ def said_of(version, folder):
     with served(cache, session) as (opened, _):
         eventually(lambda: opened.service.state()["statements"])
         state = {name: value for name, value in opened.service.state().items() if name not in OF_THIS_RUN}
-    return {"audit": audited.as_dict() | {"statements": audited.statements()}, "state": state}
+    return {"audit": audited.as_dict() | {"statements": sentences(audited)}, "state": state}
 
 
 @pytest.mark.parametrize("version", ["0.2", "0.3"])
@@ -53,6 +54,6 @@ def test_a_session_of_an_earlier_version_says_what_it_said(tmp_path, version):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_a_generated_log_says_what_it_said(seed):
-    audited = generated(seed).audit()
-    said = audited.as_dict() | {"statements": audited.statements()}
+    audited = generated(seed).limits()
+    said = audited.as_dict() | {"statements": sentences(audited)}
     assert json.loads(json.dumps(said)) == json.loads(PINNED.read_text())[f"log {seed}"]

@@ -143,11 +143,11 @@ def test_no_estimate_rests_on_what_a_query_found(pile, ranking, tmp_path):
         begin_with(session, ranking, "id")
         for row in range(40):
             decide(session, row, Choice.POSITIVE if row % 4 else Choice.NEGATIVE)
-        s, reviewed = session.labels()
+        s, reviewed = session.state.labels()
         assert s.sum() == 9 and (reviewed == 1).sum() == 21 and (reviewed == -1).sum() == 10
         assert not LabelCount.of(s).has_estimates
     with open_session(pile, folder=tmp_path / "s") as session:
-        np.testing.assert_array_equal(session.labels(), (s, reviewed))
+        np.testing.assert_array_equal(session.state.labels(), (s, reviewed))
     assert not label_count(train_pu(pile, session=tmp_path / "s", device="cpu")).has_estimates
 
 
@@ -158,9 +158,9 @@ def test_a_review_that_asks_later_stands_as_it_does_when_it_is_opened_again(pile
         begin_with(session, ranking, "id")
         for row in range(8, 12):
             decide(session, row)
-        labels = session.labels()
+        labels = session.state.labels()
     with open_session(pile, folder=tmp_path / "s") as session:
-        np.testing.assert_array_equal(session.labels(), labels)
+        np.testing.assert_array_equal(session.state.labels(), labels)
 
 
 def test_no_query_is_no_ranking(pile):

@@ -32,7 +32,7 @@ def table(path):
 
 
 def assert_same(labels, session):
-    s, reviewed = session.labels()
+    s, reviewed = session.state.labels()
     assert labels.s.tolist() == s.tolist() and labels.reviewed.tolist() == reviewed.tolist()
 
 
@@ -47,7 +47,7 @@ def test_what_is_exported_is_read_as_the_labels_of_the_session(session, tmp_path
     assert_same(Labels.read(session.cache, path, path), session)
     header, *rows = table(path)
     assert header == ["key", "label", "reviewed", "digest"]
-    before = session.cache.keys[np.flatnonzero(session.file_labels.s)]
+    before = session.cache.keys[np.flatnonzero(session.pile.before.s)]
     assert [row[:3] for row in rows[:3]] == [[key, "1", "0"] for key in before]
     assert sorted(row[0] for row in rows if row[1:3] == ["0", "1"]) == ["010.png", "011.png"], "twins are written too"
     assert all(row[3] == short_digest(session.cache.digests[row_of(session, row[0])]) for row in rows)

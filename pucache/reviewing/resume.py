@@ -1,11 +1,11 @@
-"""What a session starts from: a new log, the log of the same cache, or that of a cache that has changed since."""
+"""The pile of a session that begins, or goes on: on the same cache, or on one that has changed since."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -27,43 +27,13 @@ from .log import (
     labelling_decisions,
 )
 from .log_file import LOG
-from .pile import Groups, KeptPile, Twins, keep_pile, kept_pile, pile_path
+from .pile import Groups, KeptPile, Pile, Twins, keep_pile, kept_pile, pile_path, rows_of_urns
 from .session_folder import is_first_start, open_log
-from .session_state import rows_of_urns
 
 _LOCK = ".lock"
 MOST_URNS = 4  # the limit is searched over the totals of all but one
 _LISTED = 256  # images that a cache is recognised by
 _UNKNOWN = bytes(32)  # digest
-
-
-@dataclass(frozen=True)
-class ReplayBase:
-    """A log, and what its present epoch is replayed on."""
-
-    log: DecisionLog
-    facts: EpochFacts  # of the present epoch
-    labels: Labels  # from before the session
-    groups: Groups
-    urn_of: np.ndarray  # number of the urn of each row, int8 (n,); -1 outside the pile
-    carried: tuple[Entry, ...] = ()  # in force from earlier epochs, by the rows of the cache
-    begins: bool = False  # whether an epoch is to begin, as the cache has changed
-    note: str = ""  # what has changed in the cache
-    kept: bool = False  # whether the pile of the cache is kept
-
-    @property
-    def current(self) -> bool:
-        """Whether the present epoch of the log is of this cache, or of one that has grown to it."""
-        return not self.begins or self.facts.continued is not None
-
-    @property
-    def first(self) -> int:
-        """First epoch of the log that the present one goes on with."""
-        return self.facts.continued[0] if self.facts.continued else self.log.epoch
-
-    def since(self, entries: Sequence[Entry]) -> int:
-        """As `DecisionLog.since`, also where an epoch is to begin."""
-        return self.log.last if self.begins and self.facts.continued else self.log.since(entries)
 
 
 def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
@@ -87,49 +57,57 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
         ) from error
 
 
-def begin_or_resume(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins) -> ReplayBase:
+def begin_or_resume(
+    folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins, beside: Path | None = None
+) -> tuple[DecisionLog, Pile]:
     """Begin a session in a locked folder, or go on with the one that is there.
 
-    Raises `SessionError` where it is of another cache, began with other labels or twins, is damaged, or cannot be
-    written.
+    A new one `beside` another begins with the labels, the pile and the query of that. Raises `SessionError` where the
+    session is of another cache, began with other labels or twins, is damaged, or cannot be written.
     """
     if is_first_start(folder):
-        labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(twins.group)
-        urn_of = _urns(labels, groups, ())
-        facts = _facts(cache, urn_of, twins)
-        log = DecisionLog.create(folder / LOG, facts, _images(cache, labels))
-        keep_pile(pile_path(folder, facts.checksums), cache, urn_of, groups)
-        return ReplayBase(log, facts, labels, groups, urn_of)
+        return _begin(folder, cache, given, twins) if beside is None else _begin_beside(folder, cache, beside)
     log = open_log(folder)
     try:
-        base = _LoggedSession(log, cache, twins).base(given)
-        if not base.kept:
-            keep_pile(pile_path(folder, base.facts.checksums), cache, base.urn_of, base.groups)
-        if base.begins:
-            log.begin_epoch(base.facts, _images(cache, base.labels))
-        return replace(base, begins=False)
+        pile = _LoggedSession(log, cache, twins).pile(given)
+        if not pile.is_kept:
+            keep_pile(pile_path(folder, pile.facts.checksums), cache, pile.urn_of, pile.groups)
+        if pile.epoch > log.epoch:
+            log.begin_epoch(pile.facts, _images(cache, pile.before))
+        return log, pile
     except BaseException:
         log.close()
         raise
 
 
-def begin_beside(first: Path, folder: Path, cache: EmbeddingCache) -> None:
-    """Begin the session of a second reader: with the labels, the pile and the query of the first one's."""
-    base = read(first, cache)
-    with base.log as log:
-        asked = log.asked()
-    facts = replace(base.facts, continued=None)
-    with DecisionLog.create(folder / LOG, facts, _images(cache, base.labels)) as log:
-        keep_pile(pile_path(folder, facts.checksums), cache, base.urn_of, base.groups)
-        if asked:
-            log.ask(asked)
+def _begin(folder: Path, cache: EmbeddingCache, given: Labels | None, twins: Twins) -> tuple[DecisionLog, Pile]:
+    labels, groups = given or Labels.of(np.zeros(len(cache))), Groups(twins.group)
+    urn_of = _urns(labels, groups, ())
+    return _create(folder, cache, Pile(_facts(cache, urn_of, twins), labels, groups, urn_of, 1))
 
 
-def read(folder: Path, cache: EmbeddingCache) -> ReplayBase:
+def _begin_beside(folder: Path, cache: EmbeddingCache, other: Path) -> tuple[DecisionLog, Pile]:
+    log, pile = read(other, cache)
+    with log:
+        query = log.asked()
+    facts = replace(pile.facts, continued=None)
+    log, pile = _create(folder, cache, replace(pile, facts=facts, epoch=1, carried=(), note=""))
+    if query:
+        log.ask(query)
+    return log, pile
+
+
+def _create(folder: Path, cache: EmbeddingCache, pile: Pile) -> tuple[DecisionLog, Pile]:
+    log = DecisionLog.create(folder / LOG, pile.facts, _images(cache, pile.before))
+    keep_pile(pile_path(folder, pile.facts.checksums), cache, pile.urn_of, pile.groups)
+    return log, pile
+
+
+def read(folder: Path, cache: EmbeddingCache) -> tuple[DecisionLog, Pile]:
     """Read the session in a folder; nothing is written. Raises `SessionError` as `begin_or_resume`."""
     log = open_log(folder, read_only=True)
     try:
-        return _LoggedSession(log, cache, Twins(cache, log.facts().twins)).base(None)
+        return log, _LoggedSession(log, cache, Twins(cache, log.facts().twins)).pile(None)
     except BaseException:
         log.close()
         raise
@@ -154,34 +132,35 @@ class _LoggedSession:
         self.groups = Groups(twins.group) if self.kept is None else self.kept.groups
         self.first = self.facts.continued[0] if self.facts.continued else log.epoch
 
-    def base(self, given: Labels | None) -> ReplayBase:
-        """The present epoch of the log, or where the cache has changed, the epoch to begin."""
-        log, cache, facts, kept, labels = self.log, self.cache, self.facts, self.kept, self._labels()
+    def pile(self, given: Labels | None) -> Pile:
+        """The pile of the present epoch of the log, or where the cache has changed, of the epoch to begin."""
+        log, cache, facts, kept, before = self.log, self.cache, self.facts, self.kept, self._labels()
         carried, note = self._carried(self.first), self._note()
         if self.is_same_cache:
-            _check_labels(log, labels, given)
-            urn_of = _urns(labels, self.groups, carried) if kept is None else kept.urn_of
+            _check_labels(log, before, given)
+            urn_of = _urns(before, self.groups, carried) if kept is None else kept.urn_of
             if tuple(rows_of_urns(urn_of)) == facts.urns and _pile_checksum(cache, urn_of) == facts.pile_checksum:
                 note = _grown_note(facts.urns[-1]) if facts.continued else note if log.epoch > 1 else ""
-                is_kept = kept is not None
-                return ReplayBase(log, facts, labels, self.groups, urn_of, carried, note=note, kept=is_kept)
+                return Pile(facts, before, self.groups, urn_of, log.epoch, carried, note, kept is not None)
         elif not (self.image_rows >= 0).any() and not (self.entry_rows >= 0).any():
             raise SessionError(
                 f"{log.path.parent} is a session of {facts.cache}; {cache.name} holds none of its images: name another "
                 "folder with --session"
             )
-        elif kept is not None and len(facts.urns) < MOST_URNS and self._goes_on(kept, labels, given):
-            since = self.entry_rows[[entry.epoch >= self.first for entry in self.entries]]
-            labels, urn_of = given or labels, kept.urn_of.copy()
-            came = ~self.groups.spread(kept.old | ~labels.unlabelled)
-            urn_of[came] = len(facts.urns)
-            urns = (*facts.urns, int(came.sum()))
-            continued = self.first, tuple(self.groups.group[since].tolist())
-            facts = replace(_facts(cache, urn_of, self.twins), urns=urns, continued=continued)
-            return ReplayBase(log, facts, labels, self.groups, urn_of, carried, True, _grown_note(urns[-1]))
-        labels, carried = given or labels, self._carried(log.epoch + 1)
-        urn_of = _urns(labels, self.groups, carried)
-        return ReplayBase(log, _facts(cache, urn_of, self.twins), labels, self.groups, urn_of, carried, True, note)
+        elif kept is not None and len(facts.urns) < MOST_URNS and self._goes_on(kept, before, given):
+            return self._grown(kept, given or before, carried)
+        before, carried = given or before, self._carried(log.epoch + 1)
+        urn_of = _urns(before, self.groups, carried)
+        return Pile(_facts(cache, urn_of, self.twins), before, self.groups, urn_of, log.epoch + 1, carried, note)
+
+    def _grown(self, kept: KeptPile, before: Labels, carried: tuple[Entry, ...]) -> Pile:
+        """The pile to which images have come: they are an urn of their own."""
+        since = self.entry_rows[[entry.epoch >= self.first for entry in self.entries]]
+        urn_of, came = kept.urn_of.copy(), ~self.groups.spread(kept.old | ~before.unlabelled)
+        urn_of[came] = len(self.facts.urns)
+        urns, continued = (*self.facts.urns, int(came.sum())), (self.first, tuple(self.groups.group[since].tolist()))
+        facts = replace(_facts(self.cache, urn_of, self.twins), urns=urns, continued=continued)
+        return Pile(facts, before, self.groups, urn_of, self.log.epoch + 1, carried, _grown_note(urns[-1]))
 
     def _goes_on(self, kept: KeptPile, labels: Labels, given: Labels | None) -> bool:
         """Whether the log goes on with its pile: its images are there, and no label of before has changed."""

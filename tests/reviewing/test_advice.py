@@ -2,14 +2,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from pucache.reviewing.log import Choice, Entry, Stream
-from pucache.reviewing.statements import advice, best_rate
+from pucache.reviewing.advice import advice
 
 
 @dataclass(frozen=True)
 class Counts:
-    unknown: int = 5000
-    pending: int = 0
+    untaken: int = 5000
+    waiting: int = 0
     skipped: int = 0
     rate: float = 0.03
     rate_of: int = 100
@@ -29,17 +28,22 @@ class Audited:
     rechecks: int = 30
     missed: int = 0
     sensitivity_low: float | None = 0.868
+    unknown: int = 5000
 
     @property
     def recognised_high(self):
         return round(self.hidden_high * (self.sensitivity_low or 1))
 
-    def forecast(self):
-        return f"After 200 more: about {self.hidden_high // 4}."
+    def expected_positives(self, more):
+        return 0
+
+    def further(self, more, share):
+        return self.hidden_high // 4, self.found
 
 
+MORE = "by now. After 200 more random images, if none of them is positive: at most about"
 HALF = Audited(positives=20, likeliest_share=0.5)  # a ranking no better than random images
-OFFER = ["3 of the last 100", "closing audit", "at most 240 by now. After 200 more: about 60."]
+OFFER = ["3 of the last 100", "closing audit", f"at most 240 {MORE} 60."]
 CASES = {  # counts, audit, options; what is said
     "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
     "the yield has fallen": (Counts(), Audited(), {}, OFFER),
@@ -72,13 +76,13 @@ CASES = {  # counts, audit, options; what is said
         Counts(rate=0.01),
         Audited(),
         {"closing_audit": True},
-        ["slowly", "at most 240 by now. After 200 more: about 60."],
+        ["slowly", f"at most 240 {MORE} 60."],
     ),
     "closing among the likeliest": (
         Counts(rate=0.01),
         Audited(zone=Audited(hidden_high=80, rows=5000)),
         {"closing_audit": True, "in_zone": True},
-        ["among the likeliest at most 80 by now. After 200 more: about 20."],
+        [f"among the likeliest at most 80 {MORE} 20."],
     ),
     "the likeliest": (
         Counts(),
@@ -93,9 +97,9 @@ CASES = {  # counts, audit, options; what is said
         ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"],
     ),
     "closing without an audit": (Counts(), None, {"closing_audit": True}, None),
-    "the end": (Counts(unknown=0), Audited(recall_low=1.0), {}, ["are decided."]),
-    "the end with skips": (Counts(unknown=0, skipped=7), Audited(recall_low=1.0), {}, ["decided or skipped (7)."]),
-    "draws wait": (Counts(unknown=0, pending=2), Audited(), {}, ["3 of the last 100"]),
+    "the end": (Counts(untaken=0), Audited(recall_low=1.0), {}, ["are decided."]),
+    "the end with skips": (Counts(untaken=0, skipped=7), Audited(recall_low=1.0), {}, ["decided or skipped (7)."]),
+    "draws wait": (Counts(untaken=0, waiting=2), Audited(), {}, ["3 of the last 100"]),
 }
 
 
@@ -103,15 +107,3 @@ CASES = {  # counts, audit, options; what is said
 def test_advice(counts, audit, options, said):
     text = advice(counts, audit, **options)
     assert all(part in text for part in said) if said else text == ""
-
-
-def test_the_best_rate_is_that_of_a_hundred_decisions_in_a_row():
-    positive = [True] * 80 + [False] * 100 + [True] * 30
-
-    def entries(upto, stream=Stream.RANKED):
-        common = {"copies": 1, "stream": stream, "positives": 0, "time": 0.0, "unknown": 0, "request": "r"}
-        choices = [Choice.POSITIVE if one else Choice.NEGATIVE for one in positive[:upto]]
-        return [Entry(serial=at, row=at, group=at, choice=choice, **common) for at, choice in enumerate(choices)]
-
-    assert [best_rate(entries(upto)) for upto in (0, 99, 100, 210)] == [0, 0, 0.8, 0.8]
-    assert best_rate(entries(210, Stream.RECHECK)) == 0
