@@ -14,9 +14,11 @@ import numpy as np
 from benchmarks.common.cells import measured, table
 from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
+from benchmarks.quality import growing_piles
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
+from benchmarks.quality.growing_piles import GROWING, exclusions, growth
 from pucache.estimates.limits import UPPER_PART
-from pucache.estimates.strata import Stratum
+from pucache.estimates.strata import SIDES, Stratum
 from pucache.reviewing.history import History
 from pucache.reviewing.log import Stream
 
@@ -114,9 +116,10 @@ def excluded_limits(review: Review) -> list[bool]:
     total, inside = (int(review.copies[review.truth & groups].sum()) for groups in (review.truth, review.zone))
 
     def above(one: Stratum, total: int, error: float) -> bool:
-        return total >= one.range(1)[0] and bool(one.evidence_above(total).max(initial=0.0) >= -np.log(error))
+        evidence = np.log(SIDES[0]) + one.evidence_above(total)
+        return total >= one.range(1)[0] and bool(evidence.max(initial=0.0) >= -np.log(error))
 
-    below = pile.evidence_below(total).max(initial=0.0)
+    below = np.log(SIDES[0]) + pile.evidence_below(total).max(initial=0.0)
     chance = total >= looks.found and looks.evidence(total).max(initial=0.0) >= -np.log(error)
     # the limit of the rest is that of the pile: wrong only where this one is
     return [
@@ -193,7 +196,7 @@ def share_of(values: np.ndarray) -> str:
     return f"{100 * mean:.2f} ± {100 * np.sqrt(mean * (1 - mean) / len(values)):.2f}"
 
 
-def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
+def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list[dict], ever: list[dict]) -> str:
     coverages = []
     for case, rows, share in CASES:
         cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
@@ -210,6 +213,23 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
         for cell in wide
     ]
     width_head = ["pile", "positive", "looks", "hidden", "pile", "hidden in zone", "zone", "hidden", "chance"]
+    grown_lines = [
+        [
+            "{:,} + {:,}; {}, {}; {:g} %".format(*GROWING[cell["case"]][:4], 100 * GROWING[cell["case"]][4]),
+            *(" / ".join(f"{cell['weeks'][week][at]:,.0f}" for week in range(4)) for at in range(3)),
+        ]
+        for cell in grown
+    ]
+    excluded_by_share = {
+        share: np.array([one for cell in ever if cell["share"] == share for one in cell["excluded"]])
+        for share in growing_piles.SHARES
+    }
+    ever_lines = [
+        [f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)]
+        for share, excluded in excluded_by_share.items()
+        if len(excluded)
+    ]
+    grown_head = ["pile + weekly; draws first, then weekly; positive", "hidden", "all strata", "begun anew"]
     sections = [
         "# Interval of the hidden positives",
         "## Every limit",
@@ -220,6 +240,11 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
         table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),
         WIDTH_TEXT,
         table(width_head, width_lines),
+        "## Piles that grow",
+        growing_piles.GROWTH_TEXT,
+        table(grown_head, grown_lines),
+        growing_piles.EVER_TEXT,
+        table(["positive", "reviews", "above, %", "below, %"], ever_lines),
         environment(),
     ]
     return "\n\n".join(sections) + "\n"
@@ -241,7 +266,13 @@ def main() -> None:
         {"rows": rows, "share": share, "looks": count, "reviews": 1 if options.quick or rows == LARGE else 3}
         for rows, share, count in product(PILES if options.quick else (*PILES, LARGE), SHARES, LOOKS)
     ]
-    parts = (coverage, wanted), (length, lengths), (widths, looks)
+    grown = [{"case": case, "reviews": 2 if options.quick else 8} for case in range(len(GROWING))]
+    ever = [
+        {"share": share, "begin": begin, "count": CHUNK}
+        for share in growing_piles.SHARES
+        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)
+    ]
+    parts = (coverage, wanted), (length, lengths), (widths, looks), (growth, grown), (exclusions, ever)
     rows = [
         measured(work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
     ]

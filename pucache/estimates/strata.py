@@ -25,7 +25,7 @@ import numpy as np
 DISTANCES = 0.26 / 2.0 ** np.arange(4)  # |K' - K| / sqrt(K * rows): 2.6 sd of an estimate from 100, 400, ... draws
 WEIGHTS_BELOW = np.array([0.25, 0.2, 0.2, 0.2, 0.15])  # of K' = 0, and of K' at the distances
 WEIGHTS_ABOVE = np.full(4, 0.25)
-SIDES = 1.0, 0.0  # weights of the evidence against totals that are too great, and of that against too small ones
+SIDES = 0.95, 0.05  # weights of the evidence against totals that are too great, and of that against too small ones
 CELLS = (64, 20, 8)  # ranges of totals of a stratum that are looked at together, with two, three, four strata
 
 
@@ -163,8 +163,7 @@ class _GreatestSum:
         error: float,
     ):
         self._strata, self._rising, self._falling, self._ends = strata, rising, falling, ends
-        with np.errstate(divide="ignore"):
-            self._most, (self._main, self._other) = float(-np.log(error)), np.log(SIDES).tolist()
+        self._most, (self._main, self._other) = -float(np.log(error)), np.log(SIDES).tolist()
         self._times = np.sort(np.concatenate([one.draw[one.drawn] for one in strata]))
 
     def found(self) -> int:

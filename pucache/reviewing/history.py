@@ -188,11 +188,10 @@ class History:
         return sorted((one for one in taken if not one.drawn or one.taken <= last), key=lambda one: one.taken)
 
     def strata(self, zone: Sequence[int] = ()) -> list[Stratum]:
-        """The urns, or the parts of the zone of so many rows. A draw from all images is one from each stratum that it
-        is in; for an urn a draw from the zone is a look like any other."""
-        taken, counts = self.counted(), DRAWN if zone else (Stream.AUDIT,)
+        """The urns, or the parts of the zone of so many rows; a draw from the others is a look like any other."""
+        taken, stream = self.counted(), Stream.ZONE if zone else Stream.AUDIT
         return [
-            _stratum(rows, [one for one in taken if (one.zone if zone else one.urn) == number], counts)
+            _stratum(rows, [one for one in taken if (one.zone if zone else one.urn) == number], stream)
             for number, rows in enumerate(zone or self.rows, bool(zone))
         ]
 
@@ -233,8 +232,8 @@ class History:
         return Limits.of(self.strata(), self.looks(since), zone=inside, level=level, came_since=came, **checked)
 
 
-def _stratum(rows: int, taken: Sequence[Picture], counts: Sequence[Stream]) -> Stratum:
-    """A stratum that pictures left in order; `counts` are the streams whose draws are random in it."""
-    columns = [(one.label, one.copies, one.taken * (one.drawn in counts), one.waits) for one in taken]
+def _stratum(rows: int, taken: Sequence[Picture], stream: Stream) -> Stratum:
+    """A stratum that pictures left in order, some of them as random draws from it."""
+    columns = [(one.label, one.copies, one.taken * (one.drawn is stream), one.waits) for one in taken]
     label, copies, draw, waits = np.array(columns, np.int64).reshape(-1, 4).T
     return Stratum(rows, label, copies, draw, waits > 0)

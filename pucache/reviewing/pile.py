@@ -176,6 +176,21 @@ def kept_pile(path: Path, cache: EmbeddingCache, twins: Twins) -> KeptPile | Non
     return KeptPile(old, urn_of, Groups(smallest[joined]))
 
 
+def random_numbers(cache: EmbeddingCache) -> np.ndarray:
+    """A number of each row, uint64 (n,), that depends on its key and digest alone, and on nothing else in no visible
+    way: the rows of least number that are left are a random sample of them, the same in every review (permanent random
+    numbers, as in survey sampling). `mixed` makes a second, independent one of it."""
+    return mixed(_hashes(cache))
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """splitmix64 of uint64 numbers: hashes of keys that count up differ in few bits."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
 def _hashes(cache: EmbeddingCache) -> np.ndarray:
     """Hash of key and digest of each row, uint64 (n,): the bytes times fixed random numbers, summed."""
     factors = np.random.default_rng(0).integers(1 << 63, size=4 + _LONGEST_KEY, dtype=np.uint64) * 2 + 1

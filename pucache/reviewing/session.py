@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
 from .log import DRAWN, DecisionLog, Entry, Stream, Zone
 from .log_file import REMEDY
-from .pile import Pile, Twins
+from .pile import Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, lock_folder, read, rows_of, session_folder
 from .state import Proposal, State
 from .two_readers import agreement, joined
@@ -182,9 +183,10 @@ class Session:
     ) -> list[Entry]:
         """Draw images at random, one after another, and write the draws.
 
-        An AUDIT is uniform over the rows of the pile that have not left it, a ZONE over those of the zone; a RECHECK
-        over the known positive rows without a draw, and without the rows of `exclude` and their twins. Fewer than
-        `count` draws where no more rows are there.
+        An AUDIT is the row of least number of the pile that has not left it, a ZONE one of the zone by another number
+        (`pucache.reviewing.pile.random_numbers`): each is uniform over these rows given all that happened before. A
+        RECHECK is drawn by `rng` from the known positive rows without a draw, and without the rows of `exclude` and
+        their twins. Fewer than `count` draws where no more rows are there.
 
         Raises
         ------
@@ -203,11 +205,21 @@ class Session:
                 rows = self._drawable(stream, exclude)
                 if not len(rows):
                     break
-                row, fields = int(rng.choice(rows)), dict[str, Any]()
+                if stream is Stream.RECHECK:
+                    row = int(rng.choice(rows))
+                else:
+                    row = int(rows[np.argmin(self._numbers[stream][rows])])
+                fields = dict[str, Any]()
                 if stream is Stream.ZONE:
                     fields = {"unknown": int((self.state.zone[rows] == self.state.zone[row]).sum())}
                 drawn.append(self._write(row, stream=stream, model_version=model_version, **fields))
         return drawn
+
+    @cached_property
+    def _numbers(self) -> dict[Stream, np.ndarray]:
+        """Numbers by which rows are drawn."""
+        numbers = random_numbers(self.cache)
+        return {Stream.AUDIT: numbers, Stream.ZONE: mixed(numbers)}
 
     def _drawable(self, stream: Stream, exclude: Sequence[int]) -> np.ndarray:
         state = self.state

@@ -82,3 +82,56 @@ def test_the_best_rate_is_that_of_a_hundred_labels_in_a_row():
         last = positive[:upto][-RATE_OF:]
         assert log.history().rate() == (np.mean(last) if last else 0.0, len(last))
     assert rates == [0, 0, 0.8, 0.8]
+
+
+# --- a zone in parts ------------------------------------------------------------------------------------
+
+PILE, CAME, PART = 45, 40, 25  # rows of each urn, and of each part of the zone
+
+
+class ZonedReview:
+    """A review of a pile that grows, by random images among the likeliest, among all, and by rank; rows are groups."""
+
+    def __init__(self, seed):
+        self.rng, self.entries, self.left = np.random.default_rng(seed), [], set(range(PILE))
+        rows = np.arange(PILE + CAME)
+        self.rank = np.where(rows < PILE, rows, rows - PILE)  # in its urn
+        self.part = np.where(self.rank < PART, 1 + (rows >= PILE), 0)
+        self.y = self.rng.random(len(rows)) < np.where(self.part > 0, 0.15, 0.05)
+
+    def look(self, stream):
+        """One image, decided by the truth."""
+        left = np.array(sorted(self.left))
+        among = left[self.part[left] > 0] if stream is Stream.ZONE else left
+        if not len(among):
+            return
+        row = int(among[self.rank[among].argmin()] if stream is Stream.RANKED else self.rng.choice(among))
+        own = self.part if stream is Stream.ZONE else np.arange(PILE + CAME) >= PILE
+        shared = {"row": row, "group": row, "copies": 1, "time": 0.0, "stream": stream}
+        shared |= {"urn": int(row >= PILE), "zone": int(self.part[row]), "unknown": int((own[left] == own[row]).sum())}
+        for choice in (None, POSITIVE if self.y[row] else NEGATIVE)[stream is Stream.RANKED :]:
+            self.entries.append(Entry(serial=len(self.entries) + 1, choice=choice, **shared))
+        self.left.remove(row)
+
+    def hold(self, level, parts):
+        """Whether both limits hold, and how much they exclude among the likeliest."""
+        urns, inside = [PILE, CAME][: len(parts)], self.part[sorted(self.left)] > 0
+        now, hidden = History(urns, self.entries).limits(level=level, zone=parts), self.y[sorted(self.left)]
+        assert now.zone.rows == sum(parts) and now.zone.unknown == inside.sum()
+        holds = hidden[inside].sum() <= now.zone.hidden_high and hidden[~inside].sum() <= now.rest_high
+        return holds, inside.sum() - now.zone.hidden_high
+
+
+def test_the_limits_of_a_zone_in_parts_hold_after_the_pile_grew():
+    missed, excluded, count, level = 0, [], 40, 0.3
+    for seed in range(count):
+        review, held = ZonedReview(seed), True
+        for parts in ((PART,), (PART, PART)):
+            for stream in map(Stream, review.rng.permutation([*[Stream.ZONE] * 16, Stream.AUDIT, Stream.RANKED])):
+                review.look(stream)
+            holds, less = review.hold(level, parts)
+            held &= holds
+            review.left |= set(range(PILE, PILE + CAME)) if len(parts) == 1 else set()
+        missed += not held
+        excluded.append(less)
+    assert missed <= (1 - level) * count and np.mean(excluded) > 1, (missed, excluded)

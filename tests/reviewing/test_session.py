@@ -22,6 +22,7 @@ from pucache.estimates.limit_sentences import sentences
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
 from pucache.reviewing.session_labels import read_labels
 from pucache.reviewing.state import Proposal
@@ -202,20 +203,30 @@ def test_audit_draws_leave_the_urn_with_their_twins(session, rng):
     assert session.state.random_undecided() == [draw.row for draw in draws[1:-1]]
 
 
-class First:
-    """Chooses the first of some rows, and keeps them."""
+@pytest.mark.parametrize("numbers", [random_numbers, lambda cache: mixed(random_numbers(cache))])
+def test_every_row_is_drawn_as_often_as_any_other(tmp_path, numbers):
+    """The first of each eight rows with keys that count up."""
+    cache = pile_of(tmp_path, [f"img_{row:06}.png" for row in range(16_000)], contents={})
+    drawn = np.bincount(numbers(cache).reshape(-1, 8).argmin(axis=1), minlength=8)
+    assert np.square(drawn - 250).sum() / 250 < 24.3, "chi square of 7 degrees of freedom, 0.001"
 
-    def choice(self, rows):
-        self.rows = rows
-        return rows[0]
 
-
-def test_an_audit_chooses_among_the_unknown_rows_alike(tmp_path):
-    cache, rng = pile_of(tmp_path, 8, twins=[(5, 6)]), First()
-    with open_session(cache, labels_of(8, [0])) as session:
-        decide(session, 3)
-        session.draw(rng, Stream.AUDIT, 1)
-    assert rng.rows.tolist() == [1, 2, 4, 5, 6, 7]
+def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up(tmp_path, rng):
+    cache = pile_of(tmp_path, 60)
+    orders = []
+    for name, looked_at in (("one", range(0)), ("two", range(10, 20))):
+        with open_session(cache, folder=tmp_path / name) as session:
+            for row in looked_at:
+                decide(session, row, NEGATIVE)
+            orders.append([session.cache.keys[draw.row] for draw in session.draw(rng, Stream.AUDIT, 30)])
+            for draw in session.state.waiting():
+                decide(session, draw.row, NEGATIVE)
+    looked_at = {f"{row:03}.png" for row in range(10, 20)}
+    assert [key for key in orders[0] if key not in looked_at] == orders[1][: 30 - len(looked_at & set(orders[0]))]
+    grown = pile_of(tmp_path, 120)
+    with open_session(grown, folder=tmp_path / "one") as session:
+        first = session.draw(rng, Stream.AUDIT, 25)
+        assert np.mean([draw.urn for draw in first]) > 0.8, "about thirty of the new ones have smaller numbers"
 
 
 def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
@@ -364,7 +375,7 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
         decide(session, draw.row, NEGATIVE)
         assert audit(session).as_dict() == audit(folder).as_dict() and audit(folder).zone.draws == 1
     with open_session(cache, folder=folder / "readers/ben", beside=folder) as session:
-        assert session.pile.urns == (27,) and decide(session, 5).unknown == 27
+        assert session.pile.urns == (27,) and decide(session, 29).unknown == 27
     assert audit(folder, beside=folder / "readers/ben").agreement.decided.images == 0
 
 
