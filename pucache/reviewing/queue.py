@@ -26,8 +26,7 @@ from .log import Stream
 if TYPE_CHECKING:
     from .session import Session
 
-SILENCE = 600.0  # seconds after which the images of a silent tab are free again,
-CLOSED = 60.0  # and of one whose streams of events have closed
+SILENCE = 90.0  # seconds after which the images of a silent tab are free again; a hidden one asks once a minute
 SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
 CLOSING_RECHECK_SHARE = 0.15  # in a closing audit, until `RECHECKS_NEEDED` are answered
@@ -105,19 +104,22 @@ class NextImages:
             return rows
 
     def keep_alive(self, tab: str) -> None:
-        """Note that a tab is alive, when it decides: a silent one loses its rows after ten minutes."""
+        """Note that a tab is alive: a silent one loses its rows."""
         with self._lock:
             self._reservations.keep_alive(tab)
+
+    def free(self, tab: str, rows: Sequence[int]) -> int:
+        """How many of some rows no other tab holds; the tab that asks is alive."""
+        with self._lock:
+            if tab:
+                self._reservations.keep_alive(tab)
+            groups = self._session.state.groups
+            return sum(self._reservations.holder(int(groups[row])) in (None, tab) for row in rows)
 
     def release(self, tab: str) -> None:
         """Free the rows of a tab that closes."""
         with self._lock:
             self._reservations.release(tab)
-
-    def count_stream(self, tab: str, opened: int) -> None:
-        """Note that a stream of events of a tab has opened (1) or closed (-1); see `CLOSED`."""
-        with self._lock:
-            self._reservations.count_stream(tab, opened)
 
     # --- random draws --------------------------------------------------------------------------------
 
@@ -290,8 +292,6 @@ class Reservations:
 
     def __init__(self) -> None:
         self._heard: dict[str, float] = {}  # when a tab was last alive
-        self._streams: Counter[str] = Counter()  # of events that a tab has open
-        self._closed: dict[str, float] = {}  # when the last of them closed
         self._holder: dict[int, str] = {}
 
     @property
@@ -299,23 +299,15 @@ class Reservations:
         """Groups that any tab holds, int64 (m,)."""
         return np.fromiter(self._holder, np.int64, len(self._holder))
 
+    def holder(self, group: int) -> str | None:
+        """The tab that holds a group."""
+        return self._holder.get(group)
+
     def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, and free what silent tabs hold."""
         now = self._heard[tab] = monotonic()
-        self._closed.pop(tab, None)
-        silent = {name for name, heard in self._heard.items() if now - heard > SILENCE}
-        for gone in silent | {name for name, closed in self._closed.items() if now - closed > CLOSED}:
+        for gone in [name for name, heard in self._heard.items() if now - heard > SILENCE]:
             self.release(gone)
-
-    def count_stream(self, tab: str, opened: int) -> None:
-        """Note that a stream of events of a tab has opened (1) or closed (-1)."""
-        self._streams[tab] += opened
-        if self._streams[tab] > 0:
-            self._closed.pop(tab, None)
-        else:
-            del self._streams[tab]
-            if tab in self._heard:
-                self._closed[tab] = monotonic()
 
     def keep_only(self, tab: str, groups: Iterable[int]) -> None:
         """Free what a tab holds besides these groups; take those of them that nobody holds."""
@@ -334,7 +326,6 @@ class Reservations:
     def release(self, tab: str) -> None:
         """Free all that a tab holds, when it closes."""
         self._heard.pop(tab, None)
-        self._closed.pop(tab, None)
         self._holder = {group: holder for group, holder in self._holder.items() if holder != tab}
 
 

@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 
 class ReviewService:
-    """A review session that pages work on; `changed_at` is another number after each change of its `state`.
+    """A review session that pages work on.
 
     `identifier` is of the session and of its cache: rows mean other images in another one. `reviewer` is logged with
     each decision. `conflicts` are rows that another reader has decided otherwise.
@@ -74,7 +74,6 @@ class ReviewService:
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
-        self.changed_at = 0
         self._changed, self._ending = threading.Event(), False
         self._follower = threading.Thread(target=self._follow, name="review-follower", daemon=True)
 
@@ -121,8 +120,10 @@ class ReviewService:
             self._ranked.wait(RANKING_SECONDS)
             self._ranked.set()
         before = self.session.state.history.serial
-        of = {"random": self.session.state.random_undecided, "doubted": self.doubted}.get(only)
-        rows = self.queue.next(tab, count, keep, of=of and of())
+        of = self.session.state.random_undecided() if only == "random" else () if only else None
+        rows = self.queue.next(tab, count, keep, of=of)
+        if only == "doubted":  # whoever holds them: a second answer is checked against the first
+            rows = self.doubted()[:count]
         if self.session.state.history.serial != before:  # images were drawn
             self._changed.set()
         self.pictures.prefetch(rows)
@@ -211,10 +212,9 @@ class ReviewService:
         self.queue.closing_audit = on
         self._changed.set()
         self._advice = self._advise()
-        self.changed_at = time.monotonic_ns()
 
-    def state(self) -> dict[str, Any]:
-        """Progress of the review, ready for JSON."""
+    def state(self, tab: str = "") -> dict[str, Any]:
+        """Progress of the review, ready for JSON; random images that other tabs hold are not counted for a tab."""
         with self.session.lock:
             counts, random_undecided = self.session.state.progress(), self.session.state.random_undecided()
         limits, hidden = self._limits, None
@@ -234,10 +234,11 @@ class ReviewService:
             "skipped": counts.skipped,
             "undecided": counts.undecided,
             "unknown": counts.untaken,
+            "waiting": counts.waiting,
             "rate": counts.rate,
             "rate_of": counts.rate_of,
             "hidden": hidden,
-            "random_undecided": len(random_undecided),
+            "random_undecided": self.queue.free(tab, random_undecided),
             "doubted": len(self.doubted()),
             "statements": self._statements,
             "advice": self._advice,
@@ -266,7 +267,6 @@ class ReviewService:
         self._doubted = result.doubted
         self.ranking_version = serial
         self._ranked.set()
-        self.changed_at = time.monotonic_ns()
         self._changed.set()
         if result.seconds and time.monotonic() - self._kept_at >= KEPT_SECONDS:
             self._kept_at = time.monotonic()
@@ -297,7 +297,6 @@ class ReviewService:
                 self._limits = self.session.limits()
                 self._statements = sentences(self._limits)
                 self._advice = self._advise()
-                self.changed_at = time.monotonic_ns()
             except Exception as error:  # decisions go on without it, and it is tried again after the next one
                 _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
             time.sleep(AUDIT_SECONDS)

@@ -15,7 +15,7 @@ from pucache.estimates.limits import RECHECKS_NEEDED
 from pucache.labels.labels import Labels
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.queue import CLOSED, MIN_POSITIVES, NextImages, best_rows, one_of_each_first
+from pucache.reviewing.queue import MIN_POSITIVES, SILENCE, NextImages, best_rows, one_of_each_first
 from pucache.reviewing.session import open_session
 
 NEGATIVE, POSITIVE, SKIP, UNDONE = Choice.NEGATIVE, Choice.POSITIVE, Choice.SKIP, Choice.UNDONE
@@ -99,16 +99,16 @@ def test_of_the_likely_positives_one_of_each_group_is_shown_before_a_second_one(
     assert images.next("a", 4) == [4, 8, 12, 16], "without probabilities of all"
 
 
-def test_two_tabs_get_different_rows_and_those_of_a_silent_one_are_free_after_ten_minutes(session_of, monkeypatch):
+def test_two_tabs_get_different_rows_and_those_of_a_silent_one_are_free_after_a_while(session_of, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("pucache.reviewing.queue.monotonic", lambda: clock[-1])
     images = ranked(session_of())
     assert images.next("a", 2) == [0, 1]
-    clock.append(500)
+    clock.append(SILENCE - 10)
     images.keep_alive("a")
-    clock.append(1050)
+    clock.append(2 * SILENCE - 20)
     assert images.next("b", 1) == [2]
-    clock.append(1101)
+    clock.append(2 * SILENCE - 9)
     assert images.next("b", 2, keep=[2]) == [0, 1]
     assert images.next("a", 2, keep=[0, 1]) == [3, 4]  # b holds what a still shows
 
@@ -270,20 +270,19 @@ def test_a_tab_that_changes_its_images_for_better_ones_gets_no_further_draws(ses
     assert stream is Stream.RECHECK or 5 < len(drawn(session)) < 45  # of 72 slots
 
 
-def test_the_rows_of_a_tab_whose_streams_have_closed_are_free_after_a_minute(session_of, monkeypatch):
+def test_images_that_a_tab_left_without_a_word_are_counted_once_they_are_free(session_of, monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr("pucache.reviewing.queue.monotonic", lambda: clock[0])
-    images = ranked(session_of(20))
-    images.count_stream("a", 1), images.count_stream("a", 1)  # as a browser that connects again
+    session = session_of(20)
+    images = ranked(session)
+    images.closing_audit = True
     held = images.next("a", 5)
-    images.count_stream("a", -1)
-    clock[0] += CLOSED + 1
-    assert not set(images.next("b", 5)) & set(held), "one stream is open"
-    images.count_stream("a", -1)
-    clock[0] += CLOSED - 1
-    assert not set(images.next("c", 5)) & set(held), "it may be on its way back"
+    assert images.free("a", held) == 5 and images.free("b", held) == 0 and not images.next("b", 5, of=held)
+    clock[0] += SILENCE - 1
+    images.keep_alive("b")
+    assert images.free("b", held) == 0
     clock[0] += 2
-    assert set(images.next("d", 5)) == set(held)
+    assert images.free("b", held) == 5 and set(images.next("b", 5, of=held)) == set(held)
 
 
 # --- no positive is known -------------------------------------------------------------------------------
