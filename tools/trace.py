@@ -22,9 +22,9 @@ from pucache.neighbours.graph import cached_graph
 from pucache.reviewing.log import Choice
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.service import Proposal, ReviewService
 from pucache.reviewing.session import open_session
+from pucache.training.ranker import Ranker
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("pucache", "cli"))

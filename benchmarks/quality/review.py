@@ -34,7 +34,7 @@ from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
+from pucache.training.ranker import Ranker
 
 SHARE, LABELLED = 0.01, 20
 TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")

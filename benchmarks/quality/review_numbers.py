@@ -26,9 +26,9 @@ from pucache.estimates.intervals import interval_of
 from pucache.labels.labels import Labels
 from pucache.neighbours.graph import cached_graph
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.session_labels import read_labels
 from pucache.training.labelled_cache import LabelledCache
+from pucache.training.ranker import Ranker
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_on_cache import train_on_cache
 

@@ -29,8 +29,8 @@ from benchmarks.quality.stopping_methods import Looked, method_rules
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import AGAIN, LABELS, Entry, Stream
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.session import Session
+from pucache.training.ranker import Ranker
 
 RECALL, EVERY = 0.95, 50  # looks between two checks
 LOOKS, SEEDS = 3000, 2

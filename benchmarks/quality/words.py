@@ -31,9 +31,9 @@ from pucache.encoders.sentence_encoder import SentenceEncoder
 from pucache.labels.labels import Labels
 from pucache.retrieval.query import Query, QueryScorer
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.service import ENOUGH, positives_known
 from pucache.reviewing.session import open_session
+from pucache.training.ranker import Ranker
 
 WANTED, EXAMPLES, GOAL = 20, 20, 0.8
 SHARES = (0.01, 0.05)

@@ -21,13 +21,14 @@ from ..estimates.limit_sentences import sentences
 from ..estimates.limits import Limits
 from ..labels.labels import LOOK_AGAIN, Labels
 from ..retrieval.query import Query, QueryScorer
+from ..training.ranking_result import RankingResult
 from .advice import advice
 from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
 from .queue import NextImages
 from .session import StaleDecisionError
 from .state import Proposal
-from .trainer import RankingResult, keep_ranking, kept_ranking
+from .trainer import keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
     from .session import Session

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS, Application
 from pucache.reviewing.log import Stream
-from pucache.reviewing.trainer import RankingResult
+from pucache.training.ranking_result import RankingResult
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
 READ, WRITTEN = {"GET", "HEAD"}, {"POST"}

@@ -14,7 +14,7 @@ from playwright.sync_api import expect
 from pucache.pages.html import read_asset
 from pucache.reviewing.app import ASSETS, review_page
 from pucache.reviewing.session import read_session
-from pucache.reviewing.trainer import RankingResult
+from pucache.training.ranking_result import RankingResult
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
 PATTERN = "arasrarr"

@@ -40,11 +40,10 @@ from ..labels.labels import Labels
 from ..neighbours.graph import NeighbourGraph
 from ..neighbours.row_source import RowSource, row_source
 from ..neighbours.whitening import Whitening, centred_units, truncated_svd
-from ..retrieval.similarity import Similarity
 from ..storage.rows import evenly_spaced
 from ..threads import limited_threads, worker_threads
-from ..training.cross_fitting import HALVES_TOLERANCE
-from ..training.neighbour_evidence import (
+from .cross_fitting import HALVES_TOLERANCE
+from .neighbour_evidence import (
     LEAST_POSITIVES,
     WEIGHTS,
     NeighbourEvidence,
@@ -52,8 +51,8 @@ from ..training.neighbour_evidence import (
     halves_of,
     held_out_gains,
 )
-from ..training.propagation import LEAST_SHARE, neighbour_log_odds, probabilities
-from .trainer import RankingResult
+from .propagation import LEAST_SHARE, neighbour_log_odds, probabilities
+from .ranking_result import RankingResult
 
 FOLDS = 5
 SAMPLE_ROWS = 1 << 14  # of the rows that are not known
@@ -120,14 +119,6 @@ class Ranker:
         self._folds = RankingFolds(self._group, seed)
         self._heads: FittedHeads | None = None
         self._chosen_at = 0  # positives when neighbours were last weighed
-
-    def similarity(self, s: np.ndarray, reviewed: np.ndarray) -> RankingResult:
-        """Rank by similarity to the known positives, of which there is one at least: no head, at once."""
-        began = time.perf_counter()
-        labels, whitening = Labels(s, reviewed), self.features.whitening
-        query = Similarity().queries(self._source.take(np.flatnonzero(labels.positive)), whitening)[0]
-        scores = self.features.similarities(query)
-        return RankingResult(scores, None, time.perf_counter() - began)
 
     def choice_is_due(self, s: np.ndarray, reviewed: np.ndarray) -> bool:
         """Whether `fit` would weigh the neighbours: they never were, or by few positives, which have doubled since."""
