@@ -30,8 +30,8 @@ from pucache.encoders.class_words import KNOWN
 from pucache.encoders.sentence_encoder import SentenceEncoder
 from pucache.labels.labels import Labels
 from pucache.retrieval.query import Query, QueryScorer
+from pucache.reviewing.query_start import ENOUGH, positives_known
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.service import ENOUGH, positives_known
 from pucache.reviewing.session import open_session
 from pucache.training.ranker import Ranker
 

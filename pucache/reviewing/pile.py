@@ -8,7 +8,7 @@ in which urn and group is kept beside it, for each row under a hash of key and d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"
 _SCANNED_VALUES = 1 << 27  # embedding values up to which near duplicates are searched
 _LONGEST_KEY = 1 << 13  # bytes
+_SEARCHED = 1 << 12  # rows at once
 
 
 class Twins:
@@ -189,6 +190,27 @@ def mixed(numbers: np.ndarray) -> np.ndarray:
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+class NumberedRows:
+    """Rows in the order of their numbers, of which the first that is left is found from where the last one was."""
+
+    def __init__(self, numbers: np.ndarray):
+        self._order, self._begin = np.argsort(numbers, kind="stable"), 0
+
+    def restart(self) -> None:
+        """Begin with the least number again, as rows before the last one found have become eligible."""
+        self._begin = 0
+
+    def first(self, is_left: Callable[[np.ndarray], np.ndarray]) -> int | None:
+        """The first row of which a function of rows, int64 (m,) to bool (m,), is true; None where there is none."""
+        for begin in range(self._begin, len(self._order), _SEARCHED):
+            rows = self._order[begin : begin + _SEARCHED]
+            hits = np.flatnonzero(is_left(rows))
+            if len(hits):
+                self._begin = begin
+                return int(rows[hits[0]])
+        return None
 
 
 def _hashes(cache: EmbeddingCache) -> np.ndarray:

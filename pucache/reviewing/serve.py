@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import getpass
 import hashlib
-import json
 import logging
 import os
 import resource
@@ -18,13 +16,13 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import uvicorn
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import OutputError, PUCacheError, SessionError, one_line
+from ..errors import PUCacheError, SessionError, one_line
 from ..estimates.limit_sentences import found_and_hidden
 from ..labels.concepts import ConceptSource, open_concepts
 from ..labels.groups import GroupSource, read_groups
@@ -32,24 +30,22 @@ from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.near_duplicates import joined_groups
 from ..labels.row_values import RowValues
 from ..retrieval.query import Query
-from ..storage.atomic import replacing
+from .address import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from .app import Application
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
+from .query_start import FirstRanking, begin_with, positives_known, rank_by_query
 from .queue import NextImages
 from .resume import lock_folder, session_folder
-from .service import FirstRanking, ReviewService, begin_with, positives_known, rank_by_query
+from .service import ReviewService
 from .session import Session, open_session, read_session
-from .session_folder import ADDRESS
 from .session_labels import train_command
 from .trainer import Trainer
 from .two_readers import conflicts
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
 FIRST_PORT = 8321
-PORTS = 100  # tried after the wanted one
-_TOKEN_BYTES = 32
 _ENDING = "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
 _FILES = 8  # that a session may hold open: its lock, its log and what SQLite keeps beside it, with some to spare
 ENDING_SECONDS = 5  # for which answers under way are waited for
@@ -251,7 +247,7 @@ def _listen(
     folder: Path, host: str, port: int | None, announce: Callable[[str], None], stack: ExitStack
 ) -> tuple[ServerAddress, socket.socket]:
     """Listen where the session's last server did, unless another port is wanted; the address is kept."""
-    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
+    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(TOKEN_BYTES))
     wanted = last.port if port is None else port
     listener = stack.enter_context(listening_socket(host, wanted))
     address = last._replace(port=listener.getsockname()[1])
@@ -259,82 +255,6 @@ def _listen(
     if wanted not in (0, address.port):
         announce(f"port {wanted} is in use; {address.port} is served instead")
     return address, listener
-
-
-class ServerAddress(NamedTuple):
-    """Where a session's page is, and who may open it; kept in its folder: an open page goes on after a restart."""
-
-    port: int
-    token: str  # 256 random bits, URL-safe
-
-
-def kept_address(folder: Path) -> ServerAddress | None:
-    """The address of the last server of a session; None where there is none, or others could read it."""
-    path = folder / ADDRESS
-    try:
-        if path.stat().st_mode & 0o077:
-            return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-        address = ServerAddress(values["port"], values["token"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    valid = type(address.port) is int and 0 < address.port < 65536 and isinstance(address.token, str)
-    return address if valid and len(address.token) >= 4 * _TOKEN_BYTES // 3 else None
-
-
-def keep_address(folder: Path, address: ServerAddress) -> None:
-    """Write the address, readable by its owner alone; raises `OutputError` where that fails."""
-    with replacing(folder / ADDRESS, mode=0o600) as temporary:
-        temporary.write_text(json.dumps(address._asdict()), encoding="utf-8")
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Listen at a port, or at the next free one; 0: any free one.
-
-    Raises
-    ------
-    ValueError
-        `host` is no address of this machine, or the port is none.
-    OutputError
-        No port is free, or this user may not take it.
-    """
-    if not 0 <= port < 65536:
-        raise ValueError(f"--port must be from 0 to 65535, got {port}")
-    family, address = _resolved(host)
-    for candidate in range(port, min(port + PORTS, 65536)) if port else [0]:
-        # named, as asyncio sends answers at once only where it reads TCP here; else each takes 40 ms
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, candidate))
-            listener.listen(128)  # now, as two sockets may be bound to a port that nobody listens at
-            return listener
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise ValueError(f"--host {host} is no address of this machine; leave it out for 127.0.0.1") from error
-            if error.errno != errno.EADDRINUSE:
-                raise OutputError(
-                    f"cannot listen at {host}, port {candidate}: {one_line(error)}; name another --port"
-                ) from error
-        except BaseException:
-            listener.close()
-            raise
-    raise OutputError(f"ports {port} to {port + PORTS - 1} are all in use; name a free one with --port, or 0 for any")
-
-
-def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
-    try:
-        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ValueError(f"--host {host} is no address of this machine: {one_line(error)}") from error
-    return family, str(address[0])
-
-
-def printed_url(host: str, port: int, token: str) -> str:
-    """Address to open in a browser."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{port}/?token={token}"
 
 
 def identifier(session: Session, token: str, concept: str = "") -> str:

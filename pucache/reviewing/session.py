@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from ..labels.labels import TWIN_COSINE, Labels, labels_if_any
 from ..labels.row_values import RowValues
 from .log import DRAWN, DecisionLog, Entry, Stream, Zone
 from .log_file import REMEDY
-from .pile import Pile, Twins, mixed, random_numbers
+from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, lock_folder, read, rows_of, session_folder
 from .state import Proposal, State
 from .two_readers import agreement, joined
@@ -56,6 +55,7 @@ class Session:
     def __init__(self, cache: EmbeddingCache, folder: Path, log: DecisionLog, pile: Pile, stack: ExitStack):
         self.cache, self.folder, self.pile, self.lock, self.failure = cache, folder, pile, threading.RLock(), ""
         self._log, self._stack = log, stack
+        self._numbered: dict[Stream, NumberedRows] = {}  # rows in the order in which they are drawn
         self._fold()
 
     @property
@@ -86,6 +86,12 @@ class Session:
                 self.last_change = entry.time
                 self._replay(state, entry, row)
         self._state, self._by_request = state, by_request
+        self._restart_numbers()
+
+    def _restart_numbers(self) -> None:
+        """Look for rows of least number from the beginning, as other rows may be drawn now."""
+        for numbered in self._numbered.values():
+            numbered.restart()
 
     def _replay(self, state: State, entry: Entry, row: int) -> None:
         try:
@@ -199,39 +205,40 @@ class Session:
             raise ValueError(
                 "draws are for the audit, from all unknown rows, or for rechecks, which can leave out rows"
             )
+        numbered = self._rows_by_number(stream) if stream in DRAWN else None  # before anybody waits for the lock
         drawn = []
         with self.lock, self._writing():
             for _ in range(count):
-                rows = self._drawable(stream, exclude)
-                if not len(rows):
+                row = self._known_positive(rng, exclude) if numbered is None else self._least(numbered, stream)
+                if row is None:
                     break
-                if stream is Stream.RECHECK:
-                    row = int(rng.choice(rows))
-                else:
-                    row = int(rows[np.argmin(self._numbers[stream][rows])])
-                fields = dict[str, Any]()
+                fields, state = dict[str, Any](), self.state
                 if stream is Stream.ZONE:
-                    fields = {"unknown": int((self.state.zone[rows] == self.state.zone[row]).sum())}
+                    fields = {"unknown": int((state.untaken & (state.zone == state.zone[row])).sum())}
                 drawn.append(self._write(row, stream=stream, model_version=model_version, **fields))
         return drawn
 
-    @cached_property
-    def _numbers(self) -> dict[Stream, np.ndarray]:
-        """Numbers by which rows are drawn."""
-        numbers = random_numbers(self.cache)
-        return {Stream.AUDIT: numbers, Stream.ZONE: mixed(numbers)}
+    def _rows_by_number(self, stream: Stream) -> NumberedRows:
+        if not self._numbered:
+            numbers = random_numbers(self.cache)
+            self._numbered = {Stream.AUDIT: NumberedRows(numbers), Stream.ZONE: NumberedRows(mixed(numbers))}
+        return self._numbered[stream]
 
-    def _drawable(self, stream: Stream, exclude: Sequence[int]) -> np.ndarray:
-        state = self.state
+    def _least(self, numbered: NumberedRows, stream: Stream) -> int | None:
+        """The row of least number that is left in the pile, or in its zone; None where none is."""
+        state, left = self.state, sum(self.state.history.left)
+        if np.count_nonzero(state.untaken) != left:  # what is written could never be taken out of the log again
+            raise SessionError(f"{state.untaken.sum():,} rows are left, not {left:,}; nothing was drawn: send it again")
         if stream is Stream.ZONE:
-            return np.flatnonzero(state.untaken & (state.zone > 0))
-        if stream is Stream.AUDIT:
-            rows, left = np.flatnonzero(state.untaken), sum(state.history.left)
-            if len(rows) != left:  # what is written could never be taken out of the log again
-                raise SessionError(f"{len(rows):,} rows are left, not {left:,}; nothing was drawn: send it again")
-            return rows
+            return numbered.first(lambda rows: state.untaken[rows] & (state.zone[rows] > 0))
+        return numbered.first(lambda rows: state.untaken[rows])
+
+    def _known_positive(self, rng: np.random.Generator, exclude: Sequence[int]) -> int | None:
+        """A known positive row for a recheck; None where there is none."""
+        state = self.state
         rows, excluded = state.known_positive(), state.groups[np.asarray(exclude, np.int64)]
-        return rows[~np.isin(state.groups[rows], excluded)]
+        rows = rows[~np.isin(state.groups[rows], excluded)]
+        return int(rng.choice(rows)) if len(rows) else None
 
     def ask(self, query: str) -> None:
         """Write what is asked, durably, unless it was asked last; raises `SessionError` where that fails."""
@@ -256,6 +263,7 @@ class Session:
                     self._log.fix_zone([self.cache.keys[row] for row in np.flatnonzero(chosen).tolist()])
                 self._zone = self._log.zone(self.pile.first)
                 self.state.zone[chosen] = self.state.zone.max() + 1
+                self._restart_numbers()
 
     @property
     def outside_zone(self) -> np.ndarray:

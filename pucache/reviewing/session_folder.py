@@ -12,7 +12,7 @@ from .log import DecisionLog, EpochFacts
 from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty, wal_of
 
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
-ADDRESS = "server.json"  # see `pucache.reviewing.serve.keep_address`
+ADDRESS = "server.json"  # see `pucache.reviewing.address.keep_address`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
 R = TypeVar("R")
 

@@ -24,12 +24,13 @@ from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import image_digest
+from pucache.reviewing.address import listening_socket, printed_url
 from pucache.reviewing.app import Application
 from pucache.reviewing.history import History
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.serve import Server, identifier, listening_socket, printed_url
+from pucache.reviewing.serve import Server, identifier
 from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session
 

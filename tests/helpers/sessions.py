@@ -52,11 +52,11 @@ def decide_all(session, proposals):
     return [session.decide(one) for one in proposals]
 
 
-def session_of(version, cache):
+def session_of(version, cache, folder=None):
     """The folder of a session on this cache whose log a version of pucache wrote."""
     script = Path(__file__).parents[1] / f"reviewing/session_of_{version}.sql"
-    folder = Path(f"{cache.files[0].path}.review")
-    folder.mkdir()
+    folder = folder or Path(f"{cache.files[0].path}.review")
+    folder.mkdir(parents=True)
     with sqlite3.connect(folder / "decisions.sqlite") as log:
         log.executescript(script.read_text().replace("CHECKSUM", cache.files[0].checksum))
     log.close()

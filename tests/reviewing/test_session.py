@@ -407,6 +407,30 @@ def test_a_session_of_version_0_3_goes_on(tmp_path):
     assert audit(folder, beside=folder / "readers/ben").found == 5
 
 
+def test_a_session_of_version_0_4_goes_on_also_that_of_a_second_reader(tmp_path, rng):
+    """Its log has a draw of a picture that was taken back, which then returned to the pile; a zone; a second reader."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    folder = session_of("0.4", cache)
+    second = session_of("0.4_second_reader", cache, folder / "readers/ben")
+    before = audit(folder)
+    assert (before.draws, before.found, before.unknown, before.zone.rows) == (12, 3, 10, 1)
+    both = audit(folder, beside=second)
+    assert both.agreement.conflicts == (("010.png", "positive", "negative"),) and tuple(both.agreement.drawn) == (
+        0,
+        0,
+        0,
+        2,
+    )
+    with open_session(cache, labels_of(30)) as session:
+        assert session.pile.note == "" and len(session.entries()) == 35 and session.asked == ""
+        assert [one.row for one in session.state.waiting()] == [2, 14]
+        assert decide(session, 14).stream is Stream.AUDIT
+        assert len(session.draw(rng, Stream.AUDIT, 9)) == 9 and audit(folder).draws == 13
+    with open_session(cache, folder=second) as session:
+        decide(session, 12)
+    assert audit(folder, beside=second).found == 3 + 1 + 1 - 2, "12 and 14 are found, the twins 10 and 11 in conflict"
+
+
 def test_a_session_is_read_while_it_runs(session, cache):
     decide(session, 10)
     reader = read_session(cache)

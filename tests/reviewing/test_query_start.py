@@ -8,8 +8,8 @@ from pucache.estimates.label_requirements import LabelCount
 from pucache.retrieval.query import Query
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.query_start import ENOUGH, begin_with, rank_by_query
 from pucache.reviewing.serve import review
-from pucache.reviewing.service import ENOUGH, begin_with, rank_by_query
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.train_pu import train_pu
 from pucache.training.model_file import label_count
