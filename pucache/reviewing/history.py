@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..estimates.limits import Limits, Looks
+from ..estimates.limits import Limits
+from ..estimates.looks import Looks
 from ..estimates.strata import Stratum
 from .log import DRAWN, LABELS, NO_LOOKS, Choice, Entry, Stream
 
