@@ -568,7 +568,9 @@ def review_until_killed(opened, pipe, seed):
     with opened() as session:
         while True:
             if rng.random() < 0.1:
-                session.draw(rng, Stream.AUDIT, 1)
+                session.draw(rng, (Stream.AUDIT, Stream.ZONE)[int(rng.integers(2))], 2)
+            if rng.random() < 0.1:
+                session.fix_zone(rng.choice(len(session.cache), 40))
             row = int(rng.integers(len(session.cache)))
             decision = decide(session, row, list(Choice)[rng.integers(3)])
             os.write(pipe, decision.serial.to_bytes(4, "big"))
@@ -604,6 +606,7 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path, reader):
             entries = session.entries()
             assert len(entries) >= acknowledged
             assert session.limits().unknown == session.state.untaken.sum() + never_shown(session)
+            assert session.limits().as_dict() == audit(session.folder).as_dict()
     assert acknowledged > 20
     if reader == "second":
         decide(first, 11)
