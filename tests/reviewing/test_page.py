@@ -660,6 +660,13 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
         for part in ("#stage", "[data-decide=accepted]", "[data-decide=skipped]"):
             box = page.locator(part).bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= height and box["height"] >= 40
+        page.evaluate(
+            "items[current].key = 'a folder of parts/' + 'x'.repeat(50) + '.png#xywh=100,200,300,400'; draw()"
+        )
+        name = page.locator(".caption .name")
+        assert page.evaluate(overflow) == 0 and (
+            width > 700 or name.evaluate("one => one.scrollHeight - one.clientHeight") <= 0
+        )
         row = current_row(page)
         page.locator("[data-decide=rejected]").tap()
         wait_until_saved(page)
