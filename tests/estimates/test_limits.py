@@ -77,9 +77,9 @@ def slow_limits(log, label, level):
         distances = [0.26 / 2**j for j in range(4)]
         below = [0.0] + [max(total - d * math.sqrt(total * log.pile), 0.0) for d in distances]
         above = [total + d * math.sqrt((total + 1) * log.pile) for d in distances]
-        if slow_evidence(draws, total, below, (0.25, 0.2, 0.2, 0.2, 0.15)) < 1 / (0.6 * (1 - level)):
+        if 0.95 * slow_evidence(draws, total, below, (0.25, 0.2, 0.2, 0.2, 0.15)) < 1 / (0.6 * (1 - level)):
             upper.append(total)
-        if slow_evidence(draws, total, above, (0.25,) * 4) < 1 / (0.4 * (1 - level)):
+        if 0.95 * slow_evidence(draws, total, above, (0.25,) * 4) < 1 / (0.4 * (1 - level)):
             lower.append(total)
     return min(lower, default=greatest), max(upper, default=least)
 
