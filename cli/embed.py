@@ -31,9 +31,10 @@ _SHOWN_ENDINGS = 4
 @options.option(
     "--encoder",
     default="bundled",
-    metavar="bundled|timm:NAME|open_clip:MODEL:TAG|RUN_DIR",
-    help="Encoder that computes the embeddings.",
+    metavar="bundled|timm:NAME|open_clip:MODEL:TAG|hf-hub:ORG/NAME|FILE.onnx|FOLDER",
+    help="Encoder that computes the embeddings. FOLDER: of pretrain, or as the hub has them.",
 )
+@options.encoder_choices
 @options.option(
     "--key-column",
     metavar="NAME",
@@ -117,8 +118,16 @@ def embed(
     images are not computed again. `pucache info` lists the images that could not be read.
 
     \b
+    what to try first                                                d  multiply-adds  weights
+    bundled                                                       1280  0.4 billion    Apache-2.0
+    timm:vit_small_patch16_dinov3.lvd1689m                         384  6.2 billion    DINOv3 licence
+    timm:vit_small_patch14_dinov2.lvd142m                          384  6.1 billion    Apache-2.0
+    open_clip:ViT-B-16-SigLIP2:webli, also for --words             768  18 billion     see its card
+
+    \b
     pucache embed photos/ cache.h5
     pucache embed photos/ cache.h5 --encoder timm:resnet50 --weights resnet50.safetensors
+    pucache embed photos/ cache.h5 --encoder model.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5
     pucache embed photos/ cache.h5 --encoder open_clip:ViT-B-32:laion2b_s34b_b79k   # then also --words
     pucache embed train.parquet cache.h5 --labels-to labels.csv --label-column label
     pucache embed 'shards/{00000..00099}.tar' cache.h5 --labels-to labels.csv --label-column cls
@@ -131,9 +140,13 @@ def embed(
         raise ValueError("--labels-to FILE and --label-column NAME go together; give both, or neither")
     check_distinct([("--labels-to", labels_to or "-"), ("CACHE", cache)])
     check_outputs(("labels_to", labels_to, TABLE), force=rest["force"])
-    names = ("weights", "device", "precision", "runtime", "batch_size", "decoding")
+    names = ("weights", "device", "precision", "runtime", "batch_size", "decoding", "image_size", "pooling")
+    preprocess = {name: value for name in options.PREPROCESSING if (value := rest.pop(name)) is not None}
     encoder_options = EncoderOptions(
-        name=encoder, **{name: rest.pop(name) for name in names}, tiles=_tiles(tiles, overlap)
+        name=encoder,
+        **{name: rest.pop(name) for name in names},
+        tiles=_tiles(tiles, overlap),
+        preprocess=preprocess or None,
     )
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
     opened: Any = source
@@ -194,6 +207,8 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
         f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
         f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"
     )
+    if report.licence:
+        yield f"licence of the encoder's weights: {report.licence}"
     if report.cosine is not None:
         yield f"cosine to fp32 at least {report.cosine:.4f} on the first images"
     if report.range_note:

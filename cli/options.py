@@ -202,6 +202,34 @@ encoding = all_of(  # options of commands that run an encoder
 )
 
 
+PREPROCESSING = ("mean", "std", "interpolation", "crop")
+encoder_choices = all_of(
+    option(
+        "--image-size",
+        type=click.IntRange(min=1),
+        metavar="PIXELS",
+        help="Side of the encoder's input, for timm and ONNX.  [default: that of CACHE, else that of its authors]",
+    ),
+    option(
+        "--pooling",
+        metavar="token|avg|map|...",
+        help="How timm's network, or an ONNX file of tokens, becomes one vector.  [default: as --image-size]",
+    ),
+    option("--mean", nargs=3, type=float, metavar="R G B", help="Only for ONNX: mean of pixels in [0, 1]."),
+    option("--std", nargs=3, type=float, metavar="R G B", help="Only for ONNX: standard deviation of these."),
+    option(
+        "--interpolation",
+        type=click.Choice(["bicubic", "bilinear"]),
+        help="Only for ONNX: how images are resized.  [default: bicubic]",
+    ),
+    option(
+        "--crop",
+        metavar="SHARE|squash",
+        help="Only for ONNX: share of the shorter side that the crop keeps, or squash.  [default: 1]",
+    ),
+)
+
+
 _DECODING = all_of(
     option(
         "--white-level",

@@ -18,6 +18,7 @@ from .version import __version__
 
 _HOMES = {
     "EmbeddingCache": "cache.embedding_cache",
+    "Encoder": "encoders.encoder",
     "EncoderSpec": "encoders.spec",
     "Decoding": "images.decoding",
     "Labels": "labels.labels",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from .cache.merging import pack as pack
     from .demonstration import demo as demo
     from .embedding.embed import embed as embed
+    from .encoders.encoder import Encoder as Encoder
     from .encoders.encoder import load_encoder as load_encoder
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.decoding import Decoding as Decoding

@@ -130,6 +130,8 @@ class EmbedReport:
         Without loading the encoder.
     profile : Profile or None
         Seconds by stage; None of shards.
+    licence : str
+        Of the encoder's weights, where timm or their card states one and an image was embedded; else empty.
     cosine : float or None
         Least cosine between the first embeddings and those of the same model in float32 by torch. None
         where nothing was embedded, or where the model ran in float32 by torch.
@@ -152,6 +154,7 @@ class EmbedReport:
     seconds: float
     profile: Profile | None
     cosine: float | None
+    licence: str = ""
 
     @property
     def range_note(self) -> str:
@@ -171,6 +174,8 @@ def embed(
     batch_size: int | None = None,
     decoding: Decoding | None = None,
     tiles: str = "",
+    image_size: int | None = None,
+    pooling: str | None = None,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
     moved: bool = False,
@@ -190,9 +195,9 @@ def embed(
     cache : path or URL
         Cache file to write or update.
     encoder : str, path or Encoder
-        ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG`` or the folder of an encoder from `pretrain`, see
-        `pucache.load_encoder`.
-    weights, device, precision, runtime, batch_size, decoding, tiles
+        ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG``, ``FILE.onnx``, the folder of an encoder from `pretrain`, or
+        what else `pucache.load_encoder` knows; or an encoder that it or `pucache.Encoder.of` returned.
+    weights, device, precision, runtime, batch_size, decoding, tiles, image_size, pooling
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
         existing cache are used if this machine supports them. A manifest with columns x, y, w and h has ``boxes``.
     reuse, prune, moved, verify, shard, dtype, force
@@ -222,7 +227,9 @@ def embed(
         An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
         SOURCE_DATE_EPOCH is not a time.
     """
-    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding, tiles)
+    settings = EncoderOptions(
+        BUNDLED, weights, device, precision, runtime, batch_size, decoding, tiles, image_size, pooling
+    )
     if isinstance(encoder, str | os.PathLike):
         settings = dataclasses.replace(settings, name=encoder)
     elif settings != EncoderOptions():
@@ -305,6 +312,7 @@ def run_embedding(
         seconds=time.monotonic() - started - profile.seconds["loading"],
         profile=profile,
         cosine=plan.cosine,
+        licence=plan.licence,
     )
 
 
@@ -322,6 +330,7 @@ class _Plan:
 
     computed = reused = 0
     cosine: float | None = None
+    licence = ""
     partial: dict[str, str]
     peaks: Counter[int]
 
@@ -397,7 +406,7 @@ class _Plan:
                     self.parts.add(rows, failures, self.source.name)
         self.inventory = self.existing.inventory(self.parts, prune=self.options.prune, retry_failures=False)
         self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
-        self.peaks = assembler.peaks
+        self.peaks, self.licence = assembler.peaks, loaded.licence
 
     def seal(self) -> tuple[Path, bool]:
         """Merge kept rows and parts into the cache and publish it; returns its path, and whether it was written.

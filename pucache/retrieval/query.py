@@ -52,15 +52,16 @@ class Query:
         Sources of pictures, pictures, or ``.npy`` files of vectors of the cache's dimension.
     text_encoder : path, optional
         Folder of a sentence-transformers model, for words and the bundled encoder.
-    weights : path, optional
-        Of the cache's encoder, as `pucache.embed` took them, for pictures, or for words and an image-text encoder.
+    weights : path or Encoder, optional
+        Of the cache's encoder, as `pucache.embed` took them, or the encoder itself (`pucache.Encoder.of`), for
+        pictures, or for words and an image-text encoder. By default they are looked for where the cache names them.
     """
 
     words: tuple[str, ...] = ()
     not_words: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
     text_encoder: str | Path | None = field(default=None, compare=False)
-    weights: str | Path | None = field(default=None, compare=False)
+    weights: str | Path | Encoder | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for text in (*self.words, *self.not_words):
@@ -90,7 +91,7 @@ class Query:
         like: str | Path | Iterable[str | Path] = (),
         *,
         text_encoder: str | Path | None = None,
-        weights: str | Path | None = None,
+        weights: str | Path | Encoder | None = None,
     ) -> Query:
         """The query of arguments that are one or several of each; raises `ValueError` where they do not fit."""
         texts, others = ((given,) if isinstance(given, str) else tuple(given) for given in (words, not_words))

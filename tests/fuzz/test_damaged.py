@@ -24,7 +24,8 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cache.reader import CacheFile
-from pucache.encoders import backbones
+from pucache.encoders.checkpoints import read_state
+from pucache.encoders.timm_weights import load_weights
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError, SourceError
 from pucache.images.decoding import MAX_PIXELS, decode
 from pucache.images.listing import MAX_KEY_BYTES
@@ -146,7 +147,7 @@ def weights(path):
     """Bytes of the tensors of a network that was blank before."""
     model = copy.deepcopy(samples.network())
     model.load_state_dict({name: torch.full_like(tensor, 7) for name, tensor in model.state_dict().items()})
-    backbones.load_weights(model, samples.ARCHITECTURE, path)
+    load_weights(model, samples.ARCHITECTURE, read_state(path), path)
     for name, values in model.state_dict().items():
         assert name.endswith("num_batches_tracked") or not bool((values == 7).all())
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
