@@ -27,7 +27,7 @@ from ..images.regions import check_tiles
 from . import image_text, pretrained_file
 from .backbones import bundled, configuration, digest, from_timm, transform
 from .backends import PixelModel
-from .found_weights import find_weights
+from .found_weights import find_weights, remember
 from .inference import Runtime
 from .onnx_file import file_and_output, is_onnx
 from .onnx_file import load as load_onnx
@@ -206,6 +206,8 @@ def load_encoder(
         origin=os.path.abspath(file_and_output(str(held))[0]) if held else "",
     )
     encoder.licence = licence
+    if encoder.spec.origin:
+        remember(encoder.spec.origin, encoder.spec, encoder.spec.weights)
     return encoder
 
 

@@ -35,9 +35,16 @@ def _digest(path: str, spec: EncoderSpec) -> str:
         known[identity] = ""
         with contextlib.suppress(PUCacheError, ValueError):
             known[identity] = load_encoder(spec.name, weights=path, device="cpu", like=spec).spec.weights
-        with contextlib.suppress(PUCacheError, OSError), replacing(parent_folder() / "weights.json") as temporary:
-            temporary.write_text(json.dumps(known))
+        remember(path, spec, known[identity])
     return known[identity]
+
+
+def remember(path: str, spec: EncoderSpec, digest: str) -> None:
+    """Remember the digest of weights for an encoder of this name, size and pooling."""
+    known, identity = _index(), _identity(path, spec)
+    if known.get(identity) != digest:
+        with contextlib.suppress(PUCacheError, OSError), replacing(parent_folder() / "weights.json") as temporary:
+            temporary.write_text(json.dumps(known | {identity: digest}))
 
 
 def _identity(path: str, spec: EncoderSpec) -> str:

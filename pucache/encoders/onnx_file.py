@@ -128,7 +128,7 @@ def _session(path: Path, device: torch.device) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=[gpu] * on_gpu + ["CPUExecutionProvider"])
     except Exception as error:  # of onnxruntime, which are its own
-        raise EncoderError(f"onnxruntime cannot run {path} ({one_line(error)[:160]}); export it anew") from error
+        raise EncoderError(f"onnxruntime cannot run {path} ({one_line(error)[:300]}); export it anew") from error
 
 
 def _digest(path: Path) -> str:

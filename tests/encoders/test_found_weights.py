@@ -66,12 +66,18 @@ def test_weights_that_were_replaced_are_not_taken_for_the_right_ones(weights, sp
 
 
 def test_digests_are_remembered_by_path_size_and_time(weights, spec, shelf, monkeypatch):
+    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
+    assert find_weights(spec) == str(weights), "which was loaded when the cache was made"
+    monkeypatch.undo()
+    monkeypatch.setenv(VARIABLE, str(shelf))
+    monkeypatch.setenv("PUCACHE_WORK", str(shelf.parent / "work"))
     weights.unlink()
     find_weights(spec)
     monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
     assert find_weights(spec) == str(shelf / "c.pth")
     monkeypatch.undo()
     monkeypatch.setenv(VARIABLE, str(shelf))
+    monkeypatch.setenv("PUCACHE_WORK", str(shelf.parent / "work"))
     shutil.copy(shelf / "b.pth", shelf / "c.pth")
     os.utime(shelf / "c.pth", (1, 1))
     assert find_weights(spec) is None

@@ -7,6 +7,7 @@ import timm
 import torch
 from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, renamed
 from helpers.refusals import one_line
+from helpers.slow import slow
 
 from pucache.encoders.backbones import from_timm
 from pucache.encoders.encoder import load_encoder
@@ -66,7 +67,7 @@ AUTHORS = {  # network of timm, what its authors' file holds, and settings
 }
 
 
-@pytest.mark.parametrize("family", AUTHORS)
+@pytest.mark.parametrize("family", [slow(family) if family == "CLIP" else family for family in AUTHORS])
 def test_a_file_of_the_authors_gives_the_embeddings_of_the_network(tmp_path, family):
     name, of_authors, settings = AUTHORS[family]
     model = network(name, **settings)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, renamed
 from helpers.refusals import one_line
+from helpers.slow import slow
 
 from pucache.encoders.backbones import from_timm
 from pucache.encoders.transformers_names import timm_names
@@ -125,7 +126,10 @@ OF_TRANSFORMERS = {
 }
 
 
-@pytest.mark.parametrize("family", OF_TRANSFORMERS)
+LARGE = {"SigLIP", "CLIP"}
+
+
+@pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in OF_TRANSFORMERS])
 def test_a_file_of_transformers_gives_the_embeddings_of_the_network(tmp_path, family):
     name, of_transformers, settings = OF_TRANSFORMERS[family]
     model = network(name, **settings)
