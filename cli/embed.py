@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import click
 from pucache.allocator import keep_freed_memory
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
+from pucache.images.decoding import BANDS, PAGES
 from pucache.images.regions import BOXES, check_tiles
 from pucache.images.shards import label_rows
 from pucache.images.source import open_source
@@ -200,7 +202,10 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
         yield f"  warning: {report.range_note}"
     yield from output.failure_lines(report.failures, f": pucache info {report.name} --failures")
     if report.partial:
-        yield f"{len(report.partial):,} images were read in part: pucache info {report.name} --failures"
+        counts = Counter(report.partial.values())
+        known = ", ".join(f"{counts[kind]:,} {kind}" for kind in (PAGES, BANDS) if kind in counts)
+        listing = f"pucache info {report.name} --failures"
+        yield f"{len(report.partial):,} images were read in part{known and f' ({known})'}: {listing}"
     if report.vanished and pruned:
         yield f"{report.vanished:,} rows of images no longer in the source are dropped"
     elif report.vanished:

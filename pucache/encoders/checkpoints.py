@@ -18,7 +18,7 @@ import safetensors.torch
 import torch
 
 from ..errors import EncoderError
-from ..storage.atomic import format_of
+from ..storage.atomic import check_regular, format_of
 
 log = logging.getLogger("pucache")
 
@@ -64,8 +64,12 @@ class _DictPlaceholder:
 def read_state(path: str | Path) -> dict[Any, Any]:
     """Read a file of safetensors, or what torch.save wrote; raises `EncoderError` unless it holds a dictionary."""
     path = Path(path)
-    if not path.is_file():
-        raise EncoderError(f"no such weights file: {path}")
+    try:
+        check_regular(path)
+    except FileNotFoundError as error:
+        raise EncoderError(f"no such weights file: {path}") from error
+    except OSError as error:
+        raise EncoderError(f"cannot read weights from {path}: {error.strerror}") from error
     if format_of(path).startswith("pucache-"):
         kind = format_of(path).replace("-", " ")
         raise EncoderError(f"{path} is a {kind}, not weights of timm; expected a state dict, or RUN_DIR as --encoder")

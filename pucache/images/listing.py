@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,12 +12,11 @@ import numpy as np
 
 from ..errors import ImageError, SourceError
 from ..storage.file_kinds import IMAGE_ENDINGS
+from ..storage.limits import IMAGE_BYTES as MAX_BYTES
+from ..storage.limits import KEY_BYTES as MAX_KEY_BYTES
 from ..storage.urls import is_url, without_secrets
 
 EXTENSIONS = frozenset(IMAGE_ENDINGS)
-MAX_BYTES = 1 << 30  # encoded bytes of one image
-MOST_TIMES = 100  # what unpacks to more than this many times its size holds no images
-MAX_KEY_BYTES = 4096
 UNKNOWN = -1  # a size or modification time that the source does not give
 
 
@@ -207,6 +207,8 @@ def _key_problem(key: str) -> str | None:
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
+        if (encoding := sys.getfilesystemencoding()) != "utf-8":
+            return f"Python reads file names as {encoding} here; set PYTHONUTF8=1"
         return "file name is not UTF-8; rename the file"
     if len(encoded) > MAX_KEY_BYTES:
         return f"key of {len(encoded)} bytes; at most {MAX_KEY_BYTES} are kept"

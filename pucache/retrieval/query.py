@@ -28,6 +28,7 @@ from ..images.listing import is_image
 from ..images.source import open_source
 from ..labels.labels import Labels
 from ..progress import Progress, Silent
+from ..storage.atomic import open_regular
 from ..storage.urls import without_secrets
 from ..threads import limited_threads, worker_threads
 from .ranking import Scores
@@ -234,8 +235,9 @@ def _read_vectors(path: str, cache: EmbeddingCache) -> np.ndarray:
     """Vectors of a ``.npy`` file, float32 (m, d); raises `LabelError` where they do not fit the cache."""
     expected = f"expected numbers of shape (m, {cache.encoder.dim}), as {cache.name} has them"
     try:
-        vectors = np.atleast_2d(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+        with open_regular(path) as stream:
+            vectors = np.atleast_2d(np.load(stream, allow_pickle=False))
+    except Exception as error:  # a damaged header makes numpy raise almost anything
         raise LabelError(f"cannot read the vectors of {path}: {one_line(error)}; {expected}") from error
     fits = vectors.ndim == 2 and len(vectors) > 0 and vectors.shape[1] == cache.encoder.dim
     if not fits or vectors.dtype.kind not in "fiu":

@@ -20,9 +20,10 @@ from ..errors import LabelError, one_line
 from . import table_formats as formats
 from .atomic import open_regular
 from .filesystem import open_filesystem, store_errors
+from .limits import TABLE_BYTES, UNPACKED_TIMES
 from .retries import with_retries
 from .table_columns import KEY_COLUMNS, LABEL_COLUMNS, Wanted, check_found, find_columns
-from .table_formats import Row, Table
+from .table_formats import Row, Table, require_exact
 from .urls import is_url, path_or_url, without_secrets
 
 _PARQUET, _ARROW = (".parquet", ".pq"), (".feather", ".arrow", ".ipc")
@@ -31,9 +32,10 @@ _SPREADSHEETS = (".xlsx", ".xlsm", ".ods", ".xls")
 # by their ending; other text files list keys
 TABLES = (".csv", ".tsv", ".tab", *_JSON, *_SPREADSHEETS, *_ARROW, *_PARQUET)
 _GZIP = b"\x1f\x8b"  # the first bytes of a table that is packed
-_MOST_UNPACKED = 1 << 31  # bytes
 _BOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
 _ARROW_FORMATS = {b"PAR1": "Parquet", b"ARROW1\0\0": "Arrow", b"\xff\xff\xff\xff": "an Arrow stream"}  # by these
+
+NAMES = ("key", "path", "group", "concept")  # meanings of columns whose cells name something
 
 _MEANINGS = {
     **dict.fromkeys(("1", "true", "yes", "positive"), 1),
@@ -154,6 +156,9 @@ def read_rows(
         raise LabelError(f"cannot read {name}: {error.strerror or error}") from error
     table.found = table.found or find(table.columns)
     check_found(table.found, table.columns, columns, given, name)
+    for meaning, column in table.found.items():
+        if meaning in NAMES:
+            require_exact((row[column] for row in table.rows), f"the column {column!r} of {name}")
     for column in table.found.values():
         if column in table.unreadable:
             raise LabelError(
@@ -198,12 +203,17 @@ def _read(
 
 
 def _unpacked(stream: BinaryIO, name: str) -> bytes:
+    most = min(TABLE_BYTES, UNPACKED_TIMES * stream.seek(0, io.SEEK_END))
+    stream.seek(0)
     try:
-        data = gzip.GzipFile(fileobj=stream).read(_MOST_UNPACKED + 1)
+        data = gzip.GzipFile(fileobj=stream).read(most + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise LabelError(f"{name} is a gzip archive that cannot be read: {one_line(error)}") from error
-    if len(data) > _MOST_UNPACKED:
-        raise LabelError(f"{name} unpacks to more than {_MOST_UNPACKED:,} bytes; unpack it, and name the table")
+    if len(data) > most:
+        raise LabelError(
+            f"{name} unpacks to more than {most:,} bytes (at most {UNPACKED_TIMES} times its size, and "
+            f"{TABLE_BYTES:,}); unpack it, and name the table"
+        )
     return data
 
 
