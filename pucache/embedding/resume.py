@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache.keys import encode_keys, find_sorted
+from ..cache.keys import decode_texts, encode_keys, find_sorted
 from ..cache.layout import DTYPES
 from ..cache.parts import Parts
 from ..cache.reader import CacheFile
@@ -41,6 +41,7 @@ class ExistingCache:
         # rows: of these images, of images in folders that cannot be listed at the moment, and of those gone from the
         # source
         self.unchanged = self.unlistable = self.vanished = np.empty(0, np.int64)
+        self._unanswered: set[str] = set()  # images of which nothing is known now, and which have rows
         if self.file is None:
             return
         cached_keys, size_mtime = self.file.raw_keys, self.file.size_mtime
@@ -49,17 +50,26 @@ class ExistingCache:
         rows = find_sorted(cached_keys, self._keys)  # of each listed image, or -1
         unlisted = np.ones(len(cached_keys), bool)
         unlisted[rows[rows >= 0]] = False
-        failed = find_sorted(cached_keys, encode_keys(list(self._listing.failures)))
-        unlisted[failed[failed >= 0]] = False
-        if self._tiles:  # no part of such an image is known now
-            unlisted &= ~_rows_beginning(cached_keys, [key + MARK for key in self._listing.failures])
+        unlisted &= ~self._rows_of(cached_keys, list(self._listing.failures))
         in_failed_folder = _rows_beginning(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
+        waiting = self._rows_of(cached_keys, sorted(self._listing.unanswered))
+        self._unanswered = {
+            image_of(key) if self._tiles else key for key in decode_texts(cached_keys[waiting].tolist())
+        }
         listed, equal = self._listing.size_mtime, rows >= 0
         equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
         self.is_unchanged = equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
         self.unchanged = self.intact[rows[self.is_unchanged]]
-        self.unlistable = self.intact[unlisted & in_failed_folder]
+        self.unlistable = self.intact[waiting | (unlisted & in_failed_folder)]
         self.vanished = self.intact[unlisted & ~in_failed_folder]
+
+    def _rows_of(self, cached_keys: np.ndarray, images: list[str]) -> np.ndarray:
+        """Whether each row is of one of these images, or of a part of it; bool, (n,)."""
+        if self._tiles:
+            return _rows_beginning(cached_keys, [image + MARK for image in images])
+        found, rows = np.zeros(len(cached_keys), bool), find_sorted(cached_keys, encode_keys(images))
+        found[rows[rows >= 0]] = True
+        return found
 
     def inventory(self, parts: Parts, *, prune: bool, retry_failures: bool = True) -> Inventory:
         """Find what this cache and the parts hold of the listing; with `prune`, without rows of vanished images.
@@ -81,7 +91,8 @@ class ExistingCache:
         if self.file is not None:
             kept = [self.unchanged, self.unlistable, *([] if prune else [self.vanished])]
             picks.append((self.file, np.sort(np.concatenate(kept))))
-        return Inventory(picks, {**self._listing.failures, **failed}, np.flatnonzero(is_missing))
+        listed = {key: why for key, why in self._listing.failures.items() if key not in self._unanswered}
+        return Inventory(picks, {**listed, **failed}, np.flatnonzero(is_missing))
 
     def differs_from(self, inventory: Inventory, source: str) -> bool:
         """Whether writing what an inventory lists, of images in this source, changes the cache."""

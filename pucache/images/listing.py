@@ -41,6 +41,8 @@ class Listing:
         that is equal for images which one share takes together.
     reordered : bool
         Whether the source is a table whose rows had another order.
+    unanswered : frozenset of str
+        Keys among the failures of which nothing is known, as a store gave no answer; their rows are kept.
     """
 
     keys: list[str]
@@ -50,6 +52,7 @@ class Listing:
     order: np.ndarray | None = None
     groups: np.ndarray | None = None
     reordered: bool = False
+    unanswered: frozenset[str] = frozenset()
 
 
 def source_name(where: str, **options: str | None) -> str:
@@ -180,7 +183,9 @@ def _select(listing: Listing, positions: np.ndarray, shard: tuple[int, int]) -> 
     }
     keys = [listing.keys[position] for position in positions]
     order, groups = (None if each is None else each[positions] for each in (listing.order, listing.groups))
-    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored, order, groups, listing.reordered)
+    unanswered = listing.unanswered & failures.keys()
+    size_mtime, ignored, reordered = listing.size_mtime[positions], listing.ignored, listing.reordered
+    return Listing(keys, size_mtime, failures, ignored, order, groups, reordered, unanswered)
 
 
 def _ignored_note(listing: Listing) -> str:

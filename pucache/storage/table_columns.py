@@ -20,7 +20,6 @@ GROUP_NAMES = ("group", "groups", "group_id", "patient", "patient_id", "subject"
 Wanted = Mapping[str, Sequence[str]]
 KEY_COLUMNS: Wanted = {"key": KEY_NAMES}
 MANIFEST_COLUMNS: Wanted = {"path": PATH_NAMES, "key": ("key",)}
-BOX_COLUMNS: Wanted = {side: (side,) for side in ("x", "y", "w", "h")}  # of a manifest that has all four
 _REVIEW = {"reviewed": ("reviewed",), "digest": ("digest",)}
 LABEL_COLUMNS: Wanted = {"key": KEY_NAMES, "label": LABEL_NAMES, **_REVIEW}
 CONCEPT_COLUMNS: Wanted = {

@@ -226,10 +226,7 @@ def json_table(text: str, name: str, find: Finder, *, must: bool) -> Table | Non
     JSON is an array of objects or of keys, an object of columns or of rows as pandas writes them, or an object of
     labels by key. Raises `LabelError` where it is anything else.
     """
-    try:
-        content, lines = _parsed(text)
-    except _TwiceError as error:
-        raise LabelError(f"{name} has the name {error} in one object; keep one") from error
+    content, lines = parse_json(text, name)
     if kind := annotation_kind(content):
         raise LabelError(f"{name} is {kind}, not a table of keys; {_ANNOTATIONS[kind]}")
     if isinstance(content, list) and (not lines or not isinstance(content[0], str)):
@@ -250,8 +247,18 @@ def annotation_kind(content: Any) -> str:
     return next((kind for kind, its in _NAMES_IN.items() if its <= names), "")
 
 
+def parse_json(text: str, name: str) -> tuple[Any, list[int]]:
+    """What the text says, and numbers of lines where each is a value; None where it is no JSON.
+
+    Raises `LabelError` where a name stands twice in an object, with two values.
+    """
+    try:
+        return _parsed(text)
+    except _TwiceError as error:
+        raise LabelError(f"{name} has the name {error} in one object; keep one") from error
+
+
 def _parsed(text: str) -> tuple[Any, list[int]]:
-    """What the text says, and numbers of lines where each is a value; None where it is no JSON."""
     try:
         return json.loads(text, object_pairs_hook=_unique), []
     except (ValueError, RecursionError):
@@ -312,14 +319,20 @@ def _records(rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
 
 
 def _cells(columns: list[Any], rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
-    """A table of JSON's values; those of a column with objects or arrays are not read."""
+    """A table of JSON's values; those of a column with objects or arrays are not read, but for boxes."""
     if not all(isinstance(row, list | tuple) and len(row) <= len(columns) for row in rows):
         return None
+    rows = [[str(cell) if _is_box(cell) else cell for cell in row] for row in rows]
     nested = {number for row in rows for number, cell in enumerate(row) if isinstance(cell, dict | list)}
     texts = (["" if number in nested else cell for number, cell in enumerate(row)] for row in rows)
     table = _table(columns, texts, lines)
     table.unreadable = {table.columns[number]: "arrays or objects" for number in nested if number < len(columns)}
     return table
+
+
+def _is_box(cell: Any) -> bool:
+    """Whether a value of JSON is four numbers in an array."""
+    return isinstance(cell, list) and [type(number) in (int, float) for number in cell] == [True] * 4
 
 
 # --- spreadsheets --------------------------------------------------------------------------------

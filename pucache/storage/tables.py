@@ -150,7 +150,7 @@ def read_rows(
         return find_columns(offered, wanted, name)
 
     try:
-        with _opened(path, name) as stream:
+        with open_table(path, name) as stream:
             table = _read(stream, path, name, find, encoding)
     except OSError as error:
         raise LabelError(f"cannot read {name}: {error.strerror or error}") from error
@@ -168,7 +168,8 @@ def read_rows(
     return table
 
 
-def _opened(path: str | os.PathLike[str], name: str) -> BinaryIO:
+def open_table(path: str | os.PathLike[str], name: str) -> BinaryIO:
+    """Open a file that a user names, or all bytes behind a URL; ``name`` holds no secrets."""
     where = path_or_url(path)
     if not is_url(where):
         return open_regular(where)

@@ -2,6 +2,7 @@
 
 import importlib
 import io
+import json
 import re
 
 import numpy as np
@@ -155,3 +156,38 @@ def test_a_table_of_another_tool_is_taken_with_its_spelling(world, pile, trained
     assert "--match-keys slashes+folders" in refusal
     ended = run(f"{train} --match-keys slashes+folders", w=world)
     assert f"{len(found)} labelled positives" in ended.output
+
+
+@pytest.fixture
+def detections(here, world):
+    """The JSON of MegaDetector beside no image: two boxes of one, and one of another."""
+    found = [
+        {"file": "red/000.png", "detections": [
+            {"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 0.5]},
+            {"category": "2", "conf": 0.3, "bbox": [0.5, 0.5, 0.5, 0.5]},
+        ]},
+        {"file": "rest/000.png", "detections": [{"category": "1", "conf": 0.05, "bbox": [0.0, 0.0, 1.0, 1.0]}]},
+    ]  # fmt: skip
+    content = {"info": {}, "detection_categories": {"1": "animal", "2": "person"}, "images": found}
+    (here / "found.json").write_text(json.dumps(content))
+    return f"embed found.json parts.h5 --images {world}/images" + SMALL.format(w=world)
+
+
+def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, detections):
+    run(f"{detections}--min-confidence 0.1")
+    keys = ["red/000.png#xywh=percent:0,0,50,50", "red/000.png#xywh=percent:50,50,50,50"]
+    assert list(EmbeddingCache(here / "parts.h5").keys) == keys
+    expected = [{"key": key, "concept": concept} for key, concept in zip(keys, ("animal", "person"), strict=True)]
+    assert table(here / "parts.concepts.csv") == expected
+    (here / "parts.concepts.csv").write_text("key,concept\nmine,animal\n")
+    run(f"{detections}--min-confidence 0.1")
+    assert table(here / "parts.concepts.csv") == [{"key": "mine", "concept": "animal"}]  # it may have been edited
+    run(f"{detections}--min-confidence 0.1 --labels-to named.csv")
+    assert table(here / "named.csv") == expected
+
+
+def test_what_is_of_detections_alone_is_refused_for_others(here, detections, world):
+    (here / "m.csv").write_text(f"path\n{world}/images/red/000.png\n")
+    told = refused("embed m.csv c.h5 --category animal" + SMALL, code=2, w=world)
+    assert "a category is of detections" in told
+    assert "has no category 'dog'; it has animal, person" in refused(f"{detections}--category dog", code=2)
