@@ -5,7 +5,6 @@ from __future__ import annotations
 IMAGE_BYTES = 1 << 30  # encoded bytes of one image
 IMAGE_PIXELS = 178_956_970  # decoded at once; Pillow's own limit: half a GiB of RGB
 JPEG_BYTES = 3 << 29  # coefficients of a progressive JPEG, which its decoder keeps as a whole
-CHUNK_BYTES = 1 << 25  # pixels, at the encoder's size, of images or parts that are loaded together
 TILES = 1 << 20  # parts of one image
 KEY_BYTES = 4096
 UNPACKED_TIMES = 100  # what unpacks to more than this many times its size holds neither images nor a table
