@@ -38,7 +38,7 @@ test-slow: .venv/installed-test
 	$(PYTEST) --slow -m slow
 
 test-docker: .venv/installed-docker
-	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs $(if $(FIGURES),--figures $(FIGURES))
+	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs
 
 lint: .venv/installed-test
 	$(LINT)

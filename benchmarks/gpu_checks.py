@@ -307,7 +307,7 @@ def epoch(bench: Bench) -> dict[str, object]:
     images = sum(1 for _ in (bench.data / "train").rglob("*.png"))
     began = time.perf_counter()
     recipe = dataclasses.replace(RECIPES["modern"], epochs=1, batch_size=512)
-    network = NetworkConfig("resnet50", stem="small", size=32)
+    network = NetworkConfig("resnet50", size=32)
     report = pretrain(bench.data / "train", bench.work / "epoch", network, recipe, device=bench.device)
     return {"images": images, "steps": report.steps, "seconds": time.perf_counter() - began}
 

@@ -82,7 +82,6 @@ PAGES = (
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 30, CIFAR
     ),
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 14, ALL),
-    ResultPage("penalty", "the choice of the penalty beside the best by the truth", "quality.penalty", FOLDERS, 3, ALL),
     ResultPage(
         "prior",
         "how often the intervals of prior, recall, precision and F1 hold the truth",
@@ -152,7 +151,6 @@ PAGES = (
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 19, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
     ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", FOLDERS, 23, BOTH, LONG),
-    ResultPage("distributed", "Ray beside the local engine", "speed.distributed", "DIR FOLDER", 10, CIFAR, LONG, "Ray"),
     ResultPage(
         "words",
         "what words find, and reviews that begin with them",
@@ -178,17 +176,5 @@ PAGES = (
     ResultPage(
         "parts", "small things in large images, by tiles", "quality.parts", "DIR FOLDER", 5, CIFAR, BY_HAND, "", ""
     ),
-    ResultPage(
-        "exclusive",
-        "kinds of which an image has one: accuracy beside an argmax and logistic regression",
-        "quality.exclusive",
-        "DIR --draws 3",
-        15,
-        CIFAR,
-        BY_HAND,
-        "",
-        "",
-    ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
-    ResultPage("docker", "containers", "", "make test-docker FIGURES=FILE", 20, DEMO, BY_HAND, "Docker", ""),
 )

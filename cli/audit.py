@@ -9,16 +9,18 @@ import click
 from . import options, output
 
 if TYPE_CHECKING:
-    from pucache.reviewing.audit import Audit
+    from pucache.estimates.limits import Limits
 
 
-@click.command("audit")
+@options.command("audit")
 @click.argument("session")
 @options.option("--level", default=0.95, help="Probability that the limits are right, in (0, 1).")
-@options.readers
+@options.beside
 @options.as_json
-def audit(session: str, level: float, readers: str) -> None:
-    """Say how many positives are still hidden, from the images that a review drew at random.
+def audit(session: str, level: float, beside: str | None) -> None:
+    """Say how many positives a review has left hidden.
+
+    The answer rests on the images that it drew at random.
 
     SESSION is the folder of a review, such as cache.h5.review, or of the reviews of concepts. The limits
     hold at every moment of the review at once, however often they are looked at, and whatever the model has
@@ -27,12 +29,13 @@ def audit(session: str, level: float, readers: str) -> None:
     \b
     pucache audit cache.h5.review
     """
+    from pucache.estimates.limit_sentences import sentences
     from pucache.reviewing.audit import audit as run
     from pucache.reviewing.audit import audit_concepts
     from pucache.reviewing.session_folder import concept_folders
 
     if concept_folders(session):
-        audits, failures = audit_concepts(session, level=level, readers=readers)
+        audits, failures = audit_concepts(session, level=level, beside=beside)
         results = {name: _result(one) for name, one in audits.items()}
         rows = {
             name: {
@@ -44,17 +47,19 @@ def audit(session: str, level: float, readers: str) -> None:
         }
         output.print_concepts({"concepts": results}, failures, rows)
         return
-    audited = run(session, level=level, readers=readers)
-    output.print_result(_result(audited), [*audited.statements(), *_lines(audited)])
+    audited = run(session, level=level, beside=beside)
+    output.print_result(_result(audited), [*sentences(audited), *_lines(audited)])
 
 
-def _result(audited: Audit) -> dict[str, Any]:
-    statements = audited.statements()
+def _result(audited: Limits) -> dict[str, Any]:
+    from pucache.estimates.limit_sentences import sentences
+
+    statements = sentences(audited)
     return audited.as_dict() | {"sentence": statements[0], "statements": statements}
 
 
-def _lines(audited: Audit) -> list[str]:
-    from pucache.reviewing.statements import lower_percent
+def _lines(audited: Limits) -> list[str]:
+    from pucache.estimates.limit_sentences import lower_percent
 
     if not audited.draws:
         return []

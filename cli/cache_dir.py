@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import click
-
 from pucache.cache.local_copies import LocalCopies, LocalCopy
 from pucache.cache.local_copies import cache_dir as run
 
 from . import options, output
 
 
-@click.command()
+@options.command("cache-dir")
 @options.option("--clear", is_flag=True, help="Remove copies for reading from this machine.")
 @options.as_json
 def cache_dir(clear: bool) -> None:
-    """Print which copies of caches behind URLs this machine keeps, where, and how large they are.
+    """Print the copies of remote caches on this machine.
 
     A cache behind a URL (s3://...) is copied to this machine when it is read, and written here before it is
     sent. The copies lie in the folder PUCACHE_WORK, else in pucache below XDG_CACHE_HOME or ~/.cache.

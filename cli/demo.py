@@ -24,18 +24,18 @@ _FILES = {
     "scores.csv": "the new images, scored",
     "pile.h5, new.h5": "the caches of embeddings; pucache info prints their contents",
     "positives.txt, truth.csv": "the labelled positives, and the true labels",
-    "kinds.csv": "labels of ten kinds of clothing, for --concepts",
+    "kinds.csv": "labels of ten kinds of clothing, for --labels",
     "report.html": "open in a browser: hidden positives, quality of the classifier, a map of the images",
-    "review.html": "open in a browser: the first 200 candidates, to accept or reject",
+    "review.html": "open in a browser: the first 200 candidates",
 }
 
 
-@click.command()
+@options.command("demo")
 @click.argument("folder", default="pucache-demo")
 @options.device
 @options.as_json
 def demo(folder: str, device: str) -> None:
-    """Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.
+    """Run all steps on images that come with pucache.
 
     \b
     pucache demo

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -12,28 +13,28 @@ from pucache.cache.embedding_cache import files_read
 from pucache.storage.outputs import check_distinct, may_replace_derived
 
 
-def check_outputs(*outputs: tuple[str, str | None, str], force: bool = False) -> None:
+def check_outputs(*outputs: tuple[str, str | None, str], reads: Sequence[str] = (), force: bool = False) -> None:
     """Check the outputs of a command before any work: the parameter, the path, and the kind of file of each.
 
     Each may be written, is no input and no other output, and replaces its own kind alone unless `force` is set; see
-    `pucache.storage.outputs`. Inputs are what all other parameters of the command name.
+    `pucache.storage.outputs`. Inputs are what all other parameters of the command name, and `reads`.
     """
     context = click.get_current_context()
     names = {str(parameter.name): parameter.opts[0] for parameter in context.command.params}
     check_distinct([(names[name], path) for name, path, _ in outputs if path is not None])
     for _, path, kind in outputs:
         if path is not None:
-            open_destination(path).check(kind, inputs=_inputs(*(name for name, *_ in outputs)), force=force)
+            inputs = chain(reads, _inputs(*(name for name, *_ in outputs)))
+            open_destination(path).check(kind, inputs=inputs, force=force)
 
 
-def check_files(files: Iterable[Path], kind: str, option: str, *, beside: str | None, force: bool = False) -> None:
-    """As `check_outputs`, of files in the folder that the parameter `option` names, and of --metrics `beside` them."""
+def check_files(files: Iterable[Path], kind: str, option: str) -> None:
+    """As `check_outputs`, of files in the folder that the parameter `option` names."""
     inputs: list[str] | None = None  # read once, for the first file that would be replaced
     for file in files:
-        check_distinct([("--metrics", beside or "-"), ("a model", file)])
         if inputs is None and file.exists():
-            inputs = list(dict.fromkeys(_inputs(option, "metrics")))
-        open_destination(file).check(kind, inputs=inputs or (), force=force)
+            inputs = list(dict.fromkeys(_inputs(option)))
+        open_destination(file).check(kind, inputs=inputs or ())
 
 
 def may_write_derived(path: Path, *outputs: str) -> bool:

@@ -6,119 +6,78 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from pucache.cache.embedding_cache import EmbeddingCache, open_cache
+from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.label_requirements import LabelCount
-from pucache.estimates.priors import METHODS, PriorEstimate
+from pucache.estimates.priors import PriorEstimate
 
 from . import options, output
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
-    from pucache.training.labelled_cache import LabelledCache
-
-_NO_INTERVAL = (
-    "only tilt has an interval: those of the other methods leave out their bias, and held the truth too rarely"
-)
+    from pucache.labels.sample import UnlabelledSample
+    from pucache.training.training_set import TrainingSet
 
 
-@click.command("estimate-prior")
+@options.command("estimate-prior")
 @options.caches
-@options.labels(many=True)
-@options.option(
-    "--method",
-    "methods",
-    multiple=True,
-    help="Method: tilt, bbe, dedpul or elkanoto; repeatable.  [default: all]",
-)
-@options.option("--level", default=0.9, help="Confidence level of the interval of tilt, in (0, 1).")
-@options.groups
-@options.twins
-@options.all_rows
-@options.device
-@options.seed
+@options.positives
+@options.labels
+@options.option("--level", default=0.9, help="Confidence level of the interval, in (0, 1).")
 @options.as_json
-def estimate_prior(
-    cache: tuple[str, ...],
-    positives: Any,
-    negatives: Any,
-    concepts: Any,
-    groups: Any,
-    twins: float | None,
-    methods: tuple[str, ...],
-    all_rows: bool,
-    **parameters: Any,
-) -> None:
-    """Estimate the share of positives among the unlabelled rows of CACHE.
+def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | None, level: float) -> None:
+    """Estimate the share of positives among the unlabelled.
 
-    train-pu uses tilt, which alone has an interval. The other methods are cross-checks with known biases:
-    bbe overestimates, elkanoto errs in either direction. Where they disagree widely, trust none. All methods
-    assume that the labelled positives are a random sample of all positives. An interval takes at least
-    ten of them, a single figure thirty.
+    It is the estimate of train-pu, and assumes that the labelled positives are a random sample of all positives. An
+    interval takes at least ten of them, a single figure thirty.
 
     \b
     pucache estimate-prior cache.h5 --positives found.txt
-    pucache estimate-prior cache.h5 --concepts labels.csv --method tilt
     """
-    from pucache.training.estimate_prior import check_request
-    from pucache.training.labelled_cache import LabelledCache
+    from pucache.training.estimate_prior import check_request, estimate_prior_on
+    from pucache.training.training_set import TrainingRows
 
-    methods = methods or tuple(METHODS)
-    check_request(methods, level=parameters["level"])
-    request = {"methods": methods, "progress": terminal_progress(), **parameters}
-    rows: dict[str, Any] = {"all_rows": all_rows, "seed": parameters["seed"], "device": parameters["device"]}
+    check_request(level=level)
     opened = open_cache(cache)
-    rows |= options.groups_named(opened, groups)
-    if concepts is not None:
-        _estimate_concepts(opened, concepts, rows | {"twins": twins}, request)
+    read = options.open_labels(opened, positives, labels)
+    rows = TrainingRows.of_cache(opened, read)
+    printed: dict[str, list[PriorEstimate]] = {}
+
+    def estimate(name: str, data: TrainingSet) -> dict[str, Any]:
+        count = replace(LabelCount.of(data.labels.s, groups=rows.together), grouped=rows.group is not None)
+        found = estimate_prior_on(data, level=level, progress=terminal_progress()) if count.has_estimates else []
+        printed[name] = found
+        counts = {"labelled_positives": int(data.labels.s.sum()), "unlabelled": data.n_unlabelled}
+        return counts | {"note": count.sentence, "estimates": {one.method: vars(one) for one in found} or None}
+
+    results = rows.map(read, estimate)
+    if read.is_one:
+        result = results[""]
+        result["unlabelled_sample"] = None if rows.sample is None else rows.sample.to_json()
+        counts = f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled"
+        output.print_result(result, [counts, *_lines(printed[""], rows.sample), *filter(None, [result["note"]])])
         return
-    data = LabelledCache.of(opened, positives, twins, negatives=negatives, **rows)
-    result, estimates = _estimate(data, request)
-    result["unlabelled_sample"] = None if data.sample is None else data.sample.to_json()
-    counts = f"{result['labelled_positives']:,} labelled positives, {data.n_unlabelled:,} unlabelled"
-    output.print_result(result, [counts, *_lines(estimates, data), *filter(None, [result["note"]])])
+    table = {name: _row(result, printed[name]) for name, result in results.items()}
+    output.print_concepts({"concepts": dict(results)}, results.failures, table)
 
 
-def _estimate(data: LabelledCache, request: dict[str, Any]) -> tuple[dict[str, Any], list[PriorEstimate]]:
-    """Result for JSON, and the estimates; none where the labels are too few."""
-    from pucache.training.estimate_prior import estimate_prior_on
-
-    count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
-    estimates = estimate_prior_on(data, **request) if count.has_estimates else []
-    result = {"labelled_positives": int(data.s.sum()), "unlabelled": data.n_unlabelled, "note": count.sentence}
-    return result | {"estimates": {one.method: vars(one) for one in estimates} or None}, estimates
-
-
-def _estimate_concepts(cache: EmbeddingCache, concepts: Any, rows: dict[str, Any], request: dict[str, Any]) -> None:
-    """Estimate the prior of each concept."""
-    from pucache.training.train_on_cache import each_concept
-
-    table: dict[str, dict[str, str]] = {}
-
-    def estimate(name: str, data: LabelledCache) -> dict[str, Any]:
-        result, estimates = _estimate(data, request)
-        shown = {one.method: _text(one) for one in estimates}
-        columns = {method: shown.get(method, "") for method in request["methods"]}
-        labelled = f"{result['labelled_positives']:,}"
-        table[name] = {"labelled": labelled, **columns, "note": "" if estimates else "too few labels"}
-        return result
-
-    results, failures = each_concept(cache, concepts, estimate, **rows)
-    output.print_concepts({"concepts": results}, failures, table)
+def _row(result: dict[str, Any], found: list[PriorEstimate]) -> dict[str, str]:
+    prior = _text(found[-1]) if found else ""
+    return {
+        "labelled": f"{result['labelled_positives']:,}",
+        "prior": prior,
+        "note": "" if found else "too few labels",
+    }
 
 
-def _lines(estimates: list[PriorEstimate], data: LabelledCache) -> Iterator[str]:
-    if not estimates:
+def _lines(found: list[PriorEstimate], sample: UnlabelledSample | None) -> Iterator[str]:
+    if not found:
         return
-    yield from options.sample_lines(data.sample, estimates[0].prior)
-    with_interval = [estimate.has_interval for estimate in estimates]
-    yield f"{'method':<10} {'prior':>8}   {f'{estimates[0].level:.0%}' if any(with_interval) else 'no'} interval"
-    for estimate in estimates:
+    yield from options.sample_lines(sample, found[0].prior)
+    with_interval = [estimate.has_interval for estimate in found]
+    yield f"{'method':<10} {'prior':>8}   {f'{found[0].level:.0%}' if any(with_interval) else 'no'} interval"
+    for estimate in found:
         prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
         yield f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
-    if not all(with_interval):
-        yield _NO_INTERVAL
 
 
 def _text(estimate: PriorEstimate) -> str:

@@ -11,16 +11,18 @@ from pucache.scoring.evaluate import evaluate as run
 from . import options, output
 
 
-@click.command()
-@click.argument("scores")
+@options.command()
+@click.argument("scores", nargs=-1, required=True)
 @options.option(
     "--truth",
     required=True,
     metavar="FILE",
     help="True classes: a CSV with columns key,label (1 or 0), or a list of the positive keys.",
 )
-@options.option("--positives", metavar="FILE", help="Labelled positives, which are excluded from the metrics.")
-@options.label_columns
+@options.option("--positives", metavar="FILE", help="Labelled positives, which are left out of the metrics.")
+@options.option(
+    "--labels", metavar="TABLE", help="Table of labels as pucache labels writes it: what is decided there is left out."
+)
 @options.option(
     "--at",
     multiple=True,
@@ -29,25 +31,25 @@ from . import options, output
     help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
 )
 @options.option("--concept", metavar="NAME", help="Concept to evaluate, where SCORES has several.")
-@options.option(
-    "--exclusive",
-    is_flag=True,
-    help="Evaluate the kinds that score --exclusive gave: accuracy, and precision and recall of each. The truth is "
-    "a table with the columns key,concept.",
-)
-@options.option("--source", metavar="NAME", help="Source whose rows are evaluated, where score --append wrote SCORES.")
 @options.as_json
-def evaluate(scores: str, truth: str, **chosen: Any) -> None:
-    """Compute the metrics of SCORES against true labels.
+def evaluate(scores: tuple[str, ...], truth: str, **chosen: Any) -> None:
+    """Compute the metrics of scores against true labels.
 
     \b
-    pucache evaluate scores.csv --truth truth.csv --positives found.txt
+    pucache evaluate new.scores.csv --truth truth.csv --positives found.txt
+    pucache evaluate week1.scores.csv week2.scores.csv --truth truth.csv
     pucache evaluate kinds.csv --truth dresses.csv --concept dress
-    pucache evaluate kinds.csv --truth truth.csv --exclusive
     """
     result = run(scores, truth, **chosen)
-    lines = [
-        f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
-        for name, value in result.items()
-    ]
+    lines = _lines(result)
+    for name, figures in result.get("tables", {}).items():
+        lines += ["", name, *_lines(figures)]
     output.print_result(result, lines)
+
+
+def _lines(figures: dict[str, Any]) -> list[str]:
+    numbers = {name: value for name, value in figures.items() if not isinstance(value, dict)}
+    return [
+        f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
+        for name, value in numbers.items()
+    ]

@@ -17,10 +17,9 @@ from .destinations import check_outputs
 from .progress import terminal_progress
 
 
-@click.command()
+@options.command("export")
 @click.argument("what", metavar="CACHE_OR_MODEL")
 @click.argument("out")
-@options.option("--scores", metavar="FILE", help="Table of score: adds the columns margin and posterior.")
 @options.option("--session", metavar="FOLDER", help="Folder of a review: adds the column decision, 1 or 0.")
 @options.option(
     "--thumbnails",
@@ -39,17 +38,15 @@ from .progress import terminal_progress
     help="Images that model.onnx takes: from 0 to 255, of any size, or from 0 to 1, of the encoder's input size.  "
     "[default: uint8]",
 )
-@options.force
 @options.as_json
 def export(
     what: str,
     out: str,
     weights: str | None,
     pixels: str | None,
-    force: bool,
     **of_cache: Any,
 ) -> None:
-    """Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.
+    """Write a cache as Parquet, or a model as ONNX.
 
     Columns of FILE.parquet: key, embedding (float16 or float32), digest, size, mtime_ns; import-embeddings makes the
     same cache from it again. model.onnx takes images, which it resizes and crops, and gives embedding, margin,
@@ -57,17 +54,17 @@ def export(
 
     \b
     pucache export cache.h5 embeddings.parquet
-    pucache export cache.h5 pile.parquet --scores scores.csv --session cache.h5.review --thumbnails
+    pucache export cache.h5 pile.parquet --session cache.h5.review --thumbnails
     pucache export model.safetensors model.onnx
     """
     name = without_secrets(out)
     if out.lower().endswith(".onnx"):
         if any(value is not None for value in of_cache.values()):
-            raise ValueError("--scores, --session, --thumbnails and --images are for a cache; leave them out")
+            raise ValueError("--session, --thumbnails and --images are for a cache; leave them out")
         from pucache.scoring.onnx_model import export_onnx
 
-        check_outputs(("out", out, ONNX), force=force)
-        model = export_onnx(what, out, weights=weights, images=pixels or "uint8", force=force)
+        check_outputs(("out", out, ONNX))
+        model = export_onnx(what, out, weights=weights, images=pixels or "uint8")
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
         check = f"margins are within {model.difference:.1e} of pucache's on 32 images"
@@ -78,13 +75,13 @@ def export(
     if of_cache["images"] is not None and of_cache["thumbnails"] is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)
-    check_outputs(("out", out, EXPORT), force=force)
+    check_outputs(("out", out, EXPORT))
     cache, columns = open_cache(what), []
     if any(value is not None for value in of_cache.values()):
         from pucache.reviewing.pile_columns import pile_columns
 
         columns = pile_columns(cache, **of_cache | {"thumbnails": of_cache["thumbnails"] or 0})
-    report = run(cache, out, columns=columns, force=force, progress=terminal_progress())
+    report = run(cache, out, columns=columns, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
     output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])

@@ -15,7 +15,7 @@ from .destinations import check_outputs
 from .progress import terminal_progress
 
 
-@click.command("import-embeddings")
+@options.command("import-embeddings")
 @click.argument("source")
 @click.argument("cache")
 @options.option(
@@ -64,13 +64,13 @@ from .progress import terminal_progress
 @options.force
 @options.as_json
 def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
-    """Write embeddings from another program, one row per key, into the file CACHE.
+    """Make a cache of embeddings from another program.
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
     in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
 
     \b
-    pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-vit-b32
+    pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-b32
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """

@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-import click
-
 from pucache.cache.cache_info import CacheInfo
 from pucache.cache.cache_info import info as run
 
 from . import options, output
 
 
-@click.command()
+@options.command("info")
 @options.caches
 @options.option(
     "--failures", is_flag=True, help="List the images that could not be read, or only in part, with reasons."
 )
 @options.as_json
 def info(cache: tuple[str, ...], failures: bool) -> None:
-    """Print the contents of CACHE (a file, a folder of cache files, or several).
+    """Print what a cache holds.
 
     From a URL only a small part of each file is downloaded.
 

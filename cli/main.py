@@ -25,28 +25,40 @@ from pucache.threads import set_thread_defaults
 from pucache.version import __version__
 
 from .output import printable
+from .removed import REMOVED
 
-# Commands by name, with the first sentence of their help: `pucache --help` imports none of them.
-SENTENCES = {
-    "embed": "Embed the images of SOURCE into the file CACHE; with --engine ray, into a folder of shards.",
-    "import-embeddings": "Write embeddings from another program, one row per key, into the file CACHE.",
-    "pretrain": "Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.",
-    "train-pu": "Train a classifier on labelled positives and the unlabelled rest of CACHE.",
-    "sweep-priors": "Train at many priors and seeds, all at once, and report what the prior changes.",
-    "estimate-prior": "Estimate the share of positives among the unlabelled rows of CACHE.",
-    "retrieve-positives": "Rank the unlabelled images of CACHE, likely positives first.",
-    "review": "Find the positives of CACHE on a page in the browser, and see how many are still hidden.",
-    "score": "Score every image of a cache, or of a source of images, with MODEL, or with each model of a folder.",
-    "evaluate": "Compute the metrics of SCORES against true labels.",
-    "report": "Write an HTML page about CACHE and how well a classifier separates its positives.",
-    "audit": "Say how many positives are still hidden, from the images that a review drew at random.",
-    "info": "Print the contents of CACHE (a file, a folder of cache files, or several).",
-    "verify": "Check every byte of files that pucache wrote; exits with 1 where a file is damaged.",
-    "pack": "Merge cache files of one encoder, such as shards, into one file.",
-    "export": "Write a cache as the Parquet file OUT, or a model as the ONNX file OUT.",
-    "cache-dir": "Print which copies of caches behind URLs this machine keeps, where, and how large they are.",
-    "demo": "Run the whole pipeline on the 2,040 images inside the package and write all outputs to FOLDER.",
+# Commands by heading, with the first sentence of their help: `pucache --help` imports none of them.
+HEADINGS = {
+    "Find and count": {
+        "embed": "Embed images into a cache, once.",
+        "review": "Accept and reject images in the browser, and see what is hidden.",
+        "audit": "Say how many positives a review has left hidden.",
+        "labels": "Turn the labels of any program into one table.",
+        "retrieve-positives": "Rank the unlabelled images, likely positives first.",
+    },
+    "Classify": {
+        "train-pu": "Train a classifier on positives and unlabelled images.",
+        "score": "Score a cache, or new images, with a model.",
+        "evaluate": "Compute the metrics of scores against true labels.",
+        "report": "Write a page: how many positives, how good the classifier.",
+        "estimate-prior": "Estimate the share of positives among the unlabelled.",
+        "sweep-priors": "Train at many priors, and say what the prior changes.",
+    },
+    "Caches": {
+        "info": "Print what a cache holds.",
+        "verify": "Check every byte of files that pucache wrote.",
+        "pack": "Merge cache files of one encoder into one.",
+        "export": "Write a cache as Parquet, or a model as ONNX.",
+        "import-embeddings": "Make a cache of embeddings from another program.",
+        "cache-dir": "Print the copies of remote caches on this machine.",
+    },
+    "Encoders and demo": {
+        "pretrain": "Learn an encoder from your own images, without labels.",
+        "demo": "Run all steps on images that come with pucache.",
+    },
 }
+SENTENCES = {name: sentence for commands in HEADINGS.values() for name, sentence in commands.items()}
+_IN_A_LINE = ("Caches",)  # headings whose commands are named alone
 
 
 class LazyCommands(UserDict[str, Any]):
@@ -80,10 +92,17 @@ class WrongUsage(click.ClickException):
 class Commands(click.Group):
     """Turns errors of the library into one line each; PUCACHE_DEBUG=1 shows the traceback instead."""
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the whole first sentence of each command's help, which click would shorten."""
-        with formatter.section("Commands"):
-            formatter.write_dl(sorted(SENTENCES.items()))
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under their headings; the two options are named in the text."""
+        formatter.write("\n")
+        width = max(map(len, SENTENCES))
+        for heading, commands in HEADINGS.items():
+            formatter.write(f"{heading}\n")
+            if heading in _IN_A_LINE:
+                formatter.write(f"  {'  '.join(commands)}\n")
+            else:
+                formatter.write("".join(f"  {name:{width}}  {said}\n" for name, said in commands.items()))
+        formatter.write("\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures, 130 and 143 stopped.\n")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -95,6 +114,7 @@ class Commands(click.Group):
             click.echo("\ninterrupted: run the same command again; it goes on from what is on disk", err=True)
             ctx.exit(128 + (signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT))
         except click.ClickException as error:  # of click itself, which repeats arguments
+            _refuse_removed(error)
             error.message = printable(error.message)  # type: ignore[misc]  # which is final for its children
             raise
         except (PUCacheError, ValueError, MemoryError) as error:
@@ -114,25 +134,39 @@ class Commands(click.Group):
             raise Failure(shortage) from error
 
 
+def _refuse_removed(error: click.ClickException) -> None:
+    """Raise `WrongUsage` with what to do instead where the error is about an option, or its value, that went."""
+    command = context.info_name or "" if (context := getattr(error, "ctx", None)) else ""
+    gone = REMOVED.get(command, {})
+    if isinstance(error, click.NoSuchOption):
+        name = error.option_name
+    elif isinstance(error, click.BadParameter) and error.param:
+        values = re.findall(r"'([^']*)' is not one of", error.message)
+        name = f"{error.param.opts[0]} {''.join(values)}"
+    else:
+        return
+    if instead := gone.get(name):
+        raise WrongUsage(f"{command} has no {name} any more: {instead}") from error
+
+
 @click.group(
     cls=Commands,
     commands=LazyCommands(SENTENCES),
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80},
 )
 @click.version_option(__version__)
 @click.pass_context
 def main(ctx: click.Context) -> None:
-    """Find the positives hidden among unlabelled images, from a few labelled ones.
+    """Find positives hidden among unlabelled images, from a few examples or words.
 
     \b
-    pucache embed photos/ cache.h5                      images -> embeddings, once
-    pucache review cache.h5 --positives found.txt       look, decide, and see what is still hidden
-    pucache train-pu cache.h5 --positives found.txt
-    pucache retrieve-positives cache.h5 --positives found.txt
-    pucache score model.safetensors cache.h5
+    pucache embed photos/ cache.h5               images -> embeddings, once
+    pucache review cache.h5 --words 'a ship'     accept, reject, see what is hidden
+    pucache train-pu cache.h5                    -> model.safetensors
+    pucache score model.safetensors new/         -> new.scores.csv
+    pucache report cache.h5                      -> report.html
 
-    Exit codes: 0 done, 1 failed, 2 wrong usage, 3 done, but a concept failed, or an image
-    under --strict, 130 or 143 interrupted.
+    pucache COMMAND --help lists its options; pucache --version is the version.
     """
     _print_log_messages()
     ctx.with_resource(_interruptible())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import click
-
 from pucache.cache.merging import pack as run
 from pucache.storage.file_kinds import CACHE
 
@@ -11,13 +9,13 @@ from . import options, output
 from .destinations import check_outputs
 
 
-@click.command()
+@options.command("pack")
 @options.caches
 @options.option("--out", required=True, metavar="FILE", help="Merged cache to write.")
 @options.force
 @options.as_json
 def pack(cache: tuple[str, ...], out: str, force: bool) -> None:
-    """Merge cache files of one encoder, such as shards, into one file.
+    """Merge cache files of one encoder into one.
 
     Every input file is verified. Packing is optional: all commands accept several cache files.
 

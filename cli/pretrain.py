@@ -15,71 +15,34 @@ from . import options, output
 from .destinations import check_outputs
 from .progress import terminal_progress
 
-_RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "tau_plus", "views")
+_RECIPE_OPTIONS = "epochs batch_size accumulate lr weight_decay temperature tau_plus views n_views".split()
 
 
-@click.command()
+@options.command("pretrain")
 @click.argument("source")
 @click.argument("run_dir")
 @options.option(
-    "--backbone",
-    default="resnet50",
-    metavar="NAME|bundled",
-    help="Network: any pooled network of timm.",
+    "--preview",
+    metavar="PNG",
+    help="Only draw some images, each at the left of its views, into this file, without training.",
 )
-@options.option(
-    "--stem",
-    default="standard",
-    type=click.Choice(["standard", "small"]),
-    help="First layers of the network. small: a 3 x 3 convolution with stride 1, for images of 32 to 64 pixels.",
-)
+@options.option("--backbone", default="resnet50", metavar="NAME|bundled", help="Network: any pooled network of timm.")
 @options.option(
     "--size",
     type=click.IntRange(8, 2048),
-    help="Side of the views in pixels.  [default: that of the RUN_DIR in --weights, else timm's; 32 with a small stem]",
+    help="Side of the views in pixels. Up to 64, the first convolution of the network has 3 x 3 pixels and no stride.  "
+    "[default: that of the RUN_DIR in --weights, else timm's]",
 )
-@options.option(
-    "--weights",
-    metavar="FILE|RUN_DIR|hub",
-    help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
-)
-@options.decoding
-@options.option(
-    "--recipe",
-    default="modern",
-    type=click.Choice(["modern", "impulses"]),
-    help="modern: SGD with warm-up and cosine, batches of 256, 200 epochs. impulses: the authors' Adam at 3e-4, "
-    "batches of 128, 100 epochs. The options below override single settings of the recipe.",
-)
-@options.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.")
-@options.option(
-    "--batch-size",
-    type=click.IntRange(min=1),
-    help="Number of images per batch; images of a batch are each other's negatives.",
-)
-@options.option(
-    "--accumulate",
-    type=click.IntRange(min=1),
-    help="Number of parts in which a batch passes through the network, to save memory. The loss is still that of the "
-    "whole batch.",
-)
-@options.option(
-    "--lr",
-    type=float,
-    help="Learning rate. With modern it is that of batches of 256, and scales with the square root of the batch size.  "
-    "[default: 0.06; impulses 0.0003]",
-)
-@options.option("--temperature", type=float, help="Temperature of the contrastive loss.  [default: 0.5]")
-@options.option("--tau-plus", type=float, help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]")
 @options.option(
     "--views",
     type=click.Choice(["natural", "medical", "overhead", "grey", "impulses"]),
     help="Set of augmentations; --preview draws them.  [default: natural; impulses with that recipe]",
 )
+@options.option("--epochs", type=click.IntRange(min=1), help="Number of epochs.  [default: 200; impulses 100]")
 @options.option(
-    "--preview",
-    metavar="PNG",
-    help="Only draw some images, each at the left of its views, into this file, without training.",
+    "--batch-size",
+    type=click.IntRange(min=1),
+    help="Number of images per batch; images of a batch are each other's negatives.  [default: 256; impulses 128]",
 )
 @options.option(
     "--positives",
@@ -87,37 +50,77 @@ _RECIPE_OPTIONS = ("epochs", "batch_size", "accumulate", "lr", "temperature", "t
     help="Labelled positives, used to measure the features during training; they are not trained on.",
 )
 @options.option(
+    "--weights",
+    metavar="FILE|RUN_DIR|hub",
+    help="Initial weights, instead of random ones. hub: the pretrained weights of timm.",
+)
+@options.option(
     "--minutes", type=float, default=math.inf, show_default=False, help="Stop after so many; run again to go on."
 )
-@options.option("--save-every", type=float, default=5.0, help="Minutes between checkpoints.")
+@options.as_json
+@options.option(
+    "--recipe",
+    section=options.METHOD,
+    default="modern",
+    type=click.Choice(["modern", "impulses"]),
+    help="modern: SGD with warm-up and cosine. impulses: the authors' Adam, without either. Other options override "
+    "single settings of the recipe.",
+)
+@options.option(
+    "--lr",
+    section=options.METHOD,
+    type=float,
+    help="Learning rate. With modern it is that of batches of 256, and scales with the square root of the batch size.  "
+    "[default: 0.06; impulses 0.0003]",
+)
+@options.option(
+    "--weight-decay",
+    section=options.METHOD,
+    type=float,
+    help="Weight decay, but for biases and norms.  [default: 0.0001; impulses 0]",
+)
+@options.option(
+    "--n-views", section=options.METHOD, type=click.IntRange(min=2), help="Number of views per image.  [default: 2]"
+)
+@options.option(
+    "--temperature",
+    section=options.METHOD,
+    type=float,
+    help="Temperature of the contrastive loss.  [default: 0.5]",
+)
+@options.option(
+    "--tau-plus",
+    section=options.METHOD,
+    type=float,
+    help="Class prior of the debiased loss; 0 is plain SimCLR.  [default: 0.1]",
+)
+@options.option(
+    "--accumulate",
+    section=options.METHOD,
+    type=click.IntRange(min=1),
+    help="Number of parts in which a batch passes through the network, to save memory. The loss is still that of the "
+    "whole batch.  [default: 1]",
+)
+@options.seed
+@options.decoding
 @options.option(
     "--precision",
+    section=options.MACHINE,
     default="auto",
     type=click.Choice(["auto", "fp32", "bf16"]),
     help="Precision of the matrix products; auto: bf16 where the processor supports it.",
 )
 @options.option(
     "--workers",
+    section=options.MACHINE,
     type=click.IntRange(min=0),
     help="Number of processes that decode images.  [default: one per core, at most 16; for few images 0, which uses "
     "threads]",
 )
-@options.option(
-    "--compile",
-    default="auto",
-    type=click.Choice(["auto", "on", "off"]),
-    help="Compile the training step: the same results up to rounding, in less time on a GPU. auto: on a GPU, where "
-    "more than five minutes of training are left.",
-)
 @options.device
-@options.seed
 @options.strict
-@options.force
-@options.as_json
-def pretrain(
-    source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, force: bool, **rest: Any
-) -> None:
-    """Learn an encoder from the images of SOURCE, without labels, into the folder RUN_DIR.
+def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: int, strict: bool, **rest: Any) -> None:
+    """Learn an encoder from your own images, without labels.
 
     Method: debiased SimCLR. Useful where the images differ from those that ready-made encoders were
     trained on. Run the command again to continue after an interruption. The result is an encoder for
@@ -126,8 +129,8 @@ def pretrain(
     \b
     pucache pretrain photos/ run --preview views.png
     pucache pretrain photos/ run --backbone resnet18 --positives found.txt
-    pucache pretrain tiles/ run --backbone resnet18 --stem small --size 64 --views overhead
-    torchrun --nproc-per-node 8 -m pucache pretrain photos/ run       # all processes share each batch
+    pucache pretrain tiles/ run --backbone resnet18 --size 64 --views overhead
+    torchrun --nproc-per-node 8 -m pucache pretrain photos/ run   # share batches
     """
     keep_freed_memory()  # before the first thread, or large array
     from pucache.pretraining import process_group  # these import torch
@@ -138,10 +141,10 @@ def pretrain(
 
     changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
     changed_recipe = dataclasses.replace(RECIPES[recipe], **changes)
-    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "stem", "size", "weights", "decoding")})
+    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
     if preview is not None:
-        check_outputs(("preview", preview, PNG), force=force)
-        shown = show_views(source, preview, network, changed_recipe, seed=seed, force=force)
+        check_outputs(("preview", preview, PNG))
+        shown = show_views(source, preview, network, changed_recipe, seed=seed)
         lines = [f"drew {shown} images and their views: {preview}"]
         output.print_result({"preview": preview, "images": shown}, lines)
         return

@@ -6,13 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 import click
-import numpy as np
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.labels.labels import Labels, labels_if_any
+from pucache.labels.labels import PerConcept
 from pucache.retrieval.query import Query
 from pucache.retrieval.ranking import Ranking, save_concepts
-from pucache.retrieval.retrieve import retrieve_concepts
 from pucache.retrieval.retrieve import retrieve_positives as retrieve
 from pucache.storage.file_kinds import PAGE, TABLE
 
@@ -30,29 +28,17 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
     return int(k)
 
 
-@click.command("retrieve-positives")
+@options.command("retrieve-positives")
 @options.caches
-@options.labels(many=True)
+@options.positives
+@options.labels
 @options.query
-@options.option("-k", "--k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
-@options.option(
-    "--by",
-    type=click.Choice(["similarity", "classifier", "fused"]),
-    help="Ranking: similarity to the positives, margins of --model, or margins of the image and of its nearest "
-    "neighbours (fused).  [default: similarity; with --model fused, or classifier where the labels of train-pu did not "
-    "show that neighbours help]",
-)
 @options.option(
     "--model",
     metavar="FILE|FOLDER",
-    help="Model from train-pu, for --by classifier or fused; with --concepts, the folder of the models.",
+    help="Model from train-pu that ranks; the folder of the models where the labels have concepts.",
 )
-@options.option(
-    "--similarity",
-    metavar="whitened|topk",
-    help="whitened: cosine similarity to the mean of the positives after whitening; topk: mean cosine similarity to "
-    "the 50 nearest positives, for positives of several kinds.  [default: whitened]",
-)
+@options.option("-k", "--k", default="100", metavar="N|all", callback=_count, help="Number of images to retrieve.")
 @options.option(
     "--diverse",
     type=float,
@@ -64,106 +50,76 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
     help="Weight of diversity in the selection: from 0 (ranking only) to 1 (diversity only); 0.5 if no number is "
     "given.",
 )
-@options.twins
 @options.option(
     "--out",
     default="ranked.csv",
     metavar="FILE",
-    help="Table rank,key,score to write, best first; with --concepts concept,rank,key,score. - is the standard output.",
+    help="Table rank,key,score to write, best first; of concepts concept,rank,key,score. - is the standard output.",
 )
-@options.option(
-    "--review",
-    metavar="FILE.html",
-    help="Also write a page on which to accept or reject the images, and export the labels.",
-)
+@options.option("--page", metavar="FILE.html", help="Also write a page with the images.")
 @options.images
-@options.device
-@options.engine
-@options.address
-@options.option(
-    "--workers", type=click.IntRange(min=1), help="Number of tasks at once, with Ray.  [default: one per core]"
-)
-@options.force
 @options.as_json
+@options.option(
+    "--by",
+    section=options.METHOD,
+    type=click.Choice(["whitened", "topk", "classifier", "fused"]),
+    help="whitened: cosine similarity to the mean of the positives after whitening. topk: mean cosine similarity to "
+    "the 50 nearest positives, for positives of several kinds. classifier: margins of --model. fused: margins of the "
+    "image and of its nearest neighbours.  [default: whitened; with --model fused, or classifier where its labels did "
+    "not show that neighbours help]",
+)
+@options.device
 def retrieve_positives(
     cache: tuple[str, ...],
-    positives: Any,
-    negatives: Any,
-    concepts: Any,
+    positives: str | None,
+    labels: str | None,
     model: str | None,
     out: str,
-    review: str | None,
+    page: str | None,
     images: str | None,
-    device: str,
-    engine: str,
-    address: str | None,
-    workers: int | None,
-    force: bool,
     **selection: Any,
 ) -> None:
-    """Rank the unlabelled images of CACHE, likely positives first.
+    """Rank the unlabelled images, likely positives first.
 
-    Known positives, known negatives and their duplicates are omitted. The review sheet is one file that
-    needs no network; the table that it exports serves as the next --positives and --negatives.
+    Known positives, known negatives and their duplicates are omitted. The page is one file that needs no network:
+    pictures with keys, scores and links.
 
     \b
-    pucache retrieve-positives cache.h5 --positives found.txt -k 200 --review review.html
-    pucache retrieve-positives cache.h5 --words 'a dress' --review review.html
-    pucache retrieve-positives cache.h5 --positives found.txt --model model.safetensors
-    pucache retrieve-positives cache.h5 --concepts labels.csv --model models/ -k 50
-    pucache retrieve-positives shards/ --positives found.txt --engine ray
+    pucache retrieve-positives cache.h5 --positives found.txt --page top.html
+    pucache retrieve-positives cache.h5 --words 'a dress' --page top.html
+    pucache retrieve-positives cache.h5 --model model.safetensors -k 200
     """
-    check_outputs(("out", out, TABLE), ("review", review, PAGE), force=force)
-    if images and not review:
-        raise ValueError("--images is for --review; leave it out, or name a page to write")
-    selection |= {"progress": terminal_progress()}
-    if engine == "ray" and device not in ("auto", "cpu"):
-        raise ValueError(f"the engine ray ranks on processors; leave out device {device}, or use the engine local")
-    if engine != "ray":
-        options.refuse_cluster_options(address=address, workers=workers)
-    asked = {name: selection.pop(name) for name in ("words", "not_words", "like", "text_encoder", "weights")}
-    query = Query.of(**asked)
+    check_outputs(("out", out, TABLE), ("page", page, PAGE))
+    if images and not page:
+        raise ValueError("--images is for --page; leave it out, or name a page to write")
+    Query.of(**{name: selection[name] for name in ("words", "not_words", "like")})
     opened = EmbeddingCache(*cache)
-    if concepts is not None:
-        if review or engine == "ray":
-            option = "--engine ray" if engine == "ray" else "--review"
-            raise ValueError(f"{option} is for one list of positives; leave it out with --concepts")
-        _retrieve_concepts(opened, concepts, model, out, selection | {"device": device}, force)
+    asked = bool(selection["words"] or selection["like"])  # no review is taken then
+    read = None if asked and not (positives or labels) else options.open_labels(opened, positives, labels)
+    found = retrieve(opened, read, model, progress=terminal_progress(), **selection)
+    if isinstance(found, PerConcept):
+        if page:
+            raise ValueError("--page is for one list of positives; leave it out with concepts")
+        save_concepts(found, out)
+        of = {name: _result(ranking) for name, ranking in found.items()}
+        rows = {name: {"retrieved": f"{one['retrieved']:,}", "by": one["by"]} for name, one in of.items()}
+        written = f"wrote {sum(one['retrieved'] for one in of.values()):,} rows of {len(of):,} concepts to {out}"
+        output.print_concepts({"out": out, "concepts": of}, found.failures, rows, written, out=out)
         return
-    if query and engine == "ray":
-        raise ValueError("words and pictures rank on this machine; leave out --engine ray, or name positives")
-    labels = labels_if_any(opened, positives, negatives) or Labels.of(np.zeros(len(opened), np.int8))
-    if engine == "ray":
-        from pucache.scaling.rank_shards import rank_shards
-
-        ranking = rank_shards(opened, labels, model, workers=workers, address=address, **selection)
-    else:
-        ranking = retrieve(opened, labels, model, device=device, **asked, **selection)
-    ranking.save(out, force=force)
-    result = _result(ranking) | {"out": out, "unlabelled": int(labels.unlabelled.sum())}
-    lines = _lines(ranking, result)
-    if review:
+    found.save(out)
+    result = _result(found) | {
+        "out": out,
+        "unlabelled": len(opened) if read is None else int(read.only.unlabelled.sum()),
+    }
+    lines = _lines(found, result)
+    if page:
         from pucache.pages.review_page import write_review_page
 
-        shown: dict[str, Any] = {"images": images, "force": force, "progress": terminal_progress()}
-        page = write_review_page(opened, ranking, labels, review, **shown)
-        result |= {"review": review, **asdict(page)}
-        missing = f"; {page.without_picture:,} images have no picture" if page.without_picture else ""
-        lines.append(f"wrote {review}: open it in a browser{missing}")
+        shown = write_review_page(opened, found, page, images=images, progress=terminal_progress())
+        result |= {"page": page, **asdict(shown)}
+        missing = f"; {shown.without_picture:,} images have no picture" if shown.without_picture else ""
+        lines.append(f"wrote {page}: open it in a browser{missing}")
     output.print_result(result, lines, out=out)
-
-
-def _retrieve_concepts(
-    cache: EmbeddingCache, concepts: Any, models: str | None, out: str, selection: dict[str, Any], force: bool
-) -> None:
-    """Write the best images of each concept."""
-    rankings, failures = retrieve_concepts(cache, concepts, models, **selection)
-    save_concepts(rankings, out, force=force)
-    found = {name: _result(ranking) for name, ranking in rankings.items()}
-    rows = {name: {"retrieved": f"{of['retrieved']:,}", "by": of["by"]} for name, of in found.items()}
-    total = sum(len(ranking.keys) for ranking in rankings.values())
-    written = f"wrote {total:,} rows of {len(rankings):,} concepts to {out}"
-    output.print_concepts({"out": out, "concepts": found}, failures, rows, written, out=out)
 
 
 def _result(ranking: Ranking) -> dict[str, Any]:
@@ -177,7 +133,7 @@ def _lines(ranking: Ranking, result: dict[str, Any]) -> list[str]:
     search_by = f", with {ranking.search_by}" if ranking.search_by else ""
     nothing = ""
     if not ranking.keys and result["unlabelled"]:
-        nothing = "nothing is left to rank: all unlabelled images are duplicates of known ones (--twins)"
+        nothing = "nothing is left to rank: all unlabelled images are duplicates of known ones"
     return [
         *(f"{rank:4d}  {score:8.4f}  {key}" for rank, (key, score) in enumerate(best, 1)),
         *filter(None, [ranking.note, nothing]),

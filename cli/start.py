@@ -15,10 +15,17 @@ def run(arguments: list[str] | None = None) -> None:
     """Run `pucache` with `arguments`, by default those of the process."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _end_before_the_command)
+    _read_names_as_utf8()
     _require_standard_output()
     from .main import run as run_command
 
     run_command(arguments)
+
+
+def _read_names_as_utf8() -> None:
+    """Start anew where the locale has another encoding than UTF-8, in which names of files would be other names."""
+    if sys.getfilesystemencoding() != "utf-8":
+        os.execv(sys.executable, [sys.executable, "-X", "utf8", *sys.orig_argv[1:]])  # noqa: S606
 
 
 def _require_standard_output() -> None:
@@ -28,6 +35,8 @@ def _require_standard_output() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)
+    if sys.stderr is None:  # neither progress nor log; the work is done all the same
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     if sys.stdout is None:
         os.write(2, b"Error: the standard output is closed; name a file, or discard it with > /dev/null\n")
         sys.exit(1)

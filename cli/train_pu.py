@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from pucache.cache.embedding_cache import EmbeddingCache, open_cache
-from pucache.estimates.audited_prior import COMBINED, new_images_text
-from pucache.estimates.intervals import are_uninformative, interval_of, stated_text
+from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.figures import Figures
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
-from pucache.labels.concepts import open_concepts
+from pucache.labels.labels import Labels, PerConcept
+from pucache.labels.sample import UnlabelledSample
 from pucache.storage.atomic import replacing
-from pucache.storage.file_kinds import JSON, MARK, tensor_kind
+from pucache.storage.file_kinds import MARK, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -26,20 +28,21 @@ from .destinations import check_files, check_outputs, may_write_derived
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
-    from pucache.training.labelled_cache import LabelledCache
+    from pucache.training.training_set import TrainingSet
 
-MODEL = tensor_kind(FORMAT)
-_FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
+MODEL, ONE = tensor_kind(FORMAT), "model.safetensors"
 
 
-@click.command("train-pu")
+@options.command("train-pu")
 @options.caches
-@options.labels(session=True, many=True)
+@options.positives
+@options.labels
+@options.beside
 @options.option(
-    "--exclusive",
-    is_flag=True,
-    help="With --concepts: an image has one of them at most, so that what is labelled with one is a known negative of "
-    "the others.",
+    "--out",
+    metavar="FILE|FOLDER",
+    help="Model to write; the folder of the models where the labels have concepts. FILE.metrics.json is written beside "
+    "it.  [default: model.safetensors; models]",
 )
 @options.option(
     "--prior",
@@ -48,8 +51,6 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
     callback=options.number_or_auto,
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
-@options.method
-@options.training
 @options.option(
     "--threshold",
     default="f1",
@@ -60,187 +61,166 @@ _FIGURES = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F
 @options.option(
     "--deploy-prior",
     type=float,
+    metavar="SHARE",
     help="Share of positives among the images that will be scored, for posterior and threshold.  [default: the prior]",
 )
-@options.groups
-@options.twins
-@options.option(
-    "--out",
-    metavar="FILE|FOLDER",
-    help="Model to write; with --concepts, the folder of the models.  [default: model.safetensors; models]",
-)
-@options.option(
-    "--metrics",
-    metavar="FILE",
-    help="JSON file for the estimates.  [default: MODEL.metrics.json beside MODEL.safetensors; metrics.json in the "
-    "folder of the models]",
-)
-@options.all_rows
-@options.device
-@options.seed
-@options.force
 @options.as_json
+@options.method
+@options.loss
+@options.penalty
+@options.solver
+@options.twins
+@options.all_rows
+@options.seed
+@options.device
 def train_pu(
     cache: tuple[str, ...],
-    positives: Any,
-    negatives: Any,
-    session: str | None,
-    readers: str,
-    concepts: Any,
-    exclusive: bool,
+    positives: str | None,
+    labels: str | None,
+    beside: str | None,
     prior: float | str,
-    groups: Any,
     twins: float | None,
     out: str | None,
-    metrics: str | None,
     all_rows: bool,
     seed: int,
-    force: bool,
     **parameters: Any,
 ) -> None:
-    """Train a classifier on labelled positives and the unlabelled rest of CACHE.
+    """Train a classifier on positives and unlabelled images.
 
-    Penalty, prior, threshold and the weight of neighbours are chosen from these data. All estimates are of
-    cross-fitted margins and need no negative labels. They take ten labelled positives, and thirty for single
-    figures beside their intervals; with fewer, the ranking works all the same.
+    Penalty, prior, threshold and the weight of neighbours are chosen from these data. All estimates are of cross-fitted
+    margins and need no negative labels. They take ten labelled positives, and thirty for single figures beside their
+    intervals; with fewer, the ranking works all the same. Labels of several concepts give several models.
 
     \b
+    pucache train-pu cache.h5                          # the labels of its review
     pucache train-pu cache.h5 --positives found.txt
-    pucache train-pu cache.h5 --concepts labels.csv --out models/
     """
-    from pucache.training.labelled_cache import LabelledCache
+    from pucache.training.training_set import TrainingRows
 
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
-    rows: dict[str, Any] = {"all_rows": all_rows, "seed": seed, "device": parameters["device"]}
-    alone = concepts is None and not options.is_of_concepts(session)
-    if alone and exclusive:
-        raise ValueError("--exclusive is for --concepts; leave it out with one list of positives")
-    if alone:
-        out = out or "model.safetensors"
-        check_outputs(("out", out, MODEL), ("metrics", metrics, JSON), force=force)
+    if positives is not None:  # before anything is read
+        check_outputs(("out", out or ONE, MODEL))
     opened = open_cache(cache)
-    labels, concepts = options.labels_named(opened, positives, session, concepts, readers)
-    rows |= options.groups_named(opened, groups)
-    if concepts is not None:
-        rows |= {"twins": twins, "excluding": exclusive}
-        _train_concepts(opened, concepts, classifier, rows, out or "models", metrics, force)
-        return
-    assert out is not None
-    data = LabelledCache.of(opened, labels, twins, negatives=negatives, **rows)
-    model, scar, result = _train(data, classifier, out, force)
+    read = options.open_labels(opened, positives, labels, beside)
+    path = partial(_path, read, out or (ONE if read.is_one else "models"))
+    check_files(map(path, read.columns), MODEL, "out")
+    rows = TrainingRows.of_cache(opened, read, twins=twins, all_rows=all_rows, seed=seed, device=parameters["device"])
+
+    def train(name: str, data: TrainingSet) -> Trained:
+        model = PULinearClassifier(**classifier).train(data, terminal_progress())
+        model.save(path(name))
+        return Trained.of(data, model)
+
+    trained = rows.map(read, train)
+    if read.is_one:
+        _print_one(trained[""], path(""))
+    else:
+        _print_concepts(trained, path("").parent)
+
+
+def _path(labels: Labels, out: str, name: str) -> Path:
+    """File of the model of a concept."""
+    return Path(out) if labels.is_one else model_path(out, name)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is said of a model."""
+
+    model: PULinearClassifier
+    scar: ScarCheck
+    twins: list[tuple[str, str]]
+    sample: UnlabelledSample | None
+    bounds: tuple[float, float]
+
+    @classmethod
+    def of(cls, data: TrainingSet, model: PULinearClassifier) -> Trained:
+        """With the check of SCAR."""
+        from pucache.training.model_summary import scar_of
+
+        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample, data.training.bounds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Content of the file of metrics."""
+        from pucache.training.model_summary import summary
+
+        found = {"scar": self.scar.to_dict(), "found_by_twins": [key for key, _ in self.twins]}
+        settings = {} if self.model.neighbours_ is None else self.model.neighbours_.to_json()
+        settings.pop("tilt", None)  # it holds a prior, which few labels do not support
+        return summary(self.model) | {"method": self.model.method_, "neighbours": settings or None} | found
+
+
+def _print_one(trained: Trained, path: Path) -> None:
+    result, model = trained.to_json(), trained.model
     lines = [
-        *_lines(result),
-        *options.sample_lines(data.sample, result["prior"]),
+        *_lines(result, model.figures_),
+        *options.sample_lines(trained.sample, result["prior"]),
         *_method_lines(model),
-        *_warnings(result, model.tilt_.prior, data.training_labels.bounds),
-        *_scar_lines(scar, audited=_audited(result)),
+        *_warnings(result, model, trained.bounds),
+        *_scar_lines(trained.scar, audited=model.figures_.is_audited),
     ]
     # m.metrics.json of m.safetensors
-    beside = Path(out).with_name(f"{Path(out).name.removesuffix(SUFFIX)}.{METRICS}")
-    written = _write_metrics(result, metrics, beside)
-    output.print_result(result, [*lines, f"wrote {out}{written}"])
-    _list_duplicates(data.twins_of_positives())
+    written = _write_metrics(result, path.with_name(f"{path.name.removesuffix(SUFFIX)}.{METRICS}"))
+    output.print_result(result, [*lines, f"wrote {path}{written}"])
+    _list_duplicates(trained.twins)
 
 
-def _train(
-    data: LabelledCache, classifier: dict[str, Any], out: str | Path, force: bool
-) -> tuple[PULinearClassifier, ScarCheck, dict[str, Any]]:
-    """Train and write a model; returns it, the check of SCAR, and metrics."""
-    from pucache.training.train_on_cache import scar_of, summary, train_on_cache
-
-    model = train_on_cache(PULinearClassifier(**classifier), data, progress=terminal_progress())
-    model.save(out, force=force)
-    scar = scar_of(data, model)
-    found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in data.twins_of_positives()]}
-    settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
-    settings.pop("tilt", None)  # it holds a prior, which few labels do not support
-    return model, scar, summary(model) | {"method": model.method_, "neighbours": settings or None} | found
-
-
-def _train_concepts(
-    cache: EmbeddingCache,
-    concepts: Any,
-    classifier: dict[str, Any],
-    rows: dict[str, Any],
-    folder: str,
-    metrics: str | None,
-    force: bool,
-) -> None:
-    """Train and write a model for each concept, and one file of metrics with a row a concept."""
-    from pucache.training.train_on_cache import each_concept
-
-    check_outputs(("metrics", metrics, JSON), force=force)
-    labels = open_concepts(cache, concepts)
-    check_files([model_path(folder, name) for name in labels.labels], MODEL, "out", beside=metrics, force=force)
-
-    def train(name: str, data: LabelledCache) -> dict[str, Any]:
-        return {"concept": name} | _train(data, classifier, model_path(folder, name), force)[-1]
-
-    written, failures = each_concept(cache, labels, train, **rows)
-    table = {name: _concept_row(result) for name, result in written.items()}
-    others = sorted({path.stem for path in Path(folder).glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
-    result = {"concepts": list(written.values()), "failures": failures}
-    lines = [f"wrote {len(written):,} models to {folder}{_write_metrics(result, metrics, Path(folder, METRICS))}"]
+def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
+    """One file of metrics with a row a concept, and a table."""
+    of_concepts = {name: {"concept": name} | one.to_json() for name, one in trained.items()}
+    table = {name: _concept_row(result, trained[name].model.figures_) for name, result in of_concepts.items()}
+    others = sorted({path.stem for path in folder.glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
+    result = {"concepts": list(of_concepts.values()), "failures": trained.failures}
+    lines = [f"wrote {len(trained):,} models to {folder}{_write_metrics(result, folder / METRICS)}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
-    output.print_concepts(result | {"models_from_before": others}, failures, table, *lines)
+    output.print_concepts(result | {"models_from_before": others}, trained.failures, table, *lines)
 
 
-def _concept_row(result: dict[str, Any]) -> dict[str, str]:
+def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
-    estimates = result["estimates"]
-    enough = interval_of(estimates, "recall") is not None and not are_uninformative(estimates)
+    enough = figures["recall"].interval is not None and not figures.are_uninformative
     return {
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
-        **{name: stated_text(estimates, name) if enough else "" for name in ("recall", "precision")},
-        "called positive": f"{estimates['share_predicted_positive']:.2%}",
+        **{name: str(figures[name]) if enough else "" for name in ("recall", "precision")},
+        "called positive": f"{figures.counted['share_predicted_positive']:.2%}",
         "note": "" if enough else "ranked; too few labels for figures",
     }
 
 
-def _lines(result: dict[str, Any]) -> Iterator[str]:
+def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
     positive, negative = result["confirmed_positives"], result["known_negatives"]
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
     noun = "positive" if result["labelled_positives"] == 1 else "positives"
     counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
-    yield from _estimates(result)
-    if "groups" in result:
-        labels, effect = result["estimates"]["labels"], result["estimates"]["design_effect"]
+    yield from _estimates(figures)
+    if (effect := figures.design_effect) is not None:
         yield (
-            f"{result['groups']:,} groups of images; the labelled positives are of {labels:,}, and count as so many "
-            "labels" + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
+            f"{result['groups']:,} groups of images; the labelled positives are of {figures.labels.labels:,}, and "
+            "count "
+            "as so many labels" + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
         )
     if result["note"]:
         yield result["note"]
 
 
-def _audited(result: dict[str, Any]) -> bool:
-    """Whether the estimates rest on images that a review drew at random."""
-    return result["prior_estimate"] is not None and result["prior_estimate"]["method"] == "audit"
-
-
-def _estimates(result: dict[str, Any]) -> Iterator[str]:
-    estimates, audit, names = result["estimates"], result["prior_estimate"], list(_FIGURES)
-    called = f"called positive {estimates['share_predicted_positive']:.3%}"
-    if _audited(result):
-        both = " and the labels" if estimates.get("sources") == COMBINED else ""
-        names.remove("auc")  # which the audit says nothing about
-        yield (
-            f"estimated among the unlabelled of the pile, from {audit['draws']:,} images that the review drew at random"
-            f"{both}, with {audit['level']:.0%} intervals:"
-        )
-    elif interval_of(estimates, "recall") is None:
+def _estimates(figures: Figures) -> Iterator[str]:
+    called = f"called positive {figures.counted['share_predicted_positive']:.3%}"
+    if figures.is_audited and figures.prior is not None:
+        level = f"{figures.prior.level:.0%}"
+        yield f"estimated among the unlabelled of the pile, {figures.basis}, with {level} intervals:"
+    elif figures["recall"].interval is None:
         yield f"{called} of the unlabelled"
         return
-    elif are_uninformative(estimates):
+    elif figures.are_uninformative:
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
         return
     else:
         yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
-    yield "  " + "   ".join([*(f"{_FIGURES[name]} {stated_text(estimates, name)}" for name in names), called])
-    yield from filter(None, [new_images_text(estimates)])
+    yield f"  {figures.text()}   {called}"
+    yield from filter(None, [figures.new_images_text])
 
 
 def _method_lines(model: PULinearClassifier) -> Iterator[str]:
@@ -269,10 +249,10 @@ def _prior_text(result: dict[str, Any]) -> str:
     return f"prior {result['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(result: dict[str, Any], model_prior: float, prior_bounds: tuple[float, float]) -> Iterator[str]:
-    low, high = prior_bounds
-    audited = _audited(result)
-    if not audited and result["prior_estimate"] is not None and not 1.02 * low < model_prior < 1 - 1.02 * (1 - high):
+def _warnings(result: dict[str, Any], model: PULinearClassifier, bounds: tuple[float, float]) -> Iterator[str]:
+    (low, high), figures, prior = bounds, model.figures_, model.tilt_.prior
+    audited, collapsed = figures.is_audited, figures.counted["collapsed"]
+    if not audited and figures.prior is not None and not 1.02 * low < prior < 1 - 1.02 * (1 - high):
         yield (
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
@@ -282,10 +262,8 @@ def _warnings(result: dict[str, Any], model_prior: float, prior_bounds: tuple[fl
             "  after a review these are too high, recall most of all: confirmed images are like the labelled ones; "
             "they are for this pile, and on new images precision may be lower"
         )
-    if result["estimates"]["collapsed"]:
-        yield (
-            f"  warning: the classifier is {result['estimates']['collapsed']} at this threshold; label more positives"
-        )
+    if collapsed:
+        yield f"  warning: the classifier is {collapsed} at this threshold; label more positives"
 
 
 def _scar_lines(scar: ScarCheck, *, audited: bool) -> Iterator[str]:
@@ -317,14 +295,13 @@ def _list_duplicates(duplicates: list[tuple[str, str]]) -> None:
 # --- the file of metrics -------------------------------------------------------------------------
 
 
-def _write_metrics(result: dict[str, Any], metrics: str | None, derived: Path) -> str:
-    """Write `result` to the file that --metrics names, or else to `derived`; returns what to say of it.
+def _write_metrics(result: dict[str, Any], path: Path) -> str:
+    """Write the metrics beside a model; returns what to say of it.
 
-    A file of the derived name that pucache did not mark as its own is left as it is.
+    A file of this name that pucache did not mark as its own is left as it is.
     """
-    path = Path(metrics or derived)
-    if metrics is None and not may_write_derived(path, "out", "metrics"):
-        return f"; {path} was left as it is, not updated, as it has no mark of pucache: rename it, or use --metrics"
+    if not may_write_derived(path, "out"):
+        return f"; {path} was left as it is, not updated, as it has no mark of pucache: rename it"
     with replacing(path) as temporary:
         temporary.write_text(output.to_json({"written_by": MARK, **result}) + "\n")
     return f" and {path}"

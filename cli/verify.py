@@ -18,11 +18,11 @@ _DESCRIPTIONS = {
 }
 
 
-@click.command()
+@options.command("verify")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @options.as_json
 def verify(files: tuple[str, ...]) -> None:
-    """Check every byte of files that pucache wrote; exits with 1 where a file is damaged.
+    """Check every byte of files that pucache wrote.
 
     FILE is a cache, a folder of caches, a model, or output of pretrain: a run folder, an encoder or a
     checkpoint. To repair a cache, run the `pucache embed` that wrote it with

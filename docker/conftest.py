@@ -13,10 +13,6 @@ _MISSING = no_engine()
 _FIGURES: dict[str, dict[str, str]] = {}
 
 
-def pytest_addoption(parser):
-    parser.addoption("--figures", metavar="FILE", help="write the figures there too")
-
-
 @pytest.fixture(scope="session", params=TARGETS)
 def image(request):
     """The image of a target, built from the working tree."""
@@ -74,13 +70,9 @@ def _open_to_all(folder):
     return folder
 
 
-def pytest_terminal_summary(terminalreporter, config):
-    if not _FIGURES:
-        return
-    text = _table()
-    terminalreporter.write_line(text)
-    if path := config.getoption("--figures"):
-        Path(path).write_text(text)
+def pytest_terminal_summary(terminalreporter):
+    if _FIGURES:
+        terminalreporter.write_line(_table())
 
 
 def pytest_unconfigure(config):

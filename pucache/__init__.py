@@ -18,9 +18,14 @@ from .version import __version__
 
 _HOMES = {
     "EmbeddingCache": "cache.embedding_cache",
+    "Encoder": "encoders.encoder",
     "EncoderSpec": "encoders.spec",
     "Decoding": "images.decoding",
     "Labels": "labels.labels",
+    "PULabels": "labels.labels",
+    "read_labels": "labels.read_labels",
+    "write_labels": "labels.read_labels",
+    "session_labels": "reviewing.session_labels",
     "PULinearClassifier": "training.sklearn_classifier",
     "load_encoder": "encoders.encoder",
     "open_source": "images.source",
@@ -28,16 +33,14 @@ _HOMES = {
     "embed_shards": "scaling.embed_shards",
     "import_embeddings": "cache.importing",
     "pretrain": "pretraining.pretrain",
-    "train_pu": "reviewing.train_pu",
+    "train_pu": "training.train_pu",
     "estimate_prior": "training.estimate_prior",
     "sweep_priors": "training.prior_sweep",
     "retrieve_positives": "retrieval.retrieve",
     "write_review_page": "pages.review_page",
     "review": "reviewing.serve",
-    "rank_shards": "scaling.rank_shards",
     "score": "scoring.score",
     "check_new_images": "scoring.new_images",
-    "score_shards": "scaling.score_shards",
     "evaluate": "scoring.evaluate",
     "report": "pages.report",
     "audit": "reviewing.audit",
@@ -60,11 +63,15 @@ if TYPE_CHECKING:
     from .cache.merging import pack as pack
     from .demonstration import demo as demo
     from .embedding.embed import embed as embed
+    from .encoders.encoder import Encoder as Encoder
     from .encoders.encoder import load_encoder as load_encoder
     from .encoders.spec import EncoderSpec as EncoderSpec
     from .images.decoding import Decoding as Decoding
     from .images.source import open_source as open_source
     from .labels.labels import Labels as Labels
+    from .labels.labels import PULabels as PULabels
+    from .labels.read_labels import read_labels as read_labels
+    from .labels.read_labels import write_labels as write_labels
     from .pages.report import report as report
     from .pages.review_page import write_review_page as write_review_page
     from .pretraining.pretrain import pretrain as pretrain
@@ -72,16 +79,15 @@ if TYPE_CHECKING:
     from .reviewing.audit import audit as audit
     from .reviewing.audit import audit_concepts as audit_concepts
     from .reviewing.serve import review as review
-    from .reviewing.train_pu import train_pu as train_pu
+    from .reviewing.session_labels import session_labels as session_labels
     from .scaling.embed_shards import embed_shards as embed_shards
-    from .scaling.rank_shards import rank_shards as rank_shards
-    from .scaling.score_shards import score_shards as score_shards
     from .scoring.evaluate import evaluate as evaluate
     from .scoring.new_images import check_new_images as check_new_images
     from .scoring.score import score as score
     from .training.estimate_prior import estimate_prior as estimate_prior
     from .training.prior_sweep import sweep_priors as sweep_priors
     from .training.sklearn_classifier import PULinearClassifier as PULinearClassifier
+    from .training.train_pu import train_pu as train_pu
     from .verify_files import verify as verify
 
 

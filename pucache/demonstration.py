@@ -28,19 +28,18 @@ from .encoders.sentence_encoder import is_at_hand
 from .errors import OutputError
 from .estimates.metrics import with_labels
 from .images.decoding import decode
-from .labels.label_files import read_truth
-from .labels.labels import Labels
+from .labels.read_labels import open_labels
+from .labels.row_values import read_truth
 from .pages.report import report
 from .pages.review_page import write_review_page
 from .progress import Progress
 from .retrieval.ranking import Ranking
 from .retrieval.retrieve import retrieve_positives
-from .reviewing.train_pu import train_pu
 from .scoring.evaluate import evaluate
 from .scoring.score import score
 from .storage.atomic import make_folder, replacing
 from .storage.file_kinds import MARK
-from .training.train_on_cache import label_note
+from .training.train_pu import train_pu
 
 POSITIVE_CLASS, WORDS = "dress", "a dress"
 LABELLED_OF_EACH = 20  # images of each kind in kinds.csv
@@ -80,15 +79,13 @@ def demo(
     folder = Path(folder)
     unpack(folder)
     encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
-    pile, new = (
-        embed(folder / name, folder / f"{name}.h5", encoder, moved=True, progress=progress) for name in IMAGE_FOLDERS
-    )
+    pile, new = (embed(folder / name, folder / f"{name}.h5", encoder, progress=progress) for name in IMAGE_FOLDERS)
     y = read_truth(folder / "truth.csv", pile.keys)
     by_words = None
     if is_at_hand():
         first = retrieve_positives(pile, words=WORDS, k=WORDS_IMAGES, device=device, progress=progress)
         by_words = {"words": WORDS, "images": len(first.rows), "positives": int(y[first.rows].sum())}
-    labels = Labels.read(pile, folder / "positives.txt")
+    labels = open_labels(pile, folder / "positives.txt").only
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
     estimate = model.prior_estimate_
@@ -96,7 +93,7 @@ def demo(
     ranking.save(folder / "ranked.csv")
     y_ranked = y[ranking.rows]
     contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
-    write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), labels, folder / "review.html", progress=progress)
+    write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), folder / "review.html", progress=progress)
     page = folder / "report.html"
     report(pile, folder / "positives.txt", page, model=model, truth=y, device=device, progress=progress)
     score(model, new, folder / "scores.csv")
@@ -112,7 +109,7 @@ def demo(
         "pucache": metrics,
         "supervised": _supervised_metrics(pile, new, y, read_truth(folder / "truth.csv", new.keys), labels.s == 0),
         "estimates": model.estimates_,
-        "note": label_note(model),
+        "note": model.figures_.note,
         "seconds": round(time.monotonic() - began, 1),
     }
 

@@ -24,8 +24,13 @@ RUNTIMES = ("torch", "openvino")
 _OTHERS = 0.05  # share of a GPU's memory above which what is neither free nor torch's is that of other processes
 
 
+def device_name(device: str | torch.device) -> str:
+    """Name of a device; in place of ``auto`` what the environment variable PUCACHE_DEVICE says, if it is set."""
+    return os.environ.get("PUCACHE_DEVICE") or "auto" if device == "auto" else str(device)
+
+
 def choose_device(device: str | torch.device = "auto") -> torch.device:
-    """Return the device called `device`; ``auto`` is CUDA where there is one, else the CPU.
+    """Return the device called `device`; ``auto`` is PUCACHE_DEVICE, else CUDA where there is one, else the CPU.
 
     A `torch.device` is returned as it is: it may be one of another machine. Where there is a GPU that torch cannot use,
     as with a driver that is too old, ``auto`` is the CPU, and the log says why. Raises `ValueError` for a device that
@@ -35,6 +40,11 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
 
     if isinstance(device, torch.device):
         return device
+    if (name := device_name(device)) != device:
+        try:
+            return choose_device(name)
+        except ValueError as error:
+            raise ValueError(f"PUCACHE_DEVICE: {error}") from error
     if device == "auto":
         # torch warns of a driver in several lines; `unusable_cuda` says the same on one
         with warnings.catch_warnings(record=True, action="always") as caught:
@@ -42,6 +52,12 @@ def choose_device(device: str | torch.device = "auto") -> torch.device:
         if caught:
             _warn_of_unusable_cuda()
         return torch.device("cuda" if available else "cpu")
+    return _named(device)
+
+
+def _named(device: str) -> torch.device:
+    import torch
+
     try:
         chosen = torch.device(device)
     except RuntimeError:

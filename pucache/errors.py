@@ -48,6 +48,17 @@ class LabelError(PUCacheError, ValueError):
     """Labels or scores cannot be read, or do not fit the cache."""
 
 
+class MissingColumnError(LabelError):
+    """A table lacks the column that the user has named, `column`, or its column of keys is no text."""
+
+    def __init__(self, text: str, column: str = ""):
+        super().__init__(text, column)
+        self.column = column
+
+    def __str__(self) -> str:
+        return without_secrets(str(self.args[0]))
+
+
 class ModelError(PUCacheError):
     """A model file is missing, of another format, damaged, or does not fit the cache."""
 

@@ -82,6 +82,27 @@ def test_a_machine_without_a_gpu_is_no_news(no_cuda, caplog, error):
         choose_device("cuda")
 
 
+@pytest.mark.parametrize(("named", "expected"), [("cpu", "cpu"), ("auto", "cuda"), ("", "cuda")])
+def test_auto_is_what_the_environment_says(monkeypatch, named, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("PUCACHE_DEVICE", named)
+    assert choose_device().type == expected
+    assert choose_device("cuda").type == "cuda" and choose_device(CPU) == CPU
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [("tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"), ("cuda:7", "device cuda:7 is not there")],
+)
+def test_a_device_of_the_environment_that_is_not_there_is_one_line_that_names_it(monkeypatch, named, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("PUCACHE_DEVICE", named)
+    with pytest.raises(ValueError, match=r"^PUCACHE_DEVICE: ") as raised:
+        choose_device()
+    assert said in str(raised.value) and choose_device("cpu") == CPU
+
+
 # --- memory ------------------------------------------------------------------------------------
 
 

@@ -61,7 +61,7 @@ def test_the_wheel_holds_library_command_line_data_and_the_typing_mark(wheel):
     expected |= {f"pucache/cli/{path.name}" for path in (ROOT / "cli").glob("*.py")}
     for folder in ("pucache/data", "pucache/pages/assets"):
         expected |= {f"{folder}/{path.name}" for path in (ROOT / folder).iterdir()}
-    assert len(expected) > 60 and {"pucache/cli/main.py", "pucache/pages/assets/review.html"} < expected
+    assert len(expected) > 60 and {"pucache/cli/main.py", "pucache/pages/assets/sheet.html"} < expected
     inside = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert inside == expected | {"pucache/py.typed"}, "all of it, and no top-level cli, tests or tools"
 

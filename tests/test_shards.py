@@ -12,10 +12,10 @@ from helpers.planted import QUICK, planted, write_cache
 import pucache
 from pucache.cache import embedding_cache
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.labels.read_labels import open_labels
 from pucache.neighbours.whitening import Whitening
-from pucache.training.labelled_cache import LabelledCache
 from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import train_on_cache
+from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 700, 12
@@ -80,10 +80,11 @@ def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
         model = PULinearClassifier(**FAST | options)
         if "solver" in options:
             model.sgd_settings = QUICK
-        data = LabelledCache.of(cache, S)
-        train_on_cache(model, data)
+        labels = open_labels(cache, S)
+        data = TrainingRows.of_cache(cache, labels, device="cpu").labelled_by(labels.only)
+        model.train(data)
         model.save(tmp_path / f"{number}.safetensors")
-        models.append((data.group.tolist(), model.held_out_margins_, (tmp_path / f"{number}.safetensors").read_bytes()))
+        models.append((data.twin.tolist(), model.held_out_margins_, (tmp_path / f"{number}.safetensors").read_bytes()))
     (group, margins, content), (other_group, other_margins, other_content) = models
     assert group == other_group and len(set(group)) == N - 3
     np.testing.assert_array_equal(margins, other_margins)
@@ -109,8 +110,7 @@ def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, dealt):
     np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
     s = labels_of(dealt)
     ranked = [
-        pucache.retrieve_positives(cache, of, k=40, similarity="topk", device="cpu")
-        for cache, of in ((packed, S), (dealt, s))
+        pucache.retrieve_positives(cache, of, k=40, by="topk", device="cpu") for cache, of in ((packed, S), (dealt, s))
     ]
     assert ranked[0].keys == ranked[1].keys
     np.testing.assert_allclose(ranked[0].scores, ranked[1].scores, rtol=1e-4)

@@ -22,9 +22,9 @@ from pucache.neighbours.graph import cached_graph
 from pucache.reviewing.log import Choice
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.service import Proposal, ReviewService
 from pucache.reviewing.session import open_session
+from pucache.training.ranker import Ranker
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = tuple(f"{ROOT / name}/" for name in ("pucache", "cli"))
@@ -55,14 +55,14 @@ def click(cache, folder):
     session = open_session(cache, folder / "positives.txt", folder=folder / "review")
     queue = NextImages(session, np.random.default_rng(0))
     service = ReviewService(session, queue, Pictures(cache), identifier="trace", reviewer="trace")
-    ranker = Ranker(cache, cached_graph(cache), groups=session.groups)
-    service.take_ranking(ranker.fit(*session.labels()), session.label_serial)
+    ranker = Ranker(cache, cached_graph(cache), groups=session.state.groups)
+    service.take_ranking(ranker.fit(*session.state.labels()), session.state.label_serial)
     (card,) = service.next("tab", 1)
 
     def run():
         service.decide("tab", [Proposal(request="1", row=card["row"], choice=Choice.POSITIVE, replaces=card["serial"])])
-        result = replace(ranker.fit(*session.labels()), seconds=0.0)  # a slow one would be kept on disk
-        service.take_ranking(result, session.label_serial)
+        result = replace(ranker.fit(*session.state.labels()), seconds=0.0)  # a slow one would be kept on disk
+        service.take_ranking(result, session.state.label_serial)
         service.next("tab", 1)
 
     return run

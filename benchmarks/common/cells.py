@@ -14,7 +14,7 @@ from benchmarks.common.environment import commit
 
 TUNED = (
     "Two constants of pucache's rule for the penalty were chosen with the true labels of tasks of CIFAR-10 on this "
-    "encoder ([penalty](penalty.md))."
+    "encoder."
 )
 
 

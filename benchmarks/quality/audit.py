@@ -3,7 +3,7 @@
     python -m benchmarks.quality.audit DIR [--quick] [--out docs/results/audit.md]
 
 A simulated review has ranked images, random ones where the ranking yields little, a closing audit among the likeliest
-and then in the whole pile, and more ranked ones; `audit_entries` takes its log. Reviews of images are those of
+and then in the whole pile, and more ranked ones; `History` takes its log. Reviews of images are those of
 `review.py`.
 """
 
@@ -14,10 +14,12 @@ import numpy as np
 from benchmarks.common.cells import measured, table
 from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
+from benchmarks.quality import growing_piles
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
-from pucache.reviewing.audit import UPPER_PART
-from pucache.reviewing.audit_log import ReplayedLog, looks_of
-from pucache.reviewing.hidden_interval import evidence_above, evidence_below
+from benchmarks.quality.growing_piles import GROWING, exclusions, growth
+from pucache.estimates.limits import UPPER_PART
+from pucache.estimates.strata import SIDES, Stratum
+from pucache.reviewing.history import History
 from pucache.reviewing.log import Stream
 
 LEVEL, CHUNK = 0.95, 50  # reviews of a cell
@@ -93,7 +95,7 @@ def missed_review(rows: int, share: float, rng: np.random.Generator) -> list[boo
     review, excluded = Review(rows, share, "learns", rng, lapses=False, missed=0.1), [False] * len(LIMITS)
     while review.left.any():
         review.rank(EVERY)
-        audit, total = review.audit(), int(review.truth.sum())
+        audit, total = review.limits(), int(review.truth.sum())
         excluded[0] |= audit.total_high < total
         excluded[1] |= audit.total_low > total
     return excluded
@@ -108,24 +110,22 @@ def zone_of(rows: int) -> int:
 
 
 def excluded_limits(review: Review) -> list[bool]:
-    """Whether the limits, as `audit_entries` computes them, exclude the truth: their evidence against it alone."""
-    error, zone_rows = 1.0 - LEVEL, int(review.copies[review.zone].sum())
-    log, zone = ReplayedLog(review.entries, [review.rows]), ReplayedLog.of_zone(review.entries, [zone_rows])
-    looks = looks_of(review.entries, review.rows, log.labels)
+    """Whether the limits of `Limits` exclude the truth: their evidence against it alone."""
+    error, history = 1.0 - LEVEL, History([review.rows], review.entries)
+    (pile,), zone, looks = history.strata(), history.strata(review.zone_rows), history.looks()
     total, inside = (int(review.copies[review.truth & groups].sum()) for groups in (review.truth, review.zone))
 
-    def above(log: ReplayedLog, total: int, error: float) -> bool:
-        if total < int((log.found + log.unresolved).sum()):
-            return False
-        return bool(evidence_above(log.all_positive, total, int(log.rows[0])).max(initial=0.0) >= -np.log(error))
+    def above(one: Stratum, total: int, error: float) -> bool:
+        evidence = np.log(SIDES[0]) + one.evidence_above(total)
+        return total >= one.range(1)[0] and bool(evidence.max(initial=0.0) >= -np.log(error))
 
-    below = evidence_below(log.all_negative, total, review.rows).max(initial=0.0)
+    below = np.log(SIDES[0]) + pile.evidence_below(total).max(initial=0.0)
     chance = total >= looks.found and looks.evidence(total).max(initial=0.0) >= -np.log(error)
     # the limit of the rest is that of the pile: wrong only where this one is
     return [
-        above(log, total, UPPER_PART * error),
+        above(pile, total, UPPER_PART * error),
         bool(below >= -np.log((1.0 - UPPER_PART) * error)),
-        above(zone, inside, error / 2) or above(log, total, error / 2),
+        any(above(one, inside, error / 2) for one in zone) or above(pile, total, error / 2),
         bool(chance),
     ]
 
@@ -140,7 +140,7 @@ def length(rows: int, share: float, draws: int, reviews: int) -> dict:
         rng = np.random.default_rng([rows, round(1000 * share), draws, number])
         review = Review(rows, share, "chance", rng, lapses=False)
         review.close(Stream.AUDIT, draws)
-        result = review.audit()
+        result = review.limits()
         limits.append(((result.total_low, result.total_high), exact.interval(len(review.found), rows, draws)))
     ours, planned = np.diff(limits, axis=2)[..., 0].mean(axis=0)
     return {"ratio": float(ours / planned)}
@@ -160,7 +160,7 @@ def widths(rows: int, share: float, looks: int, reviews: int) -> dict:
             else:
                 review.fix_zone(zone_of(rows) if closing is Stream.ZONE else 0)
                 review.close(closing, looks - looks * 3 // 5)
-            ends[closing] = review, review.audit()
+            ends[closing] = review, review.limits()
         (pile, whole), (zoned, zone), (ranked, chance) = ends.values()
         assert zone.zone is not None
         inside = zoned.hidden(zoned.zone)
@@ -196,7 +196,7 @@ def share_of(values: np.ndarray) -> str:
     return f"{100 * mean:.2f} ± {100 * np.sqrt(mean * (1 - mean) / len(values)):.2f}"
 
 
-def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
+def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list[dict], ever: list[dict]) -> str:
     coverages = []
     for case, rows, share in CASES:
         cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
@@ -213,6 +213,23 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
         for cell in wide
     ]
     width_head = ["pile", "positive", "looks", "hidden", "pile", "hidden in zone", "zone", "hidden", "chance"]
+    grown_lines = [
+        [
+            "{:,} + {:,}; {}, {}; {:g} %".format(*GROWING[cell["case"]][:4], 100 * GROWING[cell["case"]][4]),
+            *(" / ".join(f"{cell['weeks'][week][at]:,.0f}" for week in range(4)) for at in range(3)),
+        ]
+        for cell in grown
+    ]
+    excluded_by_share = {
+        share: np.array([one for cell in ever if cell["share"] == share for one in cell["excluded"]])
+        for share in growing_piles.SHARES
+    }
+    ever_lines = [
+        [f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)]
+        for share, excluded in excluded_by_share.items()
+        if len(excluded)
+    ]
+    grown_head = ["pile + weekly; draws first, then weekly; positive", "hidden", "all strata", "begun anew"]
     sections = [
         "# Interval of the hidden positives",
         "## Every limit",
@@ -223,6 +240,11 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict]) -> str:
         table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),
         WIDTH_TEXT,
         table(width_head, width_lines),
+        "## Piles that grow",
+        growing_piles.GROWTH_TEXT,
+        table(grown_head, grown_lines),
+        growing_piles.EVER_TEXT,
+        table(["positive", "reviews", "above, %", "below, %"], ever_lines),
         environment(),
     ]
     return "\n\n".join(sections) + "\n"
@@ -244,7 +266,13 @@ def main() -> None:
         {"rows": rows, "share": share, "looks": count, "reviews": 1 if options.quick or rows == LARGE else 3}
         for rows, share, count in product(PILES if options.quick else (*PILES, LARGE), SHARES, LOOKS)
     ]
-    parts = (coverage, wanted), (length, lengths), (widths, looks)
+    grown = [{"case": case, "reviews": 2 if options.quick else 8} for case in range(len(GROWING))]
+    ever = [
+        {"share": share, "begin": begin, "count": CHUNK}
+        for share in growing_piles.SHARES
+        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)
+    ]
+    parts = (coverage, wanted), (length, lengths), (widths, looks), (growth, grown), (exclusions, ever)
     rows = [
         measured(work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
     ]

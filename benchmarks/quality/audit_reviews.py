@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pucache.reviewing.audit import Audit, audit_entries
+from pucache.estimates.limits import Limits
+from pucache.reviewing.history import History
 from pucache.reviewing.log import Choice, Entry, Stream
 from pucache.reviewing.queue import AUDIT_SHARE, RECHECK_SHARE
 
@@ -14,7 +15,7 @@ TWINS, SKIPPED, WRONG = 0.03, 0.05, 0.03  # shares of groups of two, of skips, a
 
 @dataclass
 class Review:
-    """A simulated review whose log is taken by `audit_entries`; groups of rows are numbered from 0.
+    """A simulated review whose log is taken by `History`; groups of rows are numbered from 0.
 
     Attributes
     ----------
@@ -51,7 +52,11 @@ class Review:
         )
         self.left, self.skipped = np.ones(len(self.copies), bool), np.zeros(len(self.copies), bool)
         self.zone = np.zeros(len(self.copies), bool)
-        self.labelled, self.entries, self.recent, self.wrong = np.zeros(KINDS), [], [], []
+        self.decisions: dict[int, list[tuple[Choice, int]]] = {}
+        self.labelled, self.entries, self.recent, self.wrong, self.waiting = (
+            np.zeros(KINDS),
+            *([], [], [], []),
+        )
         self.found: list[int] = []
         self.order: list[int] = []
 
@@ -66,15 +71,22 @@ class Review:
         return best[np.isfinite(scores[best])].tolist()
 
     def write(self, group: int, stream: Stream, choice: Choice | None, unknown: int = 0) -> None:
+        stack, serial, taken_back = self.decisions.setdefault(group, []), len(self.entries) + 1, {}
+        if choice is Choice.UNDONE:
+            taken_back = {"replaces": stack.pop()[1]}
+            if stack:  # what lay below is in force again
+                choice, taken_back["restores"] = stack.pop()
+        if choice is not None and choice is not Choice.UNDONE:
+            stack.append((choice, serial))
         self.entries.append(
             Entry(
-                serial=len(self.entries) + 1,
+                serial=serial,
+                **taken_back,
                 row=group,
                 group=group,
                 copies=int(self.copies[group]),
                 stream=stream,
                 unknown=unknown,
-                positives=0,
                 time=0.0,
                 choice=choice,
                 zone=bool(self.zone[group]),
@@ -93,7 +105,7 @@ class Review:
             self.write(group, stream, other)
             if stream is Stream.RANKED:
                 self.left[group] = False
-                self.wrong.append(group)  # it is taken back at the next training, and shown again
+                self.wrong.append(group)  # it is taken back at the next training, and then shown again
                 return
             self.write(group, stream, Choice.UNDONE)
         if self.rng.random() < self.missed:
@@ -124,8 +136,7 @@ class Review:
             if look % self.retrain == 0:
                 for group in self.wrong:
                     self.write(group, Stream.RANKED, Choice.UNDONE)
-                    self.left[group] = True
-                self.wrong = []
+                self.waiting, self.wrong = self.waiting + self.wrong, []
                 self.order = self.best(2 * self.retrain)
             little = 1.0 - sum(self.recent[-100:]) / len(self.recent[-100:]) if self.recent else 1.0
             chance = self.rng.random()
@@ -137,7 +148,8 @@ class Review:
                 missed = self.rng.random() < self.missed
                 self.write(known, Stream.RECHECK, Choice.NEGATIVE if missed else Choice.POSITIVE)
             else:
-                group = next((one for one in self.order if self.left[one] and not self.skipped[one]), None)
+                ranked = (one for one in self.order if self.left[one] and not self.skipped[one])
+                group = self.waiting.pop() if self.waiting else next(ranked, None)
                 if group is not None:
                     self.decide(group, Stream.RANKED)
 
@@ -149,8 +161,13 @@ class Review:
             if not self.draw(stream):
                 return
 
-    def audit(self) -> Audit:
-        return audit_entries(self.entries, [self.rows], zone=int(self.copies[self.zone].sum()))
+    @property
+    def zone_rows(self) -> list[int]:
+        """Rows of the zone, in one part."""
+        return [int(self.copies[self.zone].sum())] if self.zone.any() else []
+
+    def limits(self) -> Limits:
+        return History([self.rows], self.entries).limits(zone=self.zone_rows)
 
     def hidden(self, groups: np.ndarray | None = None) -> int:
         """Rows that are positive and not labelled so."""

@@ -20,7 +20,6 @@ from benchmarks.common.environment import environment
 from benchmarks.common.piles import Directions, pile_rows
 from benchmarks.quality.prior import share_of
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.estimates.intervals import interval_of
 
 LABELLED, UNLABELLED, COPIES = (15, 40), 300, 10  # groups that are labelled, and that are not; rows of a group
 SHARES = (0.03, 0.3)  # of positives among the unlabelled groups, even on the scale of logarithms
@@ -61,7 +60,7 @@ def stated(model: PULinearClassifier, unlabelled: np.ndarray, hidden: np.ndarray
         "precision": hits / max(np.count_nonzero(called), 1),
     }
     estimate = model.prior_estimate_
-    ends = {name: interval_of(model.estimates_, name) for name in FIGURES}
+    ends = {name: model.figures_[name].interval for name in FIGURES}
     ends["prior"] = (estimate.low, estimate.high) if estimate is not None and estimate.has_interval else None
     return {
         name: {"covered": low <= truth[name] <= high, "width": high - low}

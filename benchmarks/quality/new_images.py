@@ -35,7 +35,6 @@ from pucache import PULinearClassifier
 from pucache.estimates.dataset_shift import check_shift
 from pucache.estimates.share_of_new_images import estimate_share
 from pucache.scoring.score import score
-from pucache.training.model_file import label_count
 
 PART, COMPARED = 0.6, 2000
 PAPER = "vehicles"
@@ -148,7 +147,7 @@ def measure(at: Location, draws: int, group: str, task: str, labelled: int, shar
 def of_draw(model: PULinearClassifier, images: Reduced, y: np.ndarray, rows: np.ndarray, m: np.ndarray) -> dict:
     assert model.pile_margins_ is not None
     assert model.pile_sample_ is not None
-    few = estimate_share(model.pile_margins_, model.tilt_.prior, m[rows], labels=label_count(model))
+    few = estimate_share(model.pile_margins_, model.tilt_.prior, m[rows], labels=model.figures_.labels)
     tilt, true = model.pile_margins_.tilt(model.tilt_.prior), float(y[rows].mean())
     assert few is not None
     shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, images.X[rows[:COMPARED]], m[rows])

@@ -30,7 +30,7 @@ from pucache.devices import choose_device, choose_training_precision, torch_dtyp
 from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
 from pucache.estimates.metrics import with_labels
-from pucache.labels.labels import Labels
+from pucache.labels.read_labels import open_labels
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.pretrain import pretrain
@@ -69,7 +69,7 @@ class Task:
             run_embedding(open_source(manifest), path, loaded)
             caches.append(EmbeddingCache(path))
         pile, test = caches
-        s, y = Labels.read(pile, self.positives).s, is_positive(pile.keys)
+        s, y = open_labels(pile, self.positives).only.s, is_positive(pile.keys)
         by_head = {}
         for head, setting in settings.items():
             model = train_pu(pile, s, device=device, **setting)
@@ -107,7 +107,7 @@ def _marked(name: str) -> int:
 
 def untrained(path: Path, backbone: str, seed: int) -> Path:
     """An encoder with the weights that a training of this seed begins with."""
-    network = build_network(NetworkConfig(backbone, stem="small", size=32), norm=True, seed=seed)
+    network = build_network(NetworkConfig(backbone, size=32), norm=True, seed=seed)
     path.mkdir(parents=True, exist_ok=True)
     pretrained_file.write(path / pretrained_file.NAME, network.backbone, network.description)
     return path
@@ -118,7 +118,7 @@ def gains(folder: Path, work: Path, options: argparse.Namespace) -> list[str]:
     task, device = Task(folder, work, small=True), options.device
     seeds = SEEDS[:1] if options.quick else SEEDS
     recipe = dataclasses.replace(SMALL, epochs=1) if options.quick else SMALL
-    network = NetworkConfig(SMALL_BACKBONE, stem="small", size=32)
+    network = NetworkConfig(SMALL_BACKBONE, size=32)
     rows: dict[str, list[dict]] = {"untrained": [], "pretrained": []}
     reports = []
     for seed in seeds:
@@ -149,7 +149,7 @@ def authors_task(folder: Path, work: Path, options: argparse.Namespace) -> list[
     task, run = Task(folder, work, small=options.quick), work / f"{backbone}-{epochs}"
     recipe = dataclasses.replace(RECIPES["modern"], epochs=epochs, batch_size=512)
     settings = {"device": device, "positives": task.positives}
-    network = NetworkConfig(backbone, stem="small", size=32)
+    network = NetworkConfig(backbone, size=32)
     report = pretrain(task.pile, run, network, recipe, minutes=options.minutes, **settings)
     if report.steps < report.total:
         return [f"Not finished: step {report.steps} of {report.total}. Run the command again."]
@@ -200,7 +200,7 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compil
     where = choose_device(device)
     dtype = torch_dtype(choose_training_precision("auto", where))
     recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
-    network = build_network(NetworkConfig(backbone, stem="small", size=size), norm=True, seed=0)
+    network = build_network(NetworkConfig(backbone, size=size), norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
     training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype)

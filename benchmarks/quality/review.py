@@ -29,12 +29,12 @@ from benchmarks.quality import review_page
 from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
 from pucache import PULinearClassifier
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
+from pucache.training.ranker import Ranker
 
 SHARE, LABELLED = 0.01, 20
 TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneaker")
@@ -57,7 +57,7 @@ def simulated_review(pile: Pile, *, seed: int) -> dict:
         images = NextImages(session, np.random.default_rng([seed, 20]))
         shown = np.zeros(len(pile.y), bool)
         while not ended(looks, len(found_at), pile.hidden):
-            result = ranker.fit(*session.labels())
+            result = ranker.fit(*session.state.labels())
             images.set_ranking(result.scores, result.posterior, looks)
             fits += 1
             rows = images.next("simulated", AHEAD)
@@ -81,7 +81,7 @@ def rounds(pile: Pile) -> dict:
     found_at: list[int] = []
     looks = 0
     while not ended(looks, len(found_at), pile.hidden):
-        labels = Labels(pile.s, reviewed.copy())
+        labels = PULabels(pile.s, reviewed.copy())
         model = PULinearClassifier(method="linear").fit(pile.cache.X, labels.s, reviewed=labels.reviewed)
         model.encoder_ = pile.cache.encoder
         rows = rank_unlabelled(pile.cache, labels, k=ROUND, scorer=Fused(model), twins=None).rows

@@ -22,15 +22,12 @@ from benchmarks.common.tasks import CIFAR, FASHION, TASKS, Location, opened, pre
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_review
 from pucache.encoders.spec import EncoderSpec
 from pucache.estimates.audited_prior import CONTRADICTED
-from pucache.estimates.intervals import interval_of
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.neighbours.graph import cached_graph
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.session_labels import read_labels
-from pucache.training.labelled_cache import LabelledCache
-from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_on_cache import train_on_cache
+from pucache.reviewing.session_labels import session_labels
+from pucache.training.ranker import Ranker
+from pucache.training.train_pu import train_pu
 
 ROWS, POSITIVES, LABELLED = 3000, 90, 30
 LOOKS = ((60, 0), (150, 0), (200, 200))  # ranked ones, and those of a closing audit
@@ -52,30 +49,33 @@ def pile_of(X: np.ndarray, y: np.ndarray, folder: Path, seed: int) -> tuple[Pile
     return Pile(cache, cached_graph(cache), s, y[rows]), np.setdiff1d(np.arange(len(y)), rows)
 
 
-def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> Labels:
-    """Labels of a review whose answers are wrong now and then, with its audit."""
+def reviewed(pile: Pile, ranked: int, closing: int, wrong: float, seed: int) -> PULabels:
+    """PULabels of a review whose answers are wrong now and then, with its audit."""
     ranker, rng = Ranker(pile.cache, pile.graph), np.random.default_rng([seed, 51])
     with opened_review(pile) as session:
         images = NextImages(session, rng)
         for look in range(0, ranked + closing, AHEAD):
             images.closing_audit = look >= ranked
             if look % EVERY == 0 and not images.closing_audit:
-                result = ranker.fit(*session.labels())
+                result = ranker.fit(*session.state.labels())
                 images.set_ranking(result.scores, result.posterior, look)
             decide(session, images.next("simulated", AHEAD), pile.y ^ (rng.random(len(pile.y)) < wrong), look)
-        return read_labels(pile.cache, session.folder)
+        return session_labels(pile.cache, session.folder).only
 
 
-def figures(pile: Pile, labels: Labels, seed: int, new: tuple[np.ndarray, np.ndarray]) -> dict:
+NEW = "_of_new_images"
+
+
+def figures(pile: Pile, labels: PULabels, seed: int, new: tuple[np.ndarray, np.ndarray]) -> dict:
     """Truth and ends of each interval, and their `sources`.
 
     Of the rows that were unlabelled before the review, and of `new` ones, X and y, at the same share of positives.
     """
-    data = LabelledCache.of(pile.cache, labels, None, seed=seed, device="cpu")
-    model = train_on_cache(PULinearClassifier(random_state=seed, device="cpu"), data)
+    model = train_pu(pile.cache, labels, twins=None, seed=seed, device="cpu")
     rest, estimate = pile.s == 0, model.prior_estimate_
-    found: dict = {"sources": model.estimates_.get("sources")}
-    threshold = np.quantile(model.held_out_margins_[rest], 1 - model.estimates_["share_predicted_positive"])
+    stated = model.figures_
+    found: dict = {"sources": stated.sources}
+    threshold = np.quantile(model.held_out_margins_[rest], 1 - stated.counted["share_predicted_positive"])
     called, y = model.held_out_margins_[rest] > threshold, pile.y[rest]
     truth = {"recall": called[y].mean(), "precision": y[called].mean() if called.any() else np.nan}
     called = model.margins(new[0].astype(np.float32)) > model.threshold_
@@ -85,8 +85,9 @@ def figures(pile: Pile, labels: Labels, seed: int, new: tuple[np.ndarray, np.nda
     if estimate is not None and estimate.has_interval:
         found["prior"] = (float(y.mean()), estimate.low, estimate.high)
     for name, value in truth.items():
-        if (ends := interval_of(model.estimates_, name)) is not None:
-            found[name] = (float(value), *ends)
+        figure = stated.of_new_images.get(name.removesuffix(NEW)) if name.endswith(NEW) else stated[name]
+        if figure is not None and figure.interval is not None:
+            found[name] = (float(value), *figure.interval)
     return found
 
 
@@ -104,7 +105,7 @@ def measure(at: Location, group: str, seed: int) -> dict:
         X = reduced_rows(at, group)
         pile, others = pile_of(X, y, Path(folder), seed)
         new = X[others], y[others]
-        found = {ALONE: figures(pile, Labels.of(pile.s), seed, new)}
+        found = {ALONE: figures(pile, PULabels.of(pile.s), seed, new)}
         for (ranked, closing), wrong in product(LOOKS, WRONG):
             labels = reviewed(pile, ranked, closing, wrong, seed)
             found[f"{ranked} ranked, {closing} random, {wrong:.0%} wrong"] = figures(pile, labels, seed, new)
@@ -137,7 +138,7 @@ def page(rows: list[dict], wanted: int) -> str:
     text = (
         f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
         f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
-        "answers are wrong now and then, and the intervals that `train-pu --session` prints afterwards; those of new "
+        "answers are wrong now and then, and the intervals that `train-pu --labels` prints afterwards; those of new "
         "images against the final classifier on all other rows of the images, at the pile's share. The last "
         "column is the share of piles whose interval is wider than that of the labels alone, where the two agree."
     )

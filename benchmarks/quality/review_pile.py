@@ -14,11 +14,11 @@ from benchmarks.common.row_cache import write_row_cache
 from benchmarks.common.tasks import Setting, TaskGroups
 from pucache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.neighbours.graph import NeighbourGraph, cached_graph
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import Session, open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 AHEAD = 10  # images that a page asks for at once
 
@@ -61,22 +61,12 @@ def opened_review(pile: Pile) -> Iterator[Session]:
     """A new session on the pile, in a folder that goes with it."""
     with (
         tempfile.TemporaryDirectory() as folder,
-        open_session(pile.cache, Labels.of(pile.s), folder=Path(folder) / "session", twins=None) as session,
+        open_session(pile.cache, PULabels.of(pile.s), folder=Path(folder) / "session", twins=None) as session,
     ):
         yield session
 
 
 def decide(session: Session, rows: list[int], y: np.ndarray, looks: int) -> None:
-    session.decide(
-        [
-            Proposal(
-                request=str(look),
-                row=row,
-                choice=Choice.POSITIVE if y[row] else Choice.NEGATIVE,
-                replaces=0,
-                reviewer="truth",
-                model_version=0,
-            )
-            for look, row in enumerate(rows, looks + 1)
-        ]
-    )
+    for look, row in enumerate(rows, looks + 1):
+        choice = Choice.POSITIVE if y[row] else Choice.NEGATIVE
+        session.decide(Proposal(str(look), row, choice, replaces=0, reviewer="truth"))

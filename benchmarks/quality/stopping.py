@@ -29,9 +29,8 @@ from benchmarks.quality.stopping_methods import Looked, method_rules
 from pucache.reviewing.audit import audit
 from pucache.reviewing.log import AGAIN, LABELS, Entry, Stream
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
 from pucache.reviewing.session import Session
-from pucache.reviewing.statements import best_rate
+from pucache.training.ranker import Ranker
 
 RECALL, EVERY = 0.95, 50  # looks between two checks
 LOOKS, SEEDS = 3000, 2
@@ -55,7 +54,7 @@ def apart(says: Callable[[Looked], bool], session: Session, looked: Looked) -> b
 
 
 def by_chance(session: Session, looked: Looked) -> bool:
-    found = session.counts().positives
+    found = session.state.progress().positives
     return found >= RECALL * (found + audit(session).chance_high)
 
 
@@ -65,7 +64,7 @@ def in_pile(session: Session, looked: Looked) -> bool:
 
 
 def in_zone(session: Session, looked: Looked) -> bool:
-    zone, found = audit(session).zone, session.counts().positives
+    zone, found = audit(session).zone, session.state.progress().positives
     return zone is not None and zone.draws > 0 and found >= RECALL * (found + zone.hidden_high)
 
 
@@ -79,14 +78,14 @@ def moments(pile: Pile, *, seed: int, most: int, closing: Stream | None) -> Iter
     starts: list[int] = []
     with opened_review(pile) as session:
         images = NextImages(session, np.random.default_rng([seed, 21]))
-        while looks < most and session.unknown.any():
-            counts, unknown = session.counts(), session.unknown
+        while looks < most and session.state.untaken.any():
+            counts, unknown = session.state.progress(), session.state.untaken
             starts.append(len(first_looks(session)))
             if not images.closing_audit:
-                result = ranker.fit(*session.labels())
+                result = ranker.fit(*session.state.labels())
                 images.set_ranking(result.scores, result.posterior, looks)
                 score[unknown] = result.posterior[unknown]
-                fallen = counts.rate_of == 100 and counts.rate <= 0.5 * best_rate(session.entries())
+                fallen = counts.rate_of == 100 and counts.rate <= 0.5 * session.state.history.best_rate()
                 if closing is not None and fallen and counts.rate <= 0.02:
                     session.fix_zone(images.likeliest())
                     images.closing_audit, images.closing_stream = True, closing
@@ -95,7 +94,7 @@ def moments(pile: Pile, *, seed: int, most: int, closing: Stream | None) -> Iter
                 decide(session, rows, pile.y, looks)
                 looks += len(rows)
             seen = first_looks(session)
-            rest = np.flatnonzero(session.unknown)
+            rest = np.flatnonzero(session.state.untaken)
             order = np.concatenate([[entry.row for entry in seen], rest[np.argsort(-score[rest], kind="stable")]])
             ranked = np.array([entry.stream is Stream.RANKED for entry in seen])
             yield session, Looked(pile.y[order].astype(int), score[order], ranked, np.array(starts)), looks
@@ -110,9 +109,9 @@ def stops(pile: Pile, rules: dict[str, Says], **review) -> dict[str, tuple[int, 
     """Looks, recall, and recall of what was stated, where each rule of a review says that 95 % are found."""
     stopped: dict[str, tuple[int, float, float]] = {}
     for session, looked, looks in moments(pile, **review):
-        found = session.counts().positives
+        found = session.state.progress().positives
         for rule in [name for name, says in rules.items() if name not in stopped and says(session, looked)]:
-            outside = int((pile.y & ~session.zone & session.unknown).sum()) if rule == ZONE else 0
+            outside = int((pile.y & ~session.state.zone & session.state.untaken).sum()) if rule == ZONE else 0
             stopped[rule] = looks, found / pile.hidden, found / (pile.hidden - outside)
         if len(stopped) == len(rules):
             break

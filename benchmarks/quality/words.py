@@ -28,12 +28,12 @@ from pucache import EmbeddingCache, retrieve_positives
 from pucache.encoders.backbones import class_texts
 from pucache.encoders.class_words import KNOWN
 from pucache.encoders.sentence_encoder import SentenceEncoder
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.retrieval.query import Query, QueryScorer
+from pucache.reviewing.query_start import ENOUGH, positives_known
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.ranker import Ranker
-from pucache.reviewing.service import ENOUGH, positives_known
 from pucache.reviewing.session import open_session
+from pucache.training.ranker import Ranker
 
 WANTED, EXAMPLES, GOAL = 20, 20, 0.8
 SHARES = (0.01, 0.05)
@@ -89,7 +89,7 @@ def by_words(cache: EmbeddingCache, classes: np.ndarray) -> Iterator[dict]:
     """What the name of each class finds."""
     for name in np.unique(classes).tolist():
         began = time.perf_counter()
-        result = QueryScorer(Query.of(name))(cache, Labels.of(np.zeros(len(cache), np.int8)))
+        result = QueryScorer(Query.of(name))(cache, PULabels.of(np.zeros(len(cache), np.int8)))
         seconds, y, row = time.perf_counter() - began, classes == name, {"class": name, "note": result.note}
         for share in SHARES:
             rows = pile_rows(y, share)
@@ -107,7 +107,7 @@ def review_looks(cache: EmbeddingCache, y: np.ndarray, scores: np.ndarray | None
     s = np.zeros(len(y), np.int8)
     if scores is None:
         s[draw.choice(np.flatnonzero(y), EXAMPLES, replace=False)] = 1
-    ranker, looks, given = Ranker(cache), 0, Labels.of(s) if scores is None else None
+    ranker, looks, given = Ranker(cache), 0, PULabels.of(s) if scores is None else None
     with (
         tempfile.TemporaryDirectory() as folder,
         open_session(cache, given, folder=Path(folder) / "session", twins=None) as session,
@@ -119,7 +119,7 @@ def review_looks(cache: EmbeddingCache, y: np.ndarray, scores: np.ndarray | None
             if scores is not None and positives_known(session) < ENOUGH:
                 images.set_ranking(scores, None, 0)
             else:
-                result = ranker.fit(*session.labels())
+                result = ranker.fit(*session.state.labels())
                 images.set_ranking(result.scores, result.posterior, looks)
             rows = images.next("simulated", AHEAD)
             decide(session, rows, y, looks)

@@ -63,7 +63,7 @@ def run_cell(cache: Path, count: int, labelled: int, only: int | None) -> dict[s
     if only is not None:
         concepts = dict([list(concepts.items())[only]])
     began, clock = time.process_time(), time.perf_counter()
-    models = pucache.train_pu(opened, concepts=concepts, device="cpu")
+    models = pucache.train_pu(opened, pucache.read_labels(opened, concepts), device="cpu")
     seconds, elapsed = time.process_time() - began, time.perf_counter() - clock
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     precision = {}

@@ -38,7 +38,7 @@ from pucache import train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.merging import pack
 from pucache.cache.reader import CacheFile
-from pucache.labels.labels import Labels
+from pucache.labels.read_labels import open_labels
 from pucache.retrieval.model_scorers import Margins
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
@@ -101,7 +101,7 @@ score_csv, score_parquet = partial(score_to, suffix=".csv"), partial(score_to, s
 def retrieve(at: Planted, measured: Measured, *, by_model: bool) -> None:
     with measured:
         cache = EmbeddingCache(at.cache)
-        s = Labels.read(cache, at.positives).s
+        s = open_labels(cache, at.positives).only.s
         by = Margins(PULinearClassifier.load(at.model)) if by_model else Similarity()
         ranking = rank_unlabelled(cache, s, k=RETRIEVED, scorer=by)
     assert len(ranking.rows) == RETRIEVED and not s[ranking.rows].any() and (np.diff(ranking.scores) <= 0).all()

@@ -420,7 +420,7 @@ COMPARISONS: dict[str, list[Comparison]] = {
         Comparison("train-pu at its defaults", train_default),
     ],
     "rank": [
-        Comparison("retrieve-positives, --similarity topk", rank(similarity="topk"), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, --by topk", rank(by="topk"), "bare faiss, flat", bare_faiss),
         Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
     ],
     "score": [

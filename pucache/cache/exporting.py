@@ -59,7 +59,6 @@ def export(
     out: str | Path,
     *,
     columns: Sequence[Column] = (),
-    force: bool = False,
     progress: Progress | None = None,
 ) -> ExportReport:
     """Write a cache as a Parquet file.
@@ -77,8 +76,6 @@ def export(
     columns : sequence of (pyarrow.Field, callable), optional
         Further columns, such as `pucache.reviewing.pile_columns.pile_columns` gives; each is called with row numbers
         of the cache, and returns a pyarrow array.
-    force : bool
-        Replace a file at `out` that is no export; never the cache, nor what it was made from.
     progress : Progress, optional
 
     Returns
@@ -97,7 +94,7 @@ def export(
     check_parquet(out)
     out = path_or_url(out)
     opened = open_cache(cache)
-    open_destination(out).check(EXPORT, inputs=files_read(opened), force=force)
+    open_destination(out).check(EXPORT, inputs=files_read(opened))
     schema = _schema(opened)
     for field, _ in columns:
         schema = schema.append(field)

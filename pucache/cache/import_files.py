@@ -6,8 +6,6 @@ Arrays are mapped for one block at a time, so that their pages do not stay in me
 from __future__ import annotations
 
 import json
-import os
-import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -23,6 +21,7 @@ from pyarrow import compute
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow import floats_of, is_key, open_parquet, texts
+from ..storage.atomic import check_regular
 from ..storage.file_kinds import (
     ARRAY,
     BINARY,
@@ -70,12 +69,12 @@ class FileState:
     def of(cls, path: Path) -> FileState:
         """Look at a file now; raises `SourceError` if it is gone, and `CacheError` unless it is a regular file."""
         try:
-            status = os.stat(path)
-        except OSError as error:
+            status = check_regular(path)
+        except FileNotFoundError as error:
             problem = f"cannot read {path}: {one_line(error)}"
             raise SourceError(f"{problem}; restore it and run the same command again") from error
-        if not stat.S_ISREG(status.st_mode):
-            raise CacheError(f"{path} is not a regular file; write its content to a file, and name that")
+        except OSError as error:
+            raise CacheError(f"{path} {one_line(error)}; write its content to a file, and name that") from error
         return cls(path, status.st_size, status.st_mtime_ns)
 
     def check(self) -> None:

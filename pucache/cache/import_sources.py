@@ -19,6 +19,7 @@ import numpy as np
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, one_line
 from ..progress import Progress
+from ..storage.limits import KEY_BYTES
 from ..storage.table_columns import IMPORT_NAMES, KEY_COLUMNS
 from ..storage.tables import LabelTable, read_table
 from ..storage.urls import is_url, without_secrets
@@ -36,7 +37,6 @@ ARRAYS, PARQUET = (".npy", ".safetensors"), ".parquet"
 _EMBEDDING_FOLDERS = ("img_emb", "text_emb")  # of clip-retrieval; the first that exists is taken
 _METADATA_FOLDER = "metadata"
 _IN_MEMORY = "the sequence of keys"
-_MAX_KEY_BYTES = 4096
 _KEYS_PER_BLOCK = 1 << 16
 Opened = list[tuple[Input, ParquetFile | None]]  # each file of embeddings, and the table with its columns
 
@@ -139,7 +139,7 @@ class ImportSource:
             raise CacheError(f"{problem}; expected one key for each row")
         if len(invalid := np.flatnonzero(keys == b"")):
             problem = f"{self.position(int(invalid[0]))} has no valid key in {self.keys}"
-            raise CacheError(f"{problem}; expected 1 to {_MAX_KEY_BYTES} bytes of text without NUL characters")
+            raise CacheError(f"{problem}; expected 1 to {KEY_BYTES} bytes of text without NUL characters")
         return keys
 
 
@@ -222,7 +222,7 @@ def _key_bytes(key: Any) -> bytes:
         encoded = key.encode() if isinstance(key, str) else b""
     except UnicodeEncodeError:
         return b""
-    return b"" if b"\0" in encoded or len(encoded) > _MAX_KEY_BYTES else encoded
+    return b"" if b"\0" in encoded or len(encoded) > KEY_BYTES else encoded
 
 
 # --- files ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import OutputError, one_line
-from ..storage.atomic import PARTIAL_SUFFIX, make_folder, replacing
+from ..storage.atomic import PARTIAL_SUFFIX, make_folder, parent_folder, replacing
 from ..storage.urls import without_password, without_secrets
 
 READING = "-read"  # ending of the folders with copies for reading
@@ -33,12 +33,6 @@ _VERSION = re.compile("[0-9a-f]{16}")
 
 
 # --- folders -----------------------------------------------------------------------------------
-
-
-def parent_folder() -> Path:
-    """Parent of the working folders: ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
-    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
-    return Path(os.environ.get("PUCACHE_WORK") or default).absolute()
 
 
 def working_folder(url: str, suffix: str = "") -> Path:

@@ -41,7 +41,7 @@ from ..images.tiling import list_images
 from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
-from .resume import ContentLookup, ExistingCache, open_existing, require_encoder
+from .resume import ContentLookup, ExistingCache, open_existing, require_encoder, require_source
 
 if TYPE_CHECKING:
     import torch
@@ -61,9 +61,6 @@ class EmbedOptions:
         Other caches of the same encoder; embeddings of images with the same bytes are copied from them.
     prune : bool
         Drop rows of images that are gone from the source.
-    moved : bool
-        The cache was made from this source under another path or URL. Without it a cache of another source
-        is refused, because keys of two sources would mix.
     verify : bool
         Check every byte of an existing cache first, and embed damaged rows again. Without it that is done
         only where the cache is written anew.
@@ -77,7 +74,6 @@ class EmbedOptions:
 
     reuse: Sequence[str | Path] = ()
     prune: bool = False
-    moved: bool = False
     verify: bool = False
     shard: tuple[int, int] = (1, 1)
     dtype: str | None = None
@@ -130,6 +126,8 @@ class EmbedReport:
         Without loading the encoder.
     profile : Profile or None
         Seconds by stage; None of shards.
+    licence : str
+        Of the encoder's weights, where timm or their card states one and an image was embedded; else empty.
     cosine : float or None
         Least cosine between the first embeddings and those of the same model in float32 by torch. None
         where nothing was embedded, or where the model ran in float32 by torch.
@@ -152,6 +150,7 @@ class EmbedReport:
     seconds: float
     profile: Profile | None
     cosine: float | None
+    licence: str = ""
 
     @property
     def range_note(self) -> str:
@@ -171,9 +170,10 @@ def embed(
     batch_size: int | None = None,
     decoding: Decoding | None = None,
     tiles: str = "",
+    image_size: int | None = None,
+    pooling: str | None = None,
     reuse: Sequence[str | Path] = (),
     prune: bool = False,
-    moved: bool = False,
     verify: bool = False,
     shard: tuple[int, int] = (1, 1),
     dtype: str | None = None,
@@ -190,12 +190,12 @@ def embed(
     cache : path or URL
         Cache file to write or update.
     encoder : str, path or Encoder
-        ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG`` or the folder of an encoder from `pretrain`, see
-        `pucache.load_encoder`.
-    weights, device, precision, runtime, batch_size, decoding, tiles
+        ``bundled``, ``timm:NAME``, ``open_clip:MODEL:TAG``, ``FILE.onnx``, the folder of an encoder from `pretrain`, or
+        what else `pucache.load_encoder` knows; or an encoder that it or `pucache.Encoder.of` returned.
+    weights, device, precision, runtime, batch_size, decoding, tiles, image_size, pooling
         See `pucache.load_encoder`; for an encoder by name alone. Where they are ``auto``, the settings of an
         existing cache are used if this machine supports them. A manifest with columns x, y, w and h has ``boxes``.
-    reuse, prune, moved, verify, shard, dtype, force
+    reuse, prune, verify, shard, dtype, force
         See `pucache.embedding.embed.EmbedOptions`.
     workers : int, optional
         Processes that read and decode images; 0 does it in threads. By default one per core, up to 16, where
@@ -222,13 +222,15 @@ def embed(
         An unknown dtype, a shard that does not exist, settings for an encoder that is loaded already, or
         SOURCE_DATE_EPOCH is not a time.
     """
-    settings = EncoderOptions(BUNDLED, weights, device, precision, runtime, batch_size, decoding, tiles)
+    settings = EncoderOptions(
+        BUNDLED, weights, device, precision, runtime, batch_size, decoding, tiles, image_size, pooling
+    )
     if isinstance(encoder, str | os.PathLike):
         settings = dataclasses.replace(settings, name=encoder)
     elif settings != EncoderOptions():
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
     opened = settings if isinstance(encoder, str | os.PathLike) else encoder
-    options = EmbedOptions(reuse=reuse, prune=prune, moved=moved, verify=verify, shard=shard, dtype=dtype, force=force)
+    options = EmbedOptions(reuse=reuse, prune=prune, verify=verify, shard=shard, dtype=dtype, force=force)
     report = run_embedding(source, cache, opened, options=options, workers=workers, progress=progress)
     if report.range_note:
         log.warning("%s", report.range_note)
@@ -305,6 +307,7 @@ def run_embedding(
         seconds=time.monotonic() - started - profile.seconds["loading"],
         profile=profile,
         cosine=plan.cosine,
+        licence=plan.licence,
     )
 
 
@@ -322,6 +325,7 @@ class _Plan:
 
     computed = reused = 0
     cosine: float | None = None
+    licence = ""
     partial: dict[str, str]
     peaks: Counter[int]
 
@@ -346,8 +350,8 @@ class _Plan:
         self.dtype = DTYPES[options.dtype] if options.dtype else file.dtype if file else DTYPES["float16"]
         self._reusable = _open_reusable(options.reuse, spec, self.dtype)
         self.parts = Parts(destination.local, spec, self.dtype, name=destination.name)
-        if not options.moved:
-            _require_source(source, [*([file] if file else []), *self.parts.files])
+        for one in [*([file] if file else []), *self.parts.files]:
+            require_source(one, source)
         self.existing = ExistingCache(file, listing, self.keys, spec.tiles)
         if options.verify:
             self.existing.check()
@@ -397,7 +401,7 @@ class _Plan:
                     self.parts.add(rows, failures, self.source.name)
         self.inventory = self.existing.inventory(self.parts, prune=self.options.prune, retry_failures=False)
         self.computed, self.reused, self.cosine = assembler.computed, assembler.reused, loaded.runtime.cosine
-        self.peaks = assembler.peaks
+        self.peaks, self.licence = assembler.peaks, loaded.licence
 
     def seal(self) -> tuple[Path, bool]:
         """Merge kept rows and parts into the cache and publish it; returns its path, and whether it was written.
@@ -440,12 +444,3 @@ def _open_reusable(paths: Sequence[str | Path], spec: EncoderSpec, dtype: np.dty
         if file.dtype.itemsize < dtype.itemsize:
             raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
     return files
-
-
-def _require_source(source: Source, files: list[CacheFile]) -> None:
-    for file in files:
-        if file.source != source.name:
-            raise CacheError(
-                f"{file.path} holds images of {file.source or 'no source'}, not of {source.name}; write another cache, "
-                "or pass --moved if it is the same source under a new path"
-            )

@@ -69,14 +69,8 @@ class Profile:
         elapsed = (self._ended or time.perf_counter()) - self._began if self._began else 0.0
         return max(0.0, 1 - self._busy / (self._passes * elapsed)) if elapsed else 0.0
 
-    def line(self) -> str:
-        """The stages on one line."""
-        stages = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in self.seconds.items())
-        first = "" if self.first_batch is None else f"; first batch after {self.first_batch:.2f} s"
-        return f"{stages or 'nothing was embedded'} (summed over threads){first}; the encoder waited {self.waited:.0%}"
-
     def summary(self) -> dict[str, object]:
-        """The same figures, ready for JSON."""
+        """The figures, ready for JSON."""
         seconds = {name: round(seconds, 4) for name, seconds in self.seconds.items()}
         first = None if self.first_batch is None else round(self.first_batch, 4)
         return {"seconds": seconds, "first_batch": first, "device_waited": round(self.waited, 4)}

@@ -11,19 +11,48 @@ from pathlib import Path
 
 import numpy as np
 
-from ..cache.keys import encode_keys, find_sorted
+from ..cache.keys import decode_texts, encode_keys, find_sorted
 from ..cache.layout import DTYPES
 from ..cache.parts import Parts
 from ..cache.reader import CacheFile
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, OutputError
+from ..errors import CacheError, ImageError, OutputError, SourceError
 from ..images.listing import UNKNOWN, Listing
-from ..images.regions import MARK, image_of
+from ..images.regions import MARK, image_of, split_key
+from ..images.source import Source, image_digest, part_digest
 from ..storage.atomic import fsync_directory
+from ..storage.rows import evenly_spaced
 
+_COMPARED = 20  # images of a cache that tell whether a source under another path is that of its images
 log = logging.getLogger("pucache")
 Picks = list[tuple[CacheFile, np.ndarray]]
 """Row numbers, ascending, of each of several files."""
+
+
+def require_source(file: CacheFile, source: Source) -> None:
+    """Raise `CacheError` for a cache of another source; one that has moved holds the same images."""
+    if file.source == source.name:
+        return
+    if not _holds_its_images(source, file):
+        raise CacheError(
+            f"{file.path} holds images of {file.source or 'no source'}, and {source.name} has others under their keys; "
+            "write another cache"
+        )
+    log.info("%s was made from %s; %s holds the same images", file.path, file.source or "no source", source.name)
+
+
+def _holds_its_images(source: Source, file: CacheFile) -> bool:
+    """Whether some images of a cache have the same content in a source."""
+    rows = evenly_spaced(len(file), _COMPARED)
+    for row in rows.tolist():
+        image, region = split_key(file.raw_keys[row].decode())
+        try:
+            found = part_digest(image_digest(source.read(image)), region)
+        except (ImageError, SourceError):
+            return False
+        if found != file.digests[row].tobytes():
+            return False
+    return len(rows) > 0
 
 
 class ExistingCache:
@@ -41,6 +70,7 @@ class ExistingCache:
         # rows: of these images, of images in folders that cannot be listed at the moment, and of those gone from the
         # source
         self.unchanged = self.unlistable = self.vanished = np.empty(0, np.int64)
+        self._unanswered: set[str] = set()  # images of which nothing is known now, and which have rows
         if self.file is None:
             return
         cached_keys, size_mtime = self.file.raw_keys, self.file.size_mtime
@@ -49,17 +79,26 @@ class ExistingCache:
         rows = find_sorted(cached_keys, self._keys)  # of each listed image, or -1
         unlisted = np.ones(len(cached_keys), bool)
         unlisted[rows[rows >= 0]] = False
-        failed = find_sorted(cached_keys, encode_keys(list(self._listing.failures)))
-        unlisted[failed[failed >= 0]] = False
-        if self._tiles:  # no part of such an image is known now
-            unlisted &= ~_rows_beginning(cached_keys, [key + MARK for key in self._listing.failures])
+        unlisted &= ~self._rows_of(cached_keys, list(self._listing.failures))
         in_failed_folder = _rows_beginning(cached_keys, [key for key in self._listing.failures if key.endswith("/")])
+        waiting = self._rows_of(cached_keys, sorted(self._listing.unanswered))
+        self._unanswered = {
+            image_of(key) if self._tiles else key for key in decode_texts(cached_keys[waiting].tolist())
+        }
         listed, equal = self._listing.size_mtime, rows >= 0
         equal[equal] = (size_mtime[rows[equal]] == listed[equal]).all(1)
         self.is_unchanged = equal & (listed[:, 1] != UNKNOWN)  # without a time only the content can tell
         self.unchanged = self.intact[rows[self.is_unchanged]]
-        self.unlistable = self.intact[unlisted & in_failed_folder]
+        self.unlistable = self.intact[waiting | (unlisted & in_failed_folder)]
         self.vanished = self.intact[unlisted & ~in_failed_folder]
+
+    def _rows_of(self, cached_keys: np.ndarray, images: list[str]) -> np.ndarray:
+        """Whether each row is of one of these images, or of a part of it; bool, (n,)."""
+        if self._tiles:
+            return _rows_beginning(cached_keys, [image + MARK for image in images])
+        found, rows = np.zeros(len(cached_keys), bool), find_sorted(cached_keys, encode_keys(images))
+        found[rows[rows >= 0]] = True
+        return found
 
     def inventory(self, parts: Parts, *, prune: bool, retry_failures: bool = True) -> Inventory:
         """Find what this cache and the parts hold of the listing; with `prune`, without rows of vanished images.
@@ -81,7 +120,8 @@ class ExistingCache:
         if self.file is not None:
             kept = [self.unchanged, self.unlistable, *([] if prune else [self.vanished])]
             picks.append((self.file, np.sort(np.concatenate(kept))))
-        return Inventory(picks, {**self._listing.failures, **failed}, np.flatnonzero(is_missing))
+        listed = {key: why for key, why in self._listing.failures.items() if key not in self._unanswered}
+        return Inventory(picks, {**listed, **failed}, np.flatnonzero(is_missing))
 
     def differs_from(self, inventory: Inventory, source: str) -> bool:
         """Whether writing what an inventory lists, of images in this source, changes the cache."""

@@ -5,10 +5,9 @@ The only user of timm.
 
 from __future__ import annotations
 
-import contextlib
-import difflib
+import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,12 @@ import huggingface_hub
 import torch
 from PIL import Image
 
-from ..errors import EncoderError, UnknownEncoderError, one_line
-from .checkpoints import encoder_tensors, read_state
+from ..errors import EncoderError, UnknownEncoderError
+from .checkpoints import has_tensor, read_state
+from .pooling import pooling_of, set_pooling
+from .repositories import FOLDER, HUB, architecture_of, card_licence, near_names, require_hub, weights_file
 from .spec import weights_digest
+from .timm_weights import load_weights, require_finite
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without ipywidgets
@@ -71,24 +73,94 @@ def _shapes_and_kinds(state: dict[str, torch.Tensor]) -> list[tuple[torch.Size, 
     return [(tensor.shape, name.rpartition(".")[2]) for name, tensor in state.items()]
 
 
-def from_timm(architecture: str, weights: str | Path | None) -> Any:
-    """Create a pooled network of timm with the weights of a file, or with those that timm fetches from its hub."""
-    _require_timm_model(architecture)
-    if weights is not None:
-        model = untrained(architecture)
-        load_weights(model, architecture, Path(weights))
-        require_finite(model, weights)
-        return model
+def from_timm(
+    name: str,
+    weights: str | Path | None,
+    *,
+    image_size: tuple[int, ...] | None = None,
+    pooling: str | None = None,
+) -> Any:
+    """Create a pooled network of timm or of a repository, by default of timm's size and pooling.
+
+    Weights are those of a file, of a folder as the hub has them, or what timm fetches from the hub.
+    """
+    if weights is not None and os.path.isdir(weights):
+        model = _of_folder(name, Path(weights), image_size)
+    elif weights is not None:
+        model = _with_weights(name, read_state(weights), weights, image_size)
+        if "." not in name:  # no tag says which training they are of
+            model.pretrained_cfg["license"] = None
+    else:
+        model = _fetched(name, image_size)
+    require_finite(model, weights or f"the hub's {name}")
+    if pooling not in (None, pooling_of(model)):
+        set_pooling(model, name, pooling)
+    return model
+
+
+def _fetched(name: str, image_size: tuple[int, ...] | None) -> Any:
+    """A network with the weights of the hub, of which those of a stranger's repository are checked one by one."""
+    repository = name.removeprefix(HUB) if name.startswith(HUB) else None
+    if repository is None:
+        _require_timm_model(name)
     try:
-        require_hub(getattr(timm.get_pretrained_cfg(architecture), "hf_hub_id", None))
-        model = timm.create_model(architecture, pretrained=True, num_classes=0)
+        require_hub(repository or getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None))
+        if repository is None:
+            return _sized(name, image_size, pretrained=True)
+        architecture_of(Path(huggingface_hub.hf_hub_download(repository, "config.json")).parent)
+        model = _with_weights(name, timm.models.load_state_dict_from_hf(repository), name, image_size)
+        model.pretrained_cfg["license"] = card_licence(repository)
+        return model
+    except EncoderError:
+        raise
     except Exception as error:  # the hub client raises its own errors, and RuntimeError where timm has none
         reason = " ".join(str(error).split())[:160] or type(error).__name__
         raise EncoderError(
-            f"cannot fetch the pretrained weights of {architecture} ({reason}); "
-            "download them where there is a network and pass --weights FILE, or use the bundled one"
+            f"cannot fetch the pretrained weights of {name} ({reason}); "
+            "download them where there is a network and pass --weights FILE (for a cache that names them, the variable "
+            "PUCACHE_WEIGHTS may name their folder), or use the bundled one"
         ) from error
-    require_finite(model, f"the hub's {architecture}")
+
+
+def _of_folder(name: str, folder: Path, image_size: tuple[int, ...] | None) -> Any:
+    """A network with the weights of a folder as the hub has them: config.json, and a file of weights."""
+    found, path = architecture_of(folder), weights_file(folder)
+    if name != found:
+        raise EncoderError(f"{folder} holds {found}, not {name}; use --encoder {folder}")
+    model = _with_weights(FOLDER + str(folder), read_state(path), path, image_size)
+    model.pretrained_cfg["license"] = card_licence(folder / "README.md")
+    return model
+
+
+def _with_weights(source: str, content: dict[Any, Any], holder: str | Path, image_size: tuple[int, ...] | None) -> Any:
+    """A network with the weights of a checkpoint; those of a classifier are left out."""
+    if not source.startswith((HUB, FOLDER)):
+        _require_timm_model(source)
+    model = _sized(source, image_size)
+    if isinstance(getattr(model, "fc_norm", None), torch.nn.Identity) and has_tensor(content, "fc_norm.weight"):
+        model = _sized(source, image_size, global_pool="avg")  # as MAE is fine-tuned
+    load_weights(model, source, content, holder)
+    return model
+
+
+def _sized(source: str, image_size: tuple[int, ...] | None, **settings: Any) -> Any:
+    """A network for images of a size, to which timm resamples position embeddings."""
+    if image_size is None:
+        return timm.create_model(source, num_classes=0, **settings)
+    with torch.device("meta"):
+        plain: Any = timm.create_model(source, num_classes=0)
+    channels, *sides = plain.pretrained_cfg["input_size"]
+    patch = getattr(getattr(plain, "patch_embed", None), "patch_size", (1, 1))
+    if any(side % step for side, step in zip(image_size, patch, strict=True)):
+        fitting = max(image_size[0] // patch[0], 1) * patch[0]
+        raise EncoderError(
+            f"{source} has patches of {patch[0]} pixels, which do not divide {' x '.join(map(str, image_size))}; use "
+            f"--image-size {fitting} or {fitting + patch[0]}"
+        )
+    if image_size != tuple(sides) and plain.pretrained_cfg.get("fixed_input_size"):
+        settings["img_size"] = image_size
+    model: Any = timm.create_model(source, num_classes=0, **settings)
+    model.pretrained_cfg["input_size"] = (channels, *image_size)
     return model
 
 
@@ -99,73 +171,6 @@ def _require_timm_model(architecture: str) -> None:
         return
     hint = near_names(architecture, names) or "; timm.list_models() names them"
     raise UnknownEncoderError(f"timm has no model called {architecture!r}{hint}")
-
-
-def near_names(name: str, names: Sequence[str]) -> str:
-    """End of a message on a name that is none of these."""
-    by_lower = {each.lower(): each for each in names}
-    near = difflib.get_close_matches(name.lower(), by_lower, 3)
-    return f"; did you mean {', '.join(by_lower[each] for each in near)}?" if near else ""
-
-
-def require_hub(repository: str | None) -> None:
-    """Raise at once where neither the hub nor a download is in reach; the hub's client retries for a minute."""
-    if not repository:
-        return
-    if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
-        return
-    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # the hub answered; timm reports its error
-        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)
-
-
-def load_weights(model: Any, architecture: str, path: Path) -> None:
-    """Load a file of weights into a network; weights of a classifier are left out."""
-    classifiers = model.pretrained_cfg.get("classifier") or ()
-    classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    state = encoder_tensors(read_state(path), model.state_dict(), classifiers, path)
-    _require_same_tensors(state, model.state_dict(), f"{path} does not fit {architecture}")
-    try:
-        model.load_state_dict(state, strict=False)
-    except RuntimeError as error:  # sparse or quantised tensors, say
-        raise EncoderError(f"{path} does not fit {architecture}: {one_line(error)}; pass plain tensors") from error
-
-
-def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], problem: str) -> None:
-    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
-    foreign = [name for name in state if name not in expected]
-    both = [(name, state[name], tensor) for name, tensor in expected.items() if name in state]
-    retyped = [
-        name
-        for name, one, other in both
-        if (one.is_complex(), one.is_floating_point()) != (other.is_complex(), other.is_floating_point())
-    ]
-    reshaped = [name for name, one, other in both if one.shape != other.shape]
-    problems = {
-        "lacks": missing,
-        "has unknown": foreign,
-        "has another shape of": reshaped,
-        "has another type of": retyped,  # such as quantised numbers, which mean nothing without their scale
-    }
-    for what, names in problems.items():
-        if names:
-            raise EncoderError(
-                f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
-                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
-            )
-
-
-def require_finite(model: Any, holder: object) -> None:
-    """Raise `EncoderError` where weights are NaN or infinite, or variances negative; `holder` names them."""
-    wrong = [
-        name
-        for name, tensor in model.state_dict().items()
-        if not tensor.isfinite().all() or (name.endswith("running_var") and (tensor < 0).any())
-    ]
-    if wrong:
-        raise EncoderError(
-            f"{holder} holds NaN, infinity or a negative variance in {len(wrong)} tensors ({', '.join(wrong[:3])}"
-            f"{', ...' if len(wrong) > 3 else ''}); expected finite weights: take a copy or an earlier checkpoint"
-        )
 
 
 def untrained(architecture: str, *, stem: str = "standard") -> Any:
@@ -187,7 +192,7 @@ def make_stem_small(model: Any, architecture: str) -> None:
     # some networks have two, side by side
     first = model.get_submodule(name) if name and isinstance(name, str) else None
     if not isinstance(first, torch.nn.Conv2d) or first.in_channels != 3 or "patch_embed" in name:
-        raise EncoderError(f"{architecture} does not begin with one convolution over pixels; use --stem standard")
+        raise EncoderError(f"{architecture} does not begin with one convolution over pixels, as a small stem must")
     if (first.kernel_size, first.stride) != ((3, 3), (1, 1)):
         small = torch.nn.Conv2d(3, first.out_channels, 3, padding=1, bias=first.bias is not None)
         torch.nn.init.kaiming_normal_(small.weight, mode="fan_out", nonlinearity="relu")

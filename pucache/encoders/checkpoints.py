@@ -9,8 +9,9 @@ from __future__ import annotations
 import builtins
 import logging
 import sys
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import safetensors.torch
 import torch
 
 from ..errors import EncoderError
-from ..storage.atomic import format_of
+from ..storage.atomic import check_regular, format_of
+from .transformers_names import timm_names
 
 log = logging.getLogger("pucache")
 
@@ -29,9 +31,10 @@ _USUAL_PLACES = ("state_dict", "model", "net", "module", "teacher", "student")
 _HEADS = frozenset(
     (
         "head heads fc classifier projector projection projection_head proj_head predictor prediction_head prototypes "
-        "mlp_head"
+        "mlp_head pooler visual_projection"
     ).split()
 )
+_NEVER = ("mask_token", "decoder")  # of training by masked images
 _MAX_DEPTH = 4  # of dictionaries in a checkpoint
 # Modules of Python's library whose classes only hold data; a file that names another one is refused.
 _DATA_MODULES = frozenset("argparse collections copyreg datetime decimal enum pathlib types typing uuid".split())
@@ -64,8 +67,12 @@ class _DictPlaceholder:
 def read_state(path: str | Path) -> dict[Any, Any]:
     """Read a file of safetensors, or what torch.save wrote; raises `EncoderError` unless it holds a dictionary."""
     path = Path(path)
-    if not path.is_file():
-        raise EncoderError(f"no such weights file: {path}")
+    try:
+        check_regular(path)
+    except FileNotFoundError as error:
+        raise EncoderError(f"no such weights file: {path}") from error
+    except OSError as error:
+        raise EncoderError(f"cannot read weights from {path}: {error.strerror}") from error
     if format_of(path).startswith("pucache-"):
         kind = format_of(path).replace("-", " ")
         raise EncoderError(f"{path} is a {kind}, not weights of timm; expected a state dict, or RUN_DIR as --encoder")
@@ -130,29 +137,69 @@ def _may_execute(name: str) -> bool:
 # --- the tensors of an encoder -------------------------------------------------------------------
 
 
-def encoder_tensors(content: dict[Any, Any], expected: Tensors, classifiers: tuple[str, ...], path: Path) -> Tensors:
+def encoder_tensors(
+    content: dict[Any, Any],
+    expected: Tensors,
+    classifiers: tuple[str, ...],
+    path: Path | str,
+    convert: Callable[[Tensors], Tensors],
+) -> Tensors:
     """The weights of a network within a checkpoint, under the network's own names.
 
-    Of all dictionaries in `content`, and of all prefixes such as ``module.backbone.``, the one with most of the
-    `expected` tensors is taken. Classifiers and projection heads are left out; one line of the log says what was chosen
-    where there was a choice.
+    Of all dictionaries in `content`, and of all prefixes such as ``module.backbone.``, the one that holds most of the
+    `expected` tensors is taken, once `convert` has brought names and shapes of its authors to the network's. What an
+    encoder never has, such as classifiers, projection heads and decoders, is left out. One line of the log says what
+    was chosen, left out and resampled.
     """
-    places = [
-        (count, place, prefix, tensors)
+    choices = [
+        _Choice.of(place, prefix, tensors, expected, convert)
         for place, tensors in _places(content)
-        for prefix, count in _prefixes(tensors, expected)
+        for prefix in _prefixes(tensors, expected)
     ]
-    if not places:
+    if not choices:
         return {}
-    most = max(count for count, *_ in places)
-    (_, place, prefix, tensors), *others = [each for each in places if each[0] == most]
-    own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    outside = sorted({name.partition(".")[0] for name in tensors if not name.startswith(prefix)})
-    known = {name.partition(".")[0] for name in (*expected, *classifiers)}
-    heads = {name.partition(".")[0] for name in own} & _HEADS - known
-    _log_choice(path, place, prefix, [f"{at}{start}*" for _, at, start, _ in others], outside + sorted(heads))
-    left_out = (*(f"{name}." for name in classifiers), *(f"{name}." for name in heads))
-    return {name: tensor for name, tensor in own.items() if not name.startswith(left_out)}
+    most = max(choice.fitting for choice in choices)
+    chosen, *others = [choice for choice in choices if choice.fitting == most]
+    own = {name: tensor for name, tensor in chosen.tensors.items() if name not in expected}
+    never = {name for name in own if name.startswith(tuple(f"{each}." for each in classifiers))}
+    parts = _HEADS - {name.partition(".")[0] for name in (*expected, *classifiers)}
+    heads = {name for name in own if name.partition(".")[0] in parts or name.startswith(_NEVER)} - never
+    _log_choice(path, chosen, others, sorted({name.partition(".")[0] for name in heads} | chosen.outside))
+    return {name: tensor for name, tensor in chosen.tensors.items() if name not in never | heads}
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Tensors below a prefix in a dictionary of a checkpoint, by the network's names, and what was done to them."""
+
+    place: str
+    tensors: Tensors
+    fitting: int  # number of tensors that the network has, with their shape
+    outside: set[str]  # names beside the prefix, and of what no encoder has
+    resampled: list[str]
+
+    @classmethod
+    def of(
+        cls, place: str, prefix: str, tensors: Tensors, expected: Tensors, convert: Callable[[Tensors], Tensors]
+    ) -> _Choice:
+        own = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        converted = convert(own)
+        fitting = sum(name in expected and expected[name].shape == each.shape for name, each in converted.items())
+        never = [name for name in own if name.startswith(_NEVER)]  # some of which `convert` drops
+        outside = {
+            name.partition(".")[0] for name in [*never, *(name for name in tensors if not name.startswith(prefix))]
+        }
+        resampled = [
+            f"{name} resampled from {own[name].shape[-2]} to {tensor.shape[-2]} positions"
+            for name, tensor in converted.items()
+            if "pos" in name and name in own and abs(own[name].shape[-2] - tensor.shape[-2]) > 1  # with registers by 1
+        ]
+        return cls(f"{place}{prefix}*", converted, fitting, outside, resampled)
+
+
+def has_tensor(content: dict[Any, Any], name: str) -> bool:
+    """Whether there is a tensor of this name, behind any prefix, in a checkpoint."""
+    return any(each == name or each.endswith(f".{name}") for _, tensors in _places(content) for each in tensors)
 
 
 def _places(content: dict[Any, Any], place: str = "", depth: int = 0) -> Iterator[tuple[str, Tensors]]:
@@ -164,24 +211,24 @@ def _places(content: dict[Any, Any], place: str = "", depth: int = 0) -> Iterato
             yield from _places(nested[name], f"{place}{name}/", depth + 1)
     tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
     if tensors:
-        yield place, tensors
+        yield place, timm_names(tensors)
 
 
-def _prefixes(tensors: Tensors, expected: Tensors) -> list[tuple[str, int]]:
-    """Prefixes of names, and how many of the expected tensors are found under each; a teacher's first."""
-    found = Counter({"": 0})
-    for name, tensor in tensors.items():
+def _prefixes(tensors: Tensors, expected: Tensors) -> list[str]:
+    """Prefixes of names below which there may be a network: where expected names are found; a teacher's first."""
+    found = {"": True}  # in the order of the file
+    for name in tensors:
         parts = name.split(".")
         for start in range(min(len(parts), 2 * _MAX_DEPTH)):
-            rest = ".".join(parts[start:])
-            if rest in expected and expected[rest].shape == tensor.shape:
-                found["".join(f"{part}." for part in parts[:start])] += 1
-    return sorted(found.items(), key=lambda pair: "teacher" not in pair[0])
+            if ".".join(parts[start:]) in expected:
+                found["".join(f"{part}." for part in parts[:start])] = True
+    return sorted(found, key=lambda prefix: "teacher" not in prefix)
 
 
-def _log_choice(path: Path, place: str, prefix: str, others: list[str], left_out: list[str]) -> None:
+def _log_choice(path: Path | str, chosen: _Choice, others: list[_Choice], left_out: list[str]) -> None:
     """Say which weights were taken, where the file has others that fit as well, or more beside them."""
-    remarks = [f"{', '.join(others[:3])} would fit too"] if others else []
+    remarks = [f"{', '.join(other.place for other in others[:3])} would fit too"] if others else []
     remarks += [f"{', '.join(left_out[:3])}{', ...' if len(left_out) > 3 else ''} left out"] if left_out else []
+    remarks += chosen.resampled[:1]
     if remarks:
-        log.info("%s: took the weights at %s*; %s", path, f"{place}{prefix}", "; ".join(remarks))
+        log.info("%s: took the weights at %s; %s", path, chosen.place, "; ".join(remarks))

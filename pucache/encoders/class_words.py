@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from .sentence_encoder import SentenceEncoder
 
 _log = logging.getLogger("pucache")
 _NEAREST, _TEMPERATURE = 60, 0.05
-KNOWN = 0.48  # cosine of a text to a class below which nothing like it is known; chosen in benchmarks/quality/words.py
+KNOWN = 0.48  # cosine of a text to a class below which none is near; chosen in benchmarks/quality/words.py
 _SHOWN = 3  # classes in a line
 SAMPLE = 4096  # rows whose logits give the directions of a denominator
 _DIRECTIONS = 128
@@ -105,10 +106,13 @@ def _shares(cosines: np.ndarray) -> np.ndarray:
 
 
 def _known(text: str, cosines: np.ndarray, names: Sequence[str]) -> str:
-    """What a text stands for, or that nothing like it is known."""
+    """What a text stands for, or that no class is near; one that has a word of the text is."""
     nearest = ", ".join(names[place] for place in np.argsort(-cosines, kind="stable")[:_SHOWN].tolist())
-    if cosines.max() < KNOWN:
-        return f"nothing like {text!r} is known: the nearest of the encoder's 1,000 classes are {nearest}"
+    words, of_classes = (set(re.findall(r"\w{3,}", each.lower())) for each in (text, nearest))
+    if cosines.max() < KNOWN and not words & of_classes:
+        return (
+            f"none of the encoder's 1,000 classes is near {text!r}: the nearest are {nearest}; look at the first images"
+        )
     return f"{text!r} is nearest to the classes {nearest}"
 
 

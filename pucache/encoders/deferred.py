@@ -8,14 +8,16 @@ torchvision nor timm is imported. The network that is built in the end is compar
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..devices import choose_device
+from ..devices import choose_device, device_name
 from ..errors import EncoderError
 from ..images.decoding import DECODER, Decoding
 from . import pretrained_file
+from .found_weights import find_weights
 from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped, weights_digest
 
 if TYPE_CHECKING:
@@ -30,21 +32,26 @@ class EncoderOptions:
 
     Parameters
     ----------
-    name, weights, device, precision, runtime, batch_size, decoding, tiles
-        As for `pucache.load_encoder`.
+    name, weights, device, precision, runtime, batch_size, decoding, tiles, image_size, pooling, preprocess
+        As for `pucache.load_encoder`; `weights` may also be the encoder itself, of `pucache.Encoder.of`.
     """
 
     name: str | Path = BUNDLED
-    weights: str | Path | None = None
+    weights: str | Path | Encoder | None = None
     device: str | torch.device = "auto"
     precision: str = "auto"
     runtime: str = "auto"
     batch_size: int | None = None
     decoding: Decoding | None = None
     tiles: str = ""
+    image_size: int | None = None
+    pooling: str | None = None
+    preprocess: Mapping[str, Any] | None = None
 
     def load(self, *, like: EncoderSpec | None) -> Encoder:
         """Load the encoder, see `pucache.load_encoder`; settings that are left to ``auto`` are taken from `like`."""
+        if not isinstance(self.weights, str | os.PathLike | None):
+            return self.weights
         from .encoder import load_encoder  # imports torch, torchvision and timm
 
         return load_encoder(**vars(self), like=like)
@@ -71,6 +78,8 @@ class DeferredEncoder:
 
 def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) -> Encoder | DeferredEncoder:
     """Open a frozen encoder; one that is that of `like`, of an existing cache, is loaded on demand."""
+    if like is not None and options.weights is None and options.name == like.name != BUNDLED:
+        options = replace(options, weights=find_weights(like))
     if like is not None and _settings_agree(options, like) and _networks_agree(options, like):
         return DeferredEncoder(like, options)
     return options.load(like=like)
@@ -78,16 +87,18 @@ def open_encoder(options: EncoderOptions, *, like: EncoderSpec | None = None) ->
 
 def _settings_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     """Whether the settings are those of `like`, or left open; raises `ValueError` for a device that is not there."""
-    if options.device not in ("auto", "cpu"):
+    if device_name(options.device) not in ("auto", "cpu"):
         choose_device(options.device)  # imports torch
     is_sound = (options.batch_size is None or options.batch_size > 0) and not like.normalization
-    is_sound = is_sound and options.tiles == like.tiles
+    is_sound = is_sound and options.tiles == like.tiles and (options.image_size or options.pooling) is None
     return is_sound and options.precision in ("auto", like.precision) and options.runtime in ("auto", like.runtime)
 
 
 def _networks_agree(options: EncoderOptions, like: EncoderSpec) -> bool:
     """Whether name, decoding and weights are those of `like`; False also where `load_encoder` refuses them."""
     name, weights = os.fspath(options.name), options.weights
+    if not isinstance(weights, str | os.PathLike | None):
+        return False
     if name == BUNDLED:  # its package is of one version
         decoder = options.decoding.decoder if options.decoding else DECODER
         return weights is None and (like.name, like.decoder) == (BUNDLED, decoder)

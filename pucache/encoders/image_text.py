@@ -14,16 +14,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import torch
 
 from ..errors import EncoderError, MissingExtraError, UnknownEncoderError, one_line
-from .backbones import digest, near_names, require_finite, require_hub
-from .spec import EncoderSpec, preprocessing_fields
+from ..storage.atomic import read_regular
+from .backbones import digest
+from .found_weights import find_weights
+from .repositories import HUB, OPEN_CLIP_CONFIG, card_licence, near_names, require_hub
+from .spec import EncoderSpec, preprocessing_fields, uncropped
+from .timm_weights import require_finite
 
 PREFIX = "open_clip:"
-_CONFIG = "open_clip_config.json"
-_ITS = f"one with its {_CONFIG} and weights"
+_ITS = f"one with its {OPEN_CLIP_CONFIG} and weights"
 _CROPS = {"shortest": "center", "squash": "squash"}  # how open_clip resizes, in timm's terms
 _EPSILON = 1e-12
 # cleaning, case, punctuation, accents, padding and truncation of a tokenizer show in their tokens
@@ -41,15 +45,18 @@ def load(name: str, weights: str | Path | None) -> tuple[Any, dict[str, Any]]:
 
 
 def score_by_text(
-    words: Sequence[str], not_words: Sequence[str], spec: EncoderSpec, weights: str | Path | None
+    words: Sequence[str], not_words: Sequence[str], spec: EncoderSpec, weights: Any
 ) -> tuple[Callable[[np.ndarray], np.ndarray], EncoderSpec]:
     """Scores of embeddings by the text tower, and the description of the encoder that it is of.
 
     A score is the cosine with the mean of the words' unit vectors, less that of what is not looked for.
     """
-    model, tokenizer, config = _load(spec.name, weights)
+    model, tokenizer, config = _load(spec.name, weights or find_weights(spec))
     found = replace(
-        spec, weights=digest(model), configuration=config.pop("configuration"), **preprocessing_fields(config)
+        spec,
+        weights=digest(model),
+        configuration=config.pop("configuration"),
+        **preprocessing_fields(uncropped(config, spec.tiles)),
     )
     with torch.inference_mode():
         vectors = model.encode_text(tokenizer([*words, *not_words]), normalize=True).float().numpy()
@@ -71,16 +78,22 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
     except ImportError as error:
         raise MissingExtraError(f"{name} needs open_clip; pip install 'pucache[clip]'") from error
     architecture, _, tag = name.removeprefix(PREFIX).partition(":")
+    card: str | Path | None = None
     try:
         if weights is not None and os.path.isdir(weights):
             source, given = _of_folder(open_clip, architecture, Path(weights))
-            pretrained = None  # those of the folder
+            pretrained, card = None, Path(weights, "README.md")  # those of the folder
+        elif tag and architecture + ":" == HUB and weights is None:
+            require_hub(tag)
+            source, pretrained, card = HUB + tag, None, tag
+            given = _read(Path(huggingface_hub.hf_hub_download(tag, OPEN_CLIP_CONFIG))).get("preprocess_cfg") or {}
         else:
             source, given = architecture, _of_tag(open_clip, architecture, tag)
             if weights is not None and not os.path.isfile(weights):
                 raise EncoderError(f"no such weights file or folder: {weights}")
             pretrained = tag if weights is None else os.path.abspath(weights)  # which is no tag
-            require_hub(None if weights else given["hf_hub"].rpartition("/")[0])
+            card = None if weights else given["hf_hub"].rpartition("/")[0]
+            require_hub(card)
         model = open_clip.create_model(source, pretrained, require_pretrained=True).eval()
         tokenizer = open_clip.get_tokenizer(source)
     except EncoderError:
@@ -95,24 +108,31 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
         ) from error
     require_finite(model, weights or f"the hub's {name}")
     config = _preprocessing(given, model.visual.image_size, weights or name)
+    config["licence"] = card_licence(card) if card else ""
     config["configuration"] = _digest_of_configuration(open_clip.get_model_config(source), tokenizer)
     return model, tokenizer, config
 
 
 def _of_folder(open_clip: Any, architecture: str, folder: Path) -> tuple[str, dict[str, Any]]:
     """Name and preprocessing of a model that lies in a folder."""
-    if not (folder / _CONFIG).is_file():
-        raise EncoderError(f"{folder} holds no {_CONFIG}; expected a folder of open_clip, as its hub has them")
-    content = json.loads((folder / _CONFIG).read_bytes())
+    if not (folder / OPEN_CLIP_CONFIG).is_file():
+        raise EncoderError(f"{folder} holds no {OPEN_CLIP_CONFIG}; expected a folder of open_clip, as its hub has them")
+    content = _read(folder / OPEN_CLIP_CONFIG)
     described, known = _flat(content["model_cfg"]), open_clip.get_model_config(architecture)
-    if any(name.endswith("trust_remote_code") for name in described):
-        raise EncoderError(f"{folder / _CONFIG} asks for code of others to be run; take trust_remote_code out of it")
     differing = sorted(_flat(known).items() ^ described.items()) if known else []
     if differing:
         raise EncoderError(
             f"{folder} does not hold {architecture}: it differs in {differing[0][0]}; name the model that it holds"
         )
     return f"local-dir:{folder}", content.get("preprocess_cfg") or {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The configuration in a file; raises `EncoderError` where it asks for code to be run."""
+    content: dict[str, Any] = json.loads(read_regular(path))
+    if any(name.endswith("trust_remote_code") for name in _flat(content["model_cfg"])):
+        raise EncoderError(f"{path} asks for code of others to be run; take trust_remote_code out of it")
+    return content
 
 
 def _of_tag(open_clip: Any, architecture: str, tag: str) -> dict[str, Any]:
@@ -145,7 +165,7 @@ def _preprocessing(given: dict[str, Any], size: Any, holder: object) -> dict[str
     if not (mean and std and min(std) > 0) or mode not in _CROPS or interpolation not in ("bilinear", "bicubic"):
         raise EncoderError(
             f"{holder} has no preprocessing that pucache knows: expected mean and std of three numbers, bilinear or "
-            f"bicubic, {' or '.join(_CROPS)}, in the preprocess_cfg of its {_CONFIG}; got {str(given)[:200]}"
+            f"bicubic, {' or '.join(_CROPS)}, in the preprocess_cfg of its {OPEN_CLIP_CONFIG}; got {str(given)[:200]}"
         )
     return {
         "input_size": (3, *(size if isinstance(size, list | tuple) else (size, size))),

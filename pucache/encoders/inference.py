@@ -25,7 +25,7 @@ log = logging.getLogger("pucache")
 
 CPU_BATCH = {"torch": 16, "openvino": 4}  # images; small batches stay in the processor's caches
 CUDA_BATCH = 512  # images; larger batches are no faster
-_MOST_CPU_STREAMS = 8  # with more cores each stream gets several threads
+MOST_CPU_STREAMS = 8  # with more cores each stream gets several threads
 _COMPARED_IMAGES = 8  # images on which a precision or runtime is compared with float32 by torch
 
 
@@ -55,7 +55,7 @@ class Runtime:
         # first batch, and where the network runs in float32 by torch
         self.cosine: float | None = None
         self.batch_size = batch_size or (CPU_BATCH[runtime] if device.type == "cpu" else CUDA_BATCH)
-        self._threads_per_stream = -(-cores() // _MOST_CPU_STREAMS)
+        self._threads_per_stream = -(-cores() // MOST_CPU_STREAMS)
         self.streams = cores() // self._threads_per_stream if device.type == "cpu" else 2  # passes that run at once
         # OpenVINO computes in threads of its own; one more caller has the next batch ready for them
         self.caller_threads = self.streams + (runtime == "openvino")

@@ -85,7 +85,8 @@ def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description
     if os.path.isdir(path):
         path = path / NAME
         if not path.exists():
-            raise EncoderError(f"{file_or_folder} holds no {NAME}; expected a folder that pretrain wrote")
+            expected = "a folder that pretrain wrote, or one as the hub has them, with config.json"
+            raise EncoderError(f"{file_or_folder} holds no {NAME}; expected {expected}")
     tensors, state = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     try:
         return tensors, _check(Description(**state))
@@ -107,7 +108,8 @@ def build(
     """Build the network of which `read` gave weights and description; returns what `load` does."""
     import torch
 
-    from .backbones import require_finite, untrained  # imports timm
+    from .backbones import untrained  # imports timm
+    from .timm_weights import require_finite
 
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
     architecture, stem = description.architecture, description.stem

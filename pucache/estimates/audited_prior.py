@@ -23,15 +23,13 @@ ends of the figures allow for them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 from scipy.special import betaincinv, expit, logit
 
 from .calibration import LEAST, MOST, Tilt, shift_to_mean
-from .intervals import LEVEL, interval_of, stated_text
+from .intervals import LEVEL, Estimate
 from .priors import PriorEstimate
 
 METHOD = "audit"  # name of an estimate of the prior that rests on an audit
@@ -40,8 +38,6 @@ CONTRADICTION = (
     "The labels' own estimate contradicts the images drawn at random: the labelled positives are no fair sample, and "
     "the figures rest on the random images alone."
 )
-FIGURES = ("recall", "precision", "f1", "false_positive_rate", "accuracy")
-WORDS = {"recall": "recall", "precision": "precision", "f1": "F1"}
 _TAIL = (1 - LEVEL) / 2
 _LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
 _RIGHT, _WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
@@ -153,8 +149,8 @@ def audited_figures(
     prior: float,
     tilt: Tilt,
     design_effect: float = 1.0,
-) -> dict[str, float | None]:
-    """Recall, precision, f1, false_positive_rate and accuracy of decisions, with limits NAME_low and NAME_high.
+) -> dict[str, Estimate]:
+    """Recall, precision, f1, false_positive_rate and accuracy of decisions, with their limits.
 
     They are those of the rows with s = 0, of which `margins` (u,) are held out, `called` (u,) are called positive, and
     `labels` (u,) are 1 for a known positive, -1 for a known negative and 0 for an undecided row. The single figures
@@ -179,39 +175,8 @@ def audited_figures(
     ]
     low, high = ({name: pick(figures[name] for figures in corners) for name in point} for pick in (min, max))
     _add_binomial_error(low, high, total / design_effect, called.sum() / design_effect)
-    limits = {f"{name}_low": min(low[name], point[name]) for name in point}
-    limits |= {f"{name}_high": max(high[name], point[name]) for name in point}
-    stated: dict[str, float | None] = {name: None if audited.likeliest is None else point[name] for name in point}
-    return stated | limits
-
-
-def within_both(audited: Mapping[str, float | None], stated: Mapping[str, Any]) -> dict[str, float | None]:
-    """Figures of the audit, whose intervals are cut to those of the labels where they agree."""
-    chosen = dict(audited)
-    for name in FIGURES:
-        by_audit, by_labels = interval_of(audited, name), interval_of(stated, name)
-        if by_audit is None or by_labels is None:
-            continue
-        low, high = max(by_audit[0], by_labels[0]), min(by_audit[1], by_labels[1])
-        if low <= high:
-            point = stated[name] if audited[name] is None else audited[name]
-            within = None if point is None else min(max(point, low), high)
-            chosen |= {name: within, f"{name}_low": low, f"{name}_high": high}
-    return chosen
-
-
-def of_new_images(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Recall, precision and F1 with their limits, under the names that those of new images have."""
-    return {f"{name}_of_new_images{end}": figures[f"{name}{end}"] for name in WORDS for end in ("", "_low", "_high")}
-
-
-def new_images_text(estimates: Mapping[str, Any]) -> str:
-    """Figures of new images in words; "" where no review has measured them."""
-    names = {f"{name}_of_new_images": word for name, word in WORDS.items()}
-    if any(interval_of(estimates, name) is None for name in names):
-        return ""
-    stated = "   ".join(f"{word} {stated_text(estimates, name)}" for name, word in names.items())
-    return f"of new images, if they are like those of the pile and as large a share is positive: {stated}"
+    single = {name: None if audited.likeliest is None else point[name] for name in point}
+    return {name: Estimate(single[name], min(low[name], at), max(high[name], at)) for name, at in point.items()}
 
 
 def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:

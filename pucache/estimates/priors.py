@@ -1,14 +1,6 @@
-r"""Estimators of the prior, the share of positives among the unlabelled, from held-out margins.
+"""The prior, the share of positives among the unlabelled, from held-out margins, and its interval.
 
-Only the tilt has an interval, from its profile likelihood (`profile_interval`). The other methods are
-cross-checks. Bootstrap intervals of theirs show the variance but not the bias: those of BBE and of Elkan and
-Noto covered the truth in 58 % and 45 % of 220 sets. The methods::
-
-    tilt      exponential tilt of `pucache.estimates.calibration`; used by ``train_pu``
-    bbe       best-bin estimate (Garg et al. 2021, algorithm 1)
-    dedpul    EM on the monotone ratio of the kernel densities of P and U (Ivanov 2020)
-    elkanoto  mean score of held-out P (Elkan and Noto 2008, estimator e1), with the isotonic
-              P(s = 1 | m) as score
+It is that of the exponential tilt (`pucache.estimates.calibration`), with the interval of the profile likelihood.
 """
 
 from __future__ import annotations
@@ -25,9 +17,6 @@ from .label_requirements import LabelCount
 MODEL_ERROR = 0.05  # relative error of the tilt itself; measured on the one-vs-rest suite with many rows
 ERROR_BELOW = 0.3  # of the same below an estimate: negatives that look like positives count as hidden positives
 _FITTED = 2 + 5  # parameters that labels are spent on: alpha and slope, and the level of the head of each fold
-_DELTA, _GAMMA = 0.1, 0.01  # confidence and slack of Garg et al.
-_GRID_POINTS, _GRID_TOP = 512, 0.97  # of density_ratio: number of points, and quantile of P at the last one
-_TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -37,6 +26,7 @@ class PriorEstimate:
     Attributes
     ----------
     method : str
+        ``tilt``, or ``audit`` of a review.
     prior : float or None
         None where the labels are too few for a number (`pucache.estimates.label_requirements`).
     low, high : float
@@ -87,79 +77,20 @@ def interval_text(low: float, high: float, number: Callable[[float], str]) -> st
     return f"{number(low)} to {number(high)}"
 
 
-def best_bin(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Ratio of the shares of U and P above the margin at which its upper confidence bound is lowest."""
-    order = np.argsort(-margins, kind="stable")
-    m, positive, w = margins[order], s[order] == 1, weights[order]
-    weight_p, weight_u = float(w[positive].sum()), float(w[~positive].sum())
-    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # of rows with equal margins
-    above_p, above_u = np.cumsum(w * positive)[last] / weight_p, np.cumsum(w * ~positive)[last] / weight_u
-    bins = np.diff(above_p, prepend=0) > 0  # that end at a margin of P
-    above_p, above_u = above_p[bins], above_u[bins]
-    slack = np.sqrt(np.log(4 / _DELTA) / 2) * (weight_p**-0.5 + weight_u**-0.5)
-    best = int(np.argmin((above_u + (1 + _GAMMA) * slack) / np.maximum(above_p, _TINY)))
-    return float(above_u[best] / max(above_p[best], _TINY))
-
-
-def density_ratio(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Fixed point of prior = mean over U of min(1, prior * f_P / f_U), with kernel density estimates."""
-    low = _quantile(margins, 0.0005, weights)
-    high = _quantile(margins[s == 1], _GRID_TOP, weights[s == 1])  # above, both densities are mostly noise
-    if not high > low:
-        return 1.0
-    grid = np.linspace(low, high, _GRID_POINTS)
-    f_p, f_u = (_density(np.clip(margins[s == value], low, high), weights[s == value], grid) for value in (1, 0))
-    ratio = np.maximum.accumulate(f_p / np.maximum(f_u, 1e-300))
-    prior = 1.0
-    for _ in range(2000):
-        previous, prior = prior, float(f_u @ np.minimum(1, prior * ratio))
-        if previous - prior < 1e-6:
-            break
-    return prior
-
-
-def label_frequency(margins: np.ndarray, s: np.ndarray, weights: np.ndarray) -> float:
-    """Prior from the label frequency c, the mean of P(s = 1 | m) over P.
-
-    The share of positives among all rows is the share of labelled rows divided by c.
-    """
-    from sklearn.isotonic import IsotonicRegression  # heavy to import
-
-    labelled = weights[s == 1].sum() / weights.sum()
-    w = np.where(s == 1, weights / weights[s == 1].sum(), weights / weights[s == 0].sum())
-    rank = np.unique(margins, return_inverse=True)[1]  # scikit-learn gives NaN between margins that hardly differ
-    isotonic = IsotonicRegression(y_min=0, y_max=1).fit(rank, (s == 1).astype(float), sample_weight=w)
-    q = isotonic.predict(rank)  # with P and U of equal total weight
-    odds = q / np.maximum(1 - q, _TINY) * labelled / (1 - labelled)
-    c = float((w * odds / (1 + odds))[s == 1].sum())
-    return (labelled / max(c, _TINY) - labelled) / (1 - labelled)
-
-
-METHODS: dict[str, Callable[[np.ndarray, np.ndarray, np.ndarray], float]] = {
-    "tilt": lambda margins, s, weights: fit_tilt(margins, s, weights).prior,
-    "bbe": best_bin,
-    "dedpul": density_ratio,
-    "elkanoto": label_frequency,
-}
-
-
 def estimate(
     margins: np.ndarray,
     s: np.ndarray,
-    method: str = "tilt",
     weights: np.ndarray | None = None,
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
 ) -> float:
-    """Estimate the prior.
+    """Estimate the prior by the exponential tilt.
 
     Parameters
     ----------
     margins : ndarray, (n,)
         Held out: each from a head that did not see the row.
     s : ndarray of 0 and 1, (n,)
-    method : str
-        Name in `METHODS`.
     weights : ndarray, (n,), optional
         Row weights.
     bounds : (float, float)
@@ -169,17 +100,10 @@ def estimate(
     -------
     float
         Within the bounds.
-
-    Raises
-    ------
-    ValueError
-        Unknown method.
     """
-    if method not in METHODS:
-        raise ValueError(f"unknown method {method!r}; use {', '.join(METHODS)}")
     weights = np.ones(len(s)) if weights is None else np.asarray(weights, np.float64)
     rows = weights > 0
-    return float(np.clip(METHODS[method](margins[rows], s[rows], weights[rows]), *bounds))
+    return float(np.clip(fit_tilt(margins[rows], s[rows], weights[rows]).prior, *bounds))
 
 
 def profile_interval(
@@ -258,18 +182,3 @@ def widened_ends(
         bounds[0] if low is None else widened(low, ERROR_BELOW),
         bounds[1] if high is None else widened(high, MODEL_ERROR),
     )
-
-
-def _quantile(margins: np.ndarray, share: float, weights: np.ndarray) -> float:
-    return float(np.quantile(margins, share, weights=weights, method="inverted_cdf"))
-
-
-def _density(margins: np.ndarray, weights: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Gaussian kernel density estimate with Silverman's bandwidth, as masses at the grid points."""
-    from scipy.ndimage import gaussian_filter1d  # heavy to import
-
-    step = grid[1] - grid[0]
-    mass = np.histogram(margins, np.append(grid, grid[-1] + step) - step / 2, weights=weights)[0] / weights.sum()
-    centre = np.average(margins, weights=weights)
-    width = np.sqrt(np.average((margins - centre) ** 2, weights=weights)) * 1.06 * weights.sum() ** -0.2
-    return np.asarray(gaussian_filter1d(mass, max(float(width / step), 1e-3), mode="reflect"))

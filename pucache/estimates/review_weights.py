@@ -25,7 +25,7 @@ _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however 
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """Labels and weights (n,) that heads are trained on, and those that figures are estimated on."""
+    """PULabels and weights (n,) that heads are trained on, and those that figures are estimated on."""
 
     s: np.ndarray  # for estimates: 1 labelled positive before any review, 0 all others
     weights: np.ndarray | None  # for estimates
@@ -45,7 +45,7 @@ class TrainingLabels:
         *,
         hidden: AuditedHidden | None = None,
     ) -> TrainingLabels:
-        """Combine labels s (n,), decisions of a review (n,) as in `Labels`, row weights (n,), and its audit."""
+        """Combine labels s (n,), decisions of a review (n,) as in `PULabels`, row weights (n,), and its audit."""
         reviewed = np.zeros(len(s), np.int8) if reviewed is None else reviewed
         row_weights = np.ones(len(s), np.float32) if weights is None else weights
         positive, negative = (s == 1) | (reviewed == 1), reviewed == -1
@@ -68,7 +68,7 @@ class TrainingLabels:
         )
 
     def take(self, rows: np.ndarray, sampled_share: float) -> TrainingLabels:
-        """Labels of all rows with `training_s` = 1 and of a sample of the others, which is this share of them."""
+        """PULabels of all rows with `training_s` = 1 and of a sample of the others, which is this share of them."""
         s, training_s = self.s[rows], self.training_s[rows]
         weights, training_weights = (None if w is None else w[rows] for w in (self.weights, self.training_weights))
         if self.confirmed_weight:  # the only rows with s = 0 that were all kept

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy.sparse import csr_array
 
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..labels.near_duplicates import unlabelled_twins
 from ..storage.rows import RowMatrix, take_rows
 from .calibration import Tilt
@@ -110,7 +110,7 @@ _VERDICTS = {
 
 def check_scar(
     X: RowMatrix,
-    labels: Labels,
+    labels: PULabels,
     margins: np.ndarray,
     tilt: Tilt,
     *,
@@ -124,7 +124,7 @@ def check_scar(
     ----------
     X : ndarray or StackedRows, (n, d)
         Only the rows compared are read.
-    labels : Labels
+    labels : PULabels
         Known negatives are left out.
     margins : ndarray of float32, (n,)
         Held out: each from a head that did not see the row.

@@ -147,6 +147,12 @@ class DesignMatrix:
         taken._whole = self
         return taken
 
+    def with_labels(self, s: np.ndarray) -> DesignMatrix:
+        """Design matrix of these rows with other labels; centre, scale and leading directions are shared."""
+        labelled = DesignMatrix(self.X, s, self.moments, self.device)
+        labelled._whole = self
+        return labelled
+
     def margins(self, heads: FittedHeads, chosen: np.ndarray | None = None) -> np.ndarray:
         """Margins of K heads for X, computed on the blocks, float32 (n, K).
 

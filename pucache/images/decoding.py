@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
 import warnings
 from collections.abc import Callable
@@ -13,21 +14,36 @@ import numpy as np
 from PIL import ExifTags, Image, JpegImagePlugin
 
 from ..errors import ImageError, one_line
-from .white_level import WHITE, colour_values, grey_values, high_byte_peak, is_wide, peak, take_bytes, to_bytes
+from ..storage.atomic import LFS_POINTER, NOT_FETCHED
+from ..storage.limits import IMAGE_PIXELS as MAX_PIXELS
+from ..storage.limits import JPEG_BYTES
+from .tiff import describe, has_pages, is_opacity
+from .white_level import (
+    WHITE,
+    colour_values,
+    grey_values,
+    high_byte_peak,
+    is_wide,
+    peak,
+    raw_mode_of,
+    take_bytes,
+    to_bytes,
+)
 
 # Formats of photographs only: security holes are found mainly in Pillow's rarer decoders (PSD, FITS, DDS, ...)
 FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF"]
 _HEIF_BRANDS = (b"heic", b"heix", b"hevc", b"hevx", b"heim", b"heis", b"mif1", b"msf1")
-MAX_PIXELS = 178_956_970  # Pillow's own error limit: half a GiB of RGB
 # Name and version of the way from bytes to pixels (this module and `preprocessing`), a part of every encoder's identity
 DECODER = "pillow-2"
+PAGES = "the first of its pages"
+BANDS = "without its fourth band, which is tagged as opacity and is none"
 REDUCED = "at 1/"  # begins what is told of an image that was too large to be decoded whole
 _JPEG, _JPEG_START, _END_OF_JPEG = ("JPEG", "MPO"), b"\xff\xd8", b"\xff\xd9"
-_MOST_BUFFERED = 3 << 29  # bytes of coefficients of a progressive JPEG, which its decoder keeps as a whole
 _TRUNCATED = ("image file is truncated", "broken PNG file", "Truncated File Read", "unrecognized data stream")
 
 # Pillow warns of sizes, which `decode` checks itself, and of odd metadata. Filters are not thread-safe: set them once.
 warnings.filterwarnings("ignore", module=r"PIL\.")
+logging.getLogger("PIL").addHandler(logging.NullHandler())  # else Python prints its errors
 
 
 _Result = TypeVar("_Result")
@@ -107,23 +123,23 @@ def decode(data: bytes, sufficient_side: int | None = None, decoding: Decoding =
 
 def decode_and_note(data: bytes, sufficient_side: int | None = None, decoding: Decoding = USUAL) -> Decoded:
     """Decode as `decode` does, and say what is to be known of the image."""
-    return _read_image(data[:12], lambda: _decode(data, sufficient_side, decoding))
+    return _read_image(io.BytesIO(data), lambda: _decode(data, sufficient_side, decoding))
 
 
 def upright_size(stream: BinaryIO, decoding: Decoding = USUAL) -> tuple[int, int]:
     """Width and height after the EXIF orientation, by the header alone; raises `ImageError` as `decode` does."""
-    head = stream.read(12)
 
     def size() -> tuple[int, int]:
         image = _open(stream, decoding)
         width, height = image.size
         return (height, width) if _orientation(image) in _TURNED else (width, height)
 
-    return _read_image(head, size)
+    return _read_image(stream, size)
 
 
-def _read_image(head: bytes, read: Callable[[], _Result]) -> _Result:
-    """What `read` returns, or an `ImageError` in place of any other; `head` are the file's first bytes."""
+def _read_image(stream: BinaryIO, read: Callable[[], _Result]) -> _Result:
+    """What `read` returns, or an `ImageError` in place of any other; `stream` is the file."""
+    head = stream.read(len(LFS_POINTER))
     if not head:
         raise ImageError("empty file (0 bytes)")
     try:
@@ -131,10 +147,17 @@ def _read_image(head: bytes, read: Callable[[], _Result]) -> _Result:
     except ImageError:
         raise
     except Image.UnidentifiedImageError as error:
+        if head == LFS_POINTER:
+            raise ImageError(NOT_FETCHED) from error
         if head[4:8] == b"ftyp" and head[8:12] in _HEIF_BRANDS and "HEIF" not in FORMATS:
             _register_heif()
-            return _read_image(head, read)
-        raise ImageError("not an image in a known format") from error
+            stream.seek(0)
+            return _read_image(stream, read)
+        try:
+            what = describe(stream)
+        except Exception:  # damaged tags
+            what = ""
+        raise ImageError(what or "not an image in a known format") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
 
@@ -150,12 +173,12 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         if all(least == most for least, most in np.atleast_2d(image.getextrema())):
             raise ImageError(f"cannot be decoded: {lost}, before its first pixels")
         partial = f"cut off, {lost}"
+    if getattr(image, "is_animated", False) and has_pages(_open(io.BytesIO(data), decoding)):
+        partial = partial or PAGES
     if image.mode.startswith("I"):
         values = grey_values(_upright(image))
         grey = Image.fromarray(to_bytes(values, decoding.white_level if wide else WHITE), "L")
         return Decoded(grey.convert("RGB"), peak(values) if wide else None, partial)
-    if not wide:
-        return Decoded(_to_rgb(_upright(image)), None, partial)
 
     def load_bytes(raw_mode: str) -> np.ndarray:
         again = _open(io.BytesIO(data), decoding)
@@ -163,15 +186,28 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         _load(again, decoding)
         return np.asarray(again)
 
+    shown = image
+    if image.format == "TIFF" and image.mode in ("LA", "RGBA") and not is_opacity(np.asarray(image.getchannel("A"))):
+        shown = _without_opacity(image, raw_mode_of(_open(io.BytesIO(data), decoding)), load_bytes)
+        partial = partial or BANDS
+    if not wide:
+        return Decoded(_to_rgb(_upright(shown, image)), None, partial)
     if decoding.white_level == WHITE and image.format != "PPM" and (high := high_byte_peak(np.asarray(image))):
-        return Decoded(_to_rgb(_upright(image)), high, partial)
+        return Decoded(_to_rgb(_upright(shown, image)), high, partial)
     values, opacity = colour_values(_open(io.BytesIO(data), decoding), load_bytes)
     if decoding.white_level == WHITE:
-        return Decoded(_to_rgb(_upright(image)), peak(values), partial)
+        return Decoded(_to_rgb(_upright(shown, image)), peak(values), partial)
     colours = Image.fromarray(np.broadcast_to(to_bytes(values, decoding.white_level), (*values.shape[:2], 3)).copy())
-    if opacity is not None:
+    if opacity is not None and shown is image:
         colours.putalpha(Image.fromarray(opacity))
     return Decoded(_to_rgb(_upright(colours, image)), peak(values), partial)
+
+
+def _without_opacity(image: Any, raw_mode: str, load_bytes: Callable[[str], np.ndarray]) -> Any:
+    """A loaded image without its last band, and with its colours as they are stored, not divided by that band."""
+    if raw_mode.startswith("RGBa"):
+        return Image.fromarray(load_bytes(raw_mode.replace("a", "A"))[..., :3].copy())
+    return Image.merge(image.mode[:-1], image.split()[:-1])
 
 
 def _open(stream: BinaryIO, decoding: Decoding) -> Any:
@@ -193,8 +229,8 @@ def _open(stream: BinaryIO, decoding: Decoding) -> Any:
         raise ImageError(reason)
     if not decoding.large_images:
         raise ImageError(f"{reason}; --large-images takes it at a part of its size")
-    if 2 * image.layers * width * height > _MOST_BUFFERED and image.info.get("progressive"):
-        raise ImageError(f"{reason}, and of a progressive JPEG {_MOST_BUFFERED // 2 // image.layers:,}")
+    if 2 * image.layers * width * height > JPEG_BYTES and image.info.get("progressive"):
+        raise ImageError(f"{reason}, and of a progressive JPEG {JPEG_BYTES // 2 // image.layers:,}")
     return image
 
 
@@ -270,7 +306,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F":
-        raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
+        raise ImageError("floating-point pixels have no defined white level; convert the image to 8 or 16 bits")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         white = Image.new("RGBA", rgba.size, "white")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
@@ -11,12 +12,11 @@ import numpy as np
 
 from ..errors import ImageError, SourceError
 from ..storage.file_kinds import IMAGE_ENDINGS
+from ..storage.limits import IMAGE_BYTES as MAX_BYTES
+from ..storage.limits import KEY_BYTES as MAX_KEY_BYTES
 from ..storage.urls import is_url, without_secrets
 
 EXTENSIONS = frozenset(IMAGE_ENDINGS)
-MAX_BYTES = 1 << 30  # encoded bytes of one image
-MOST_TIMES = 100  # what unpacks to more than this many times its size holds no images
-MAX_KEY_BYTES = 4096
 UNKNOWN = -1  # a size or modification time that the source does not give
 
 
@@ -41,6 +41,8 @@ class Listing:
         that is equal for images which one share takes together.
     reordered : bool
         Whether the source is a table whose rows had another order.
+    unanswered : frozenset of str
+        Keys among the failures of which nothing is known, as a store gave no answer; their rows are kept.
     """
 
     keys: list[str]
@@ -50,6 +52,7 @@ class Listing:
     order: np.ndarray | None = None
     groups: np.ndarray | None = None
     reordered: bool = False
+    unanswered: frozenset[str] = frozenset()
 
 
 def source_name(where: str, **options: str | None) -> str:
@@ -180,7 +183,9 @@ def _select(listing: Listing, positions: np.ndarray, shard: tuple[int, int]) -> 
     }
     keys = [listing.keys[position] for position in positions]
     order, groups = (None if each is None else each[positions] for each in (listing.order, listing.groups))
-    return Listing(keys, listing.size_mtime[positions], failures, listing.ignored, order, groups, listing.reordered)
+    unanswered = listing.unanswered & failures.keys()
+    size_mtime, ignored, reordered = listing.size_mtime[positions], listing.ignored, listing.reordered
+    return Listing(keys, size_mtime, failures, ignored, order, groups, reordered, unanswered)
 
 
 def _ignored_note(listing: Listing) -> str:
@@ -207,6 +212,8 @@ def _key_problem(key: str) -> str | None:
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
+        if (encoding := sys.getfilesystemencoding()) != "utf-8":
+            return f"Python reads file names as {encoding} here; set PYTHONUTF8=1"
         return "file name is not UTF-8; rename the file"
     if len(encoded) > MAX_KEY_BYTES:
         return f"key of {len(encoded)} bytes; at most {MAX_KEY_BYTES} are kept"

@@ -152,15 +152,15 @@ class ChunkLoader:
                 sides = self._resize.sufficient_side, max(self._resize.input_size)
                 decoded, pieces = decode_pieces(data, [regions[at] for at in wanted], *sides, self._decoding)
                 times.append(time.perf_counter())
-                for at, piece in zip(wanted, pieces, strict=True):
+                for at, (piece, cut_off) in zip(wanted, pieces, strict=True):
                     try:
                         chunk.pixels[len(chunk.to_embed)] = self._resize(piece())
                     except ImageError as error:
                         outcomes[at] = str(error)
                         continue
                     chunk.to_embed.append(positions[at])
-                    if decoded.partial:
-                        chunk.partial[positions[at]] = decoded.partial
+                    if partial := decoded.partial or cut_off:
+                        chunk.partial[positions[at]] = partial
                 if decoded.peak is not None:
                     chunk.peaks.append(decoded.peak)
             return outcomes

@@ -2,47 +2,53 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import os
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 from ..errors import LabelError, MissingExtraError, SourceError
 from ..storage.filesystem import open_filesystem
 from ..storage.retries import error_text, is_permanent, remedy_for, with_retries
-from ..storage.table_columns import BOX_COLUMNS, KEY_COLUMNS, MANIFEST_COLUMNS
-from ..storage.tables import TABLES, Row, read_rows
+from ..storage.table_columns import KEY_COLUMNS, MANIFEST_COLUMNS
+from ..storage.table_formats import COCO, MEGADETECTOR, annotation_kind, decode, parse_json
+from ..storage.tables import TABLES, open_table, read_rows, table_ending
 from ..storage.urls import has_password, is_url, without_secrets
+from .boxes import Boxed, are_shares, box_columns, detections, edges_of, region_of
 from .folder import read_local
 from .listing import Listing, ListingBuilder, source_name
-from .regions import Region
+from .regions import MARK, Region, part_key
 from .remote import read_image, size_mtime
 
 MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
 _REMOTE_THREADS = 16
-_MOST_SIDE = 10**9  # pixels
+log = logging.getLogger("pucache")
 _BATCH = 10_000  # images looked up at a time, because a pool keeps two kilobytes for each that is pending
 
 
 class ManifestSource:
-    """Images named one by one in a text file (one path a line) or a table.
+    """Images named one by one in a text file (one path a line), a table, or the JSON of COCO or MegaDetector.
 
-    Paths are relative to the manifest, absolute, or URLs. The key is the path as written, including the
+    Paths are relative to the manifest, or to `images`, absolute, or URLs. The key is the path as written, including the
     query of a URL, unless the table has a ``key`` column beside its ``path`` column, or `key` names one. A key must not
-    hold a password. A table with columns ``x``, ``y``, ``w`` and ``h`` names parts of images, in pixels.
+    hold a password. Columns of boxes (`pucache.images.boxes`) name parts of images, in pixels, or in shares of the
+    sides where no number of the table is above 1. Of detections those of the `category` (several between commas) and
+    of at least a `confidence` are taken.
     """
 
-    def __init__(self, manifest: str, *, key: str | None = None, encoding: str | None = None):
-        self.name = source_name(manifest, key=key, encoding=encoding)
-        self._location, self._key, self._encoding = manifest, key, encoding
+    def __init__(self, manifest: str, **options: str):
+        self.name = source_name(manifest, **options)
+        self._location, self._options = manifest, options
         self._paths: dict[str, str] = {}
         self._boxes: dict[str, list[Region]] = {}
+        self.box_failures: dict[str, str] = {}  # of rows whose box is none
+        self.concepts: list[tuple[str, str]] = []  # key and category of each part of detections
 
     @property
     def paths(self) -> dict[str, str]:
         """Key to the full path or URL of each image."""
-        if not self._paths:
+        if not self._paths and not self.box_failures:
             self._load()
         return self._paths
 
@@ -52,62 +58,74 @@ class ManifestSource:
         return self._boxes if self.paths else {}
 
     def _load(self) -> None:
-        folder = self._location.rsplit("/", 1)[0]
+        folder = self._options.get("images", self._location.rpartition("/")[0] or ".")
+        rows, shares = self._rows()
         paths: dict[str, str] = {}
-        boxes: dict[str, list[Region]] = {}
-        for key, path, box in self._rows():
+        regions: dict[str, dict[Region, None]] = {}  # a dict keeps their order
+        for row in rows:
+            key, path = row.key, row.path
             if has_password(key):
                 raise SourceError(
                     f"{self.name} names {without_secrets(key)} with its password, which a key must not hold; "
                     "add a 'key' column (in a .csv or .tsv)"
                 )
-            full = path if is_url(path) or os.path.isabs(path) else f"{folder}/{path}"
-            if box is not None and paths.get(key, full) != full:
-                raise SourceError(f"{self.name} names two files as {key!r}; keys must be unique (add a 'key' column)")
-            if key in paths and box in boxes.get(key, [None]):
-                what = repr(key) if box is None else f"the box {box} of {key!r}"
-                raise SourceError(f"{self.name} names {what} twice; keys must be unique (add a 'key' column)")
+            full = path if is_url(path) or os.path.isabs(path) else f"{folder.rstrip('/')}/{path}"
+            if key in paths and (shares is None or paths[key] != full):
+                what = f"{key!r} twice" if shares is None else f"two files as {key!r}"
+                raise SourceError(f"{self.name} names {what}; keys must be unique (add a 'key' column)")
+            if shares is None:
+                paths[key] = full
+                continue
+            region, problem = region_of(row.edges, shares)
+            if region is None:
+                self.box_failures[f"{key}{MARK}{row.given}"] = problem
+                continue
             paths[key] = full
-            if box is not None:
-                boxes.setdefault(key, []).append(box)
+            regions.setdefault(key, {})[region] = None
+            if row.category:
+                self.concepts.append((part_key(key, region), row.category))
         if not paths:
-            raise SourceError(f"{self.name} names no image")
-        self._boxes, self._paths = boxes, paths
+            first = next((f": {key!r}, {why}" for key, why in self.box_failures.items()), "")
+            raise SourceError(f"{self.name} names no image{first}")
+        self._boxes, self._paths = {key: [*its] for key, its in regions.items()}, paths
 
-    def _rows(self) -> Iterator[tuple[str, str, Region | None]]:
-        """Yield key, path and box of each row."""
-        named = {"key": self._key} if self._key is not None else {}
-        columns = {**(KEY_COLUMNS if named else {}), **MANIFEST_COLUMNS, **BOX_COLUMNS}
+    def _rows(self) -> tuple[list[Boxed], bool | None]:
+        """Every row, and whether its boxes are shares of the sides; None where it names whole images."""
         try:
-            table = read_rows(self._location, columns, named, encoding=self._encoding)
+            if table_ending(self._location) == ".json":
+                with open_table(self._location, self.name) as stream:
+                    text = decode(stream.read(), self.name, self._options.get("encoding"))
+                content, _ = parse_json(text, self.name)
+                if (kind := annotation_kind(content)) in (COCO, MEGADETECTOR):
+                    return self._detections(kind, content), kind == MEGADETECTOR
+            named = {"key": self._options["key"]} if "key" in self._options else {}
+            columns = {**(KEY_COLUMNS if named else {}), **MANIFEST_COLUMNS}
+            table = read_rows(self._location, columns, named, encoding=self._options.get("encoding"))
         except LabelError as error:
             raise SourceError(str(error)) from error
+        except OSError as error:
+            raise SourceError(f"cannot read {self.name}: {error.strerror or error}") from error
+        if odd := next((name for name in ("category", "confidence") if name in self._options), None):
+            raise ValueError(
+                f"a {odd} is of detections of COCO or MegaDetector, and {self.name} holds none; leave it out"
+            )
         path = table.found.get("path") or table.found["key"]
         key = table.found.get("key", path)
-        sides = [table.found[side] for side in BOX_COLUMNS if side in table.found]
+        names = [name for name in table.columns if name not in (path, key)]
+        sides, are_corners = box_columns(names, table.unreadable, self.name)
+        rows = []
         for row in table.rows:
             if row[path]:
-                yield (
-                    row[key] or row[path],
-                    row[path],
-                    self._box(row, sides) if len(sides) == len(BOX_COLUMNS) else None,
-                )
+                cells = [row[side] for side in sides]
+                given = ",".join(cell or "" for cell in cells)
+                edges = edges_of(cells, are_corners) if sides else None
+                rows.append(Boxed(row[path], row[key] or row[path], edges, given))
+        return rows, are_shares(rows) if sides else None
 
-    def _box(self, row: Row, sides: list[str]) -> Region:
-        """The box of a row, of whole pixels: fractions are rounded outwards."""
-        try:
-            x, y, w, h = (float(row[side] or "nan") for side in sides)
-            box = Region(math.floor(x), math.floor(y), math.ceil(x + w), math.ceil(y + h))
-            box = box._replace(w=box.w - box.x, h=box.h - box.y)
-        except (ValueError, OverflowError):
-            box = Region(-1, 0, 0, 0)
-        if min(box) < 0 or max(box) >= _MOST_SIDE or not (box.w and box.h):
-            given = ", ".join(f"{side} = {row[side] or 'nothing'}" for side in sides)
-            raise SourceError(
-                f"{self.name} names a box that is none in row {row.line} ({given}); expected the left and upper edge "
-                "from 0, and a width and a height above 0, in pixels"
-            )
-        return box
+    def _detections(self, kind: str, content: Any) -> list[Boxed]:
+        categories = [name for name in self._options.get("category", "").split(",") if name]
+        confidence = float(self._options.get("confidence", 0))
+        return list(detections(kind, content, self.name, categories, confidence))
 
     def scan(self) -> Listing:
         """Look up size and modification time of every image; a missing image becomes a failure.
@@ -115,22 +133,27 @@ class ManifestSource:
         Raises `SourceError` where the manifest cannot be read, or a store does not answer whether images exist.
         """
         builder = ListingBuilder()
-        unanswered: list[SourceError] = []
+        unanswered: dict[str, SourceError] = {}
         remote = any(is_url(path) for path in self.paths.values())
         keys = iter(self.paths)
         with ThreadPoolExecutor(_REMOTE_THREADS if remote else 1) as pool:
             while batch := list(islice(keys, _BATCH)):
                 for key, result in zip(batch, pool.map(_look_up, [self.paths[key] for key in batch]), strict=True):
                     if isinstance(result, SourceError):
-                        unanswered.append(result)
+                        unanswered[key] = result
+                        builder.add_failure(key, str(result))
                     elif isinstance(result, str):
                         builder.add_failure(key, result)
                     else:
                         builder.add(key, *result)
         if unanswered:
-            count = f"{len(unanswered)} of the {len(self.paths)} images"
-            raise SourceError(f"cannot look up {count} that {self.name} names; first {unanswered[0]}")
+            count = f"{len(unanswered):,} of the {len(self.paths):,} images that {self.name} names"
+            first = next(iter(unanswered.values()))
+            if len(unanswered) == len(self.paths):
+                raise SourceError(f"cannot look up {count}; first {first}")
+            log.warning("%s gave no answer; the next run tries them again (first %s)", count, first)
         listing = builder.build()
+        listing.unanswered = frozenset(unanswered)
         listing.reordered = listing.keys != list(builder.images)
         return listing
 

@@ -18,13 +18,15 @@ import numpy as np
 
 from ..errors import ImageError, SourceError, one_line
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
+from ..storage.table_formats import require_exact
 from ..storage.urls import is_url
 from .listing import UNKNOWN, ListingBuilder, check_size, source_name
 from .remote import size_mtime
 from .shards import ShardSource
 
 EXTENSIONS = (".parquet", ".pq")
-_OPTIONS = re.compile(r"#((?:key|image|encoding)=[^#&]+(?:&(?:key|image|encoding)=[^#&]+)*)$")
+_OPTION = "(?:key|image|encoding|images|category|confidence)=[^#&]+"
+_OPTIONS = re.compile(f"#({_OPTION}(?:&{_OPTION})*)$")
 _IMAGE_NAMES = ("image", "img", "images", "jpg", "png", "webp", "picture", "photo", "image_bytes", "bytes")
 _BATCH_BYTES = 8 << 20  # images that are read together
 _MOST_ROWS = 1024
@@ -105,6 +107,7 @@ class ParquetSource(ShardSource):
             raise ImageError(f"has bytes in the column {self._key!r}; expected text or numbers")
         if self._key is not None:
             keys = _texts(file, self._key)
+            require_exact(keys, f"the column {self._key!r} of {shard}")
             if not all(keys):
                 row = next(row for row, key in enumerate(keys) if not key)
                 raise ImageError(f"has no value in the column {self._key!r}, row {row}; name another column")

@@ -6,6 +6,7 @@ Only caches whose encoder has `tiles` have such keys, and all of theirs are such
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from decimal import Decimal
 from typing import NamedTuple
@@ -13,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ImageError
+from ..storage.limits import TILES
 
 MARK = "#xywh="
 BOXES = "boxes"  # the `tiles` of parts that a manifest names one by one
 MOST_TILES = 100  # of a grid, along a side
 _PERCENT = 10_000  # units of a percentage in a `Region`
-_WHOLE = 100 * _PERCENT
+WHOLE = 100 * _PERCENT
 _NUMBER = r"(\d{1,9}(?:\.\d{1,4})?)"
 _FRAGMENT = re.compile(rf"(?:(pixel|percent):)?{_NUMBER},{_NUMBER},{_NUMBER},{_NUMBER}", re.ASCII)
 _GRID = re.compile(r"([1-9]\d{0,2})x([1-9]\d{0,2})", re.ASCII)
@@ -40,15 +42,22 @@ class Region(NamedTuple):
         numbers = (f"{Decimal(number) / _PERCENT:f}" for number in self[:4])
         return "percent:" + ",".join(number.rstrip("0").rstrip(".") if "." in number else number for number in numbers)
 
+    def exceeds(self, size: tuple[int, int]) -> bool:
+        """Whether it ends outside of an image of this (width, height)."""
+        return not self.percent and (self.x + self.w > size[0] or self.y + self.h > size[1])
+
     def box(self, size: tuple[int, int]) -> tuple[int, int, int, int]:
-        """Left, top, right and bottom in an image of this (width, height); raises `ImageError` where it has no such."""
+        """Left, top, right and bottom in an image of this (width, height), of which it may exceed a pixel.
+
+        Raises `ImageError` where it has no such.
+        """
         edges = np.array([self.x, self.y, self.x + self.w, self.y + self.h], np.int64)
         sides = np.array(size * 2, np.int64)
         if self.percent:  # edges are rounded, so that neighbours meet
-            edges = (edges * sides + _WHOLE // 2) // _WHOLE
-        if (edges > sides).any():
+            edges = (edges * sides + WHOLE // 2) // WHOLE
+        if (edges > sides + 1).any():
             raise ImageError(f"the part {self} lies outside of its {size[0]} x {size[1]} pixels")
-        left, top, right, bottom = edges.tolist()
+        left, top, right, bottom = np.minimum(edges, sides).tolist()
         if left >= right or top >= bottom:
             raise ImageError(f"the part {self} has no area in its {size[0]} x {size[1]} pixels")
         return left, top, right, bottom
@@ -63,7 +72,7 @@ def parse_region(fragment: str) -> Region | None:
     numbers = [Decimal(number) * (_PERCENT if percent else 1) for number in found.groups()[1:]]
     x, y, w, h = map(int, numbers)
     is_sound = numbers == [x, y, w, h] and w and h
-    return Region(x, y, w, h, percent) if is_sound and not (percent and max(x + w, y + h) > _WHOLE) else None
+    return Region(x, y, w, h, percent) if is_sound and not (percent and max(x + w, y + h) > WHOLE) else None
 
 
 def part_key(image: str, region: Region) -> str:
@@ -106,7 +115,7 @@ def grid_regions(tiles: str) -> list[Region] | None:
     """Regions of a grid, the same for every image; None where they depend on its size."""
     if (grid := _GRID.fullmatch(tiles)) is None:
         return None
-    rows, columns = ([round(_WHOLE * edge / int(count)) for edge in range(int(count) + 1)] for count in grid.groups())
+    rows, columns = ([round(WHOLE * edge / int(count)) for edge in range(int(count) + 1)] for count in grid.groups())
     return [
         Region(left, top, right - left, bottom - top, percent=True)
         for top, bottom in itertools.pairwise(rows)
@@ -115,8 +124,9 @@ def grid_regions(tiles: str) -> list[Region] | None:
 
 
 def square_regions(tiles: str, size: tuple[int, int]) -> list[Region]:
-    """Squares of so many pixels that cover an image of this (width, height); raises `ImageError` where it is smaller.
+    """Squares of so many pixels that cover an image of this (width, height).
 
+    Raises `ImageError` where it is smaller, or has too many of them.
     The last ones of a row and of a column end at the edge, and overlap more.
     """
     square = _SQUARE.fullmatch(tiles)
@@ -124,5 +134,7 @@ def square_regions(tiles: str, size: tuple[int, int]) -> list[Region]:
     side, overlap = int(square[1]), int(square[2] or 0)
     if min(size) < side:
         raise ImageError(f"{size[0]} x {size[1]} pixels, smaller than a tile of {side}; use smaller tiles")
+    if math.prod(-(-(length - side) // (side - overlap)) + 1 for length in size) > TILES:
+        raise ImageError(f"more than {TILES:,} tiles; use larger ones, or a smaller overlap")
     xs, ys = ([*range(0, length - side, side - overlap), length - side] for length in size)
     return [Region(x, y, side, side) for y in ys for x in xs]

@@ -13,18 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, MissingExtraError, SourceError
-from ..storage.file_kinds import TABLE
 from ..storage.filesystem import open_filesystem, read_range, source_errors
-from ..storage.outputs import check_output
+from ..storage.limits import SHARDS
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
 from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file, source_name
 from .remote import glob_base, glob_files, is_glob
 
-MAX_BESIDE = 1 << 20  # bytes of a member that holds the label of an image
 # Ranges and lists by which shards are usually named: {00000..00009}.tar, {train,test}.zip
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}/]*,[^{}/]*))\}")
-_MOST_NAMED = 1_000_000  # files that a pattern may stand for
 
 
 class ShardSource:
@@ -210,20 +207,6 @@ class ShardSource:
             return stream.read(size)
 
 
-def label_rows(source: Any, column: str, out: str, *, force: bool = False) -> list[tuple[str, str]]:
-    """Key and label of each image of a source of shards, to be written to `out` after the embeddings.
-
-    Raises `ValueError` for a source of another kind, `SourceError` where there are no such labels, and `OutputError`
-    where `out` cannot be written.
-    """
-    if not isinstance(source, ShardSource):
-        raise ValueError(
-            f"labels are read from Parquet files, tars and ZIPs; {source.name} is none of these: leave out --labels-to"
-        )
-    check_output(out, TABLE, inputs=source.files(), force=force)
-    return list(source.labels(column))
-
-
 def _label(content: bytes, field: str) -> str:
     """Text of a member, or of a value of its JSON object; "" where that is missing or null."""
     if not field:
@@ -257,8 +240,8 @@ def expand_braces(pattern: str) -> list[str]:
     paths = [pattern]
     while found := _BRACES.search(paths[0]):
         inner = _texts(found)
-        if len(inner) * len(paths) > _MOST_NAMED:
-            raise ValueError(f"{pattern} stands for more than {_MOST_NAMED:,} files; name fewer")
+        if len(inner) * len(paths) > SHARDS:
+            raise ValueError(f"{pattern} stands for more than {SHARDS:,} files; name fewer")
         inner = [text.replace("\\", r"\\") for text in inner]  # as a replacement
         paths = [_BRACES.sub(text, path, count=1) for path in paths for text in inner]
     return paths
@@ -269,8 +252,8 @@ def _texts(found: re.Match[str]) -> list[str]:
     if listed is not None:
         return listed.split(",")
     begin, end = int(first), int(last)
-    if abs(end - begin) >= _MOST_NAMED:
-        raise ValueError(f"{found[0]} stands for more than {_MOST_NAMED:,} files; name fewer")
+    if abs(end - begin) >= SHARDS:
+        raise ValueError(f"{found[0]} stands for more than {SHARDS:,} files; name fewer")
     width = max(len(first), len(last)) if "0" in (first[0], last[0]) and max(len(first), len(last)) > 1 else 0
     step = 1 if begin <= end else -1
     return [f"{number:0{width}}" for number in range(begin, end + step, step)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+from collections.abc import Sequence
 from typing import Protocol
 
 from ..errors import SourceError
@@ -37,7 +38,15 @@ class Source(Protocol):
         """Return the bytes of one image by its key, as `scan` lists it; raise `ImageError` where it cannot be read."""
 
 
-def open_source(where: str | os.PathLike[str], *, key_column: str | None = None, encoding: str | None = None) -> Source:
+def open_source(
+    where: str | os.PathLike[str],
+    *,
+    key_column: str | None = None,
+    encoding: str | None = None,
+    images: str | os.PathLike[str] | None = None,
+    category: str | Sequence[str] | None = None,
+    min_confidence: float | None = None,
+) -> Source:
     """Open a folder, manifest (a list or a table), or tar, ZIP or Parquet file(s), local or behind a URL.
 
     Parameters
@@ -55,6 +64,12 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None,
     encoding : str, optional
         Encoding of a manifest, or of names in an archive, as ``#encoding=NAME`` names it; by default UTF-8, or else
         cp1252 for a manifest, which a line says.
+    images : path or URL, optional
+        Folder of the images that a manifest names, or the JSON of COCO or MegaDetector; by default that of the file.
+    category : str or sequence of str, optional
+        Categories of the detections that are taken; by default all.
+    min_confidence : float, optional
+        Detections of less confidence are left out.
 
     Returns
     -------
@@ -70,7 +85,11 @@ def open_source(where: str | os.PathLike[str], *, key_column: str | None = None,
         manifest nor an archive; or the encoding is unknown.
     """
     path, options = split_options(os.fspath(where))
-    options |= {name: value for name, value in (("key", key_column), ("encoding", encoding)) if value is not None}
+    named = {"key": key_column, "encoding": encoding, "images": images, "confidence": min_confidence}
+    named["category"] = category if isinstance(category, str | None) else ",".join(category) or None
+    options |= {name: str(value) for name, value in named.items() if value is not None}
+    if "images" in options and not is_url(options["images"]):
+        options["images"] = os.path.abspath(options["images"])
     if "encoding" in options:
         options["encoding"] = _encoding(options["encoding"])
     remote = is_url(path)
@@ -94,7 +113,7 @@ def _of_kind(path: str, location: str, options: dict[str, str]) -> Source:
         _check_options(options, ("key", "image"), name)
         return ParquetSource(location, **options)
     if table_ending(name.rstrip("/")) in MANIFESTS:
-        _check_options(options, ("key", "encoding"), name)
+        _check_options(options, ("key", "encoding", "images", "category", "confidence"), name)
         return ManifestSource(location, **options)
     archives = {".tar": TarSource, ".zip": ZipSource}
     # a chain such as zip://::FILE is a folder of fsspec's
@@ -126,7 +145,7 @@ def _check_options(options: dict[str, str], allowed: tuple[str, ...], name: str)
                 "encoding": ("an encoding is named", "manifests, tar and ZIP files"),
                 "image": ("a column of images is named", "Parquet files"),
                 "key": ("a column of keys is named", "Parquet files and manifests"),
-            }[option]
+            }.get(option, (f"{option} of detections are named", "manifests"))
             raise ValueError(f"{what}, which is for {kinds}; {name} is none: leave it out")
 
 

@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from ..errors import ImageError, one_line
 from ..storage.filesystem import open_filesystem, open_object
-from .listing import MAX_BYTES, MOST_TIMES, ListingBuilder, check_size
-from .shards import MAX_BESIDE, ShardSource
+from ..storage.limits import IMAGE_BYTES, MEMBER_BYTES, UNPACKED_TIMES
+from .listing import ListingBuilder, check_size
+from .shards import ShardSource
 
 
 class Member(NamedTuple):
@@ -59,7 +60,7 @@ class TarSource(ShardSource):
             tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar,
         ):
             for member in tar:
-                if member.name.endswith(ending) and member.isreg() and member.size <= MAX_BESIDE:
+                if member.name.endswith(ending) and member.isreg() and member.size <= MEMBER_BYTES:
                     file = tar.extractfile(member)  # in memory
                     yield member.name, b"" if file is None else file.read()
 
@@ -116,7 +117,7 @@ class CompressedTarSource(TarSource):
         fs, _ = open_filesystem(self._where)
         problem, size = "", 0
         with open_object(fs, shard) as packed, tempfile.TemporaryFile() as file:
-            most = MAX_BYTES + MOST_TIMES * packed.seek(0, 2)
+            most = IMAGE_BYTES + UNPACKED_TIMES * packed.seek(0, 2)
             packed.seek(0)
             with _unpacking(shard, packed) as stream:
                 while size <= most and not problem:
@@ -130,7 +131,7 @@ class CompressedTarSource(TarSource):
                         break
                     size += _write(file, data)
             if size > most:
-                raise ImageError(f"unpacks to more than {MOST_TIMES} times its size; it holds no images")
+                raise ImageError(f"unpacks to more than {UNPACKED_TIMES} times its size; it holds no images")
             file.flush()
             if not size:
                 raise tarfile.ReadError(problem or "empty file")

@@ -18,8 +18,10 @@ from .listing import Listing, ListingBuilder
 from .regions import BOXES, Region, grid_regions, part_key, square_regions
 from .source import Source, local_path
 
+CLIPPED = "cut off at the border of its image"
 _THREADS = 16  # that read headers
 Box = tuple[int, int, int, int]
+Piece = tuple[Callable[[], Image.Image], str]  # gives the pixels of a region or raises `ImageError`; what is cut off
 
 
 def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
@@ -31,7 +33,7 @@ def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
     boxes: dict[str, list[Region]] = getattr(source, "boxes", {})
     if boxes and tiles != BOXES:
         raise SourceError(
-            f"{source.name} names parts of images (columns x, y, w, h), and the encoder takes "
+            f"{source.name} names parts of images, and the encoder takes "
             f"{f'tiles of {tiles}' if tiles else 'whole images'}; leave one of them out"
         )
     if tiles == BOXES and not boxes:
@@ -42,7 +44,7 @@ def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
     if not tiles:
         return images
     builder = ListingBuilder()
-    builder.failures, builder.ignored = images.failures, images.ignored
+    builder.failures, builder.ignored = images.failures | getattr(source, "box_failures", {}), images.ignored
     positions: dict[str, int] = {}
     grid = grid_regions(tiles)
     if grid is None and not boxes:
@@ -67,7 +69,7 @@ def _with_order(parts: Listing, images: Listing, positions: dict[str, int]) -> L
         groups = np.array([zlib.crc32(key.encode()) for key in images.keys], np.int64)
     parts.groups = groups[of_image]
     parts.order = of_image if images.order is None else images.order[of_image]
-    parts.reordered = images.reordered
+    parts.reordered, parts.unanswered = images.reordered, images.unanswered
     return parts
 
 
@@ -97,24 +99,26 @@ def _size(source: Source, key: str, decoding: Decoding) -> tuple[int, int]:
 
 def decode_pieces(
     data: bytes, regions: Sequence[Region | None], sufficient_side: int, least_side: int, decoding: Decoding
-) -> tuple[Decoded, Iterator[Callable[[], Image.Image]]]:
-    """Decode an image once; return it, and functions that cut out each region (None: the whole) or raise `ImageError`.
+) -> tuple[Decoded, Iterator[Piece]]:
+    """Decode an image once; return it, and a piece for each region (None: the whole).
 
     Its scale leaves the shorter side of each part `sufficient_side` pixels where it has as many. A part fails that has
     less than `least_side`, which the encoder takes, because the whole is too large to be decoded.
     """
     if None in regions:
         decoded = decode_and_note(data, sufficient_side, decoding)
-        return decoded, (lambda: decoded.image for _ in regions)
+        return decoded, ((lambda: decoded.image, "") for _ in regions)
     size = upright_size(io.BytesIO(data), decoding)
     boxes = [_box(region, size, least_side) for region in regions if region is not None]
     sides = [min(box[2] - box[0], box[3] - box[1]) for box in boxes if not isinstance(box, str)]
     if not sides:
-        return Decoded(Image.new("RGB", (1, 1))), (partial(_cut, Image.new("RGB", (1, 1)), size, box) for box in boxes)
+        nothing = Image.new("RGB", (1, 1))
+        return Decoded(nothing), ((partial(_cut, nothing, size, box), "") for box in boxes)
     decoded = decode_and_note(data, -(-sufficient_side * min(size) // min(sides)), decoding)
     if decoded.partial.startswith(REDUCED):  # no part has lost what the encoder sees
         decoded = decoded._replace(partial="")
-    return decoded, (partial(_cut, decoded.image, size, box) for box in boxes)
+    notes = (CLIPPED if region is not None and region.exceeds(size) else "" for region in regions)
+    return decoded, ((partial(_cut, decoded.image, size, box), note) for box, note in zip(boxes, notes, strict=True))
 
 
 def _box(region: Region, size: tuple[int, int], least_side: int) -> Box | str:

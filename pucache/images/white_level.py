@@ -34,14 +34,17 @@ def is_wide(image: Image.Image) -> bool:
         return False
     if image.tile[0].codec_name.startswith("ppm"):  # type: ignore[attr-defined]
         return bool(image.tile[0].args[-1] == WHITE)  # type: ignore[attr-defined]
-    return image.mode.startswith("I") or _SIXTEEN.search(_raw_mode(image)) is not None
+    return image.mode.startswith("I") or _SIXTEEN.search(raw_mode_of(image)) is not None
 
 
 def grey_values(image: Image.Image) -> np.ndarray:
     """Values of a grey image, (H, W); raises `ImageError` for values that no white level is defined for."""
     values = np.asarray(image)
-    if image.mode == "F" or (image.mode == "I" and (values.min() < 0 or values.max() > WHITE)):
-        raise ImageError("32-bit pixels have no defined white level; convert the image to 8 or 16 bits")
+    if image.mode == "I" and (values.min() < 0 or values.max() > WHITE):
+        raise ImageError(
+            f"pixels from {values.min():,} to {values.max():,} have no defined white level; convert the image to 8 or "
+            "16 bits without sign"
+        )
     return values
 
 
@@ -51,12 +54,13 @@ def colour_values(image: Image.Image, load_bytes: Callable[[str], np.ndarray]) -
     `image` is not loaded yet; `load_bytes` opens it anew and gives the bytes of a raw mode. Raises `ImageError` for
     colours that no white level is defined for.
     """
-    raw_mode = _raw_mode(image)
+    raw_mode = raw_mode_of(image)
     if image.tile[0].codec_name == "ppm_plain":  # type: ignore[attr-defined]  # numbers as text, scaled to 8 bits
         return load_bytes(raw_mode).astype(np.uint16) * 257, None
     if raw_mode == "LA;16B":  # two values of two bytes are as long as four of one
         pair = load_bytes("RGBA")
         return (pair[..., :1].astype(np.uint16) << 8) | pair[..., 1:2], pair[..., 2]
+    raw_mode = raw_mode.replace("a", "A")
     if raw_mode == "RGB":  # of a PPM
         raw_mode = "RGB;16B"
     if not re.fullmatch(r"RGB[AX]?;16[BLN]", raw_mode):
@@ -85,7 +89,8 @@ def to_bytes(values: np.ndarray, white_level: int) -> np.ndarray:
     return ((values * 255 + white_level // 2) // white_level).astype(np.uint8)
 
 
-def _raw_mode(image: Image.Image) -> str:
+def raw_mode_of(image: Image.Image) -> str:
+    """How Pillow reads the first piece of an opened image, not loaded yet."""
     arguments = image.tile[0].args  # type: ignore[attr-defined]
     return str(arguments if isinstance(arguments, str) else (arguments or [""])[0])
 
@@ -94,10 +99,16 @@ def _raw_mode(image: Image.Image) -> str:
 
 
 def peak(values: np.ndarray) -> int:
-    """Largest value; but that of the darker pixels where these are dark, and not one in a thousand is brighter."""
+    """Largest value; but that of the darker pixels where these are dark, and not one in a thousand is brighter.
+
+    One bright value of less than half of the pixels, with no other as bright, fills what was not measured.
+    """
     largest = int(values.max())
     if largest < _DARK:
         return largest
+    dark = values[values < _DARK]
+    if 2 * len(dark) > values.size and values.min(where=values >= _DARK, initial=largest) == largest:
+        return int(dark.max())
     kth = values.size - 1 - values.size // _SPARED
     rest = int(np.partition(values, kth, axis=None)[kth])
     return rest if rest < _DARK else largest

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from ..errors import ImageError
 from ..storage.filesystem import open_object
+from ..storage.limits import MEMBER_BYTES, UNPACKED_TIMES
 from ..storage.urls import without_secrets
-from .listing import MOST_TIMES, ListingBuilder, check_size
-from .shards import MAX_BESIDE, ShardSource
+from .listing import ListingBuilder, check_size
+from .shards import ShardSource
 
 log = logging.getLogger("pucache")
 _ENCRYPTED = 1  # bit of a member's flags
@@ -98,14 +99,14 @@ class ZipSource(ShardSource):
             backslashes = has_backslashes(archive.filelist)
             for info in archive.infolist():
                 name = member_name(info, encoding, backslashes=backslashes)
-                if name.endswith(ending) and not _problem(info) and info.file_size <= MAX_BESIDE:
+                if name.endswith(ending) and not _problem(info) and info.file_size <= MEMBER_BYTES:
                     yield name, archive.read(info)
 
     def _read(self, member: Member) -> bytes:
         check_size(member.size)
         check_size(member.packed)
-        if member.size > _SMALL + MOST_TIMES * member.packed:
-            raise ImageError(f"unpacks to more than {MOST_TIMES} times its size; it holds no image")
+        if member.size > _SMALL + UNPACKED_TIMES * member.packed:
+            raise ImageError(f"unpacks to more than {UNPACKED_TIMES} times its size; it holds no image")
         length = _LOCAL_HEADER.size + member.name_length + member.packed
         raw = self._bytes(member.shard, member.offset, min(length + _SPARE, member.end - member.offset))
         if len(raw) < _LOCAL_HEADER.size or not raw.startswith(_SIGNATURE):

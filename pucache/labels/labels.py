@@ -1,4 +1,4 @@
-"""Labels of the rows of a cache.
+"""Labels of the rows of a cache: `PULabels` of one list of positives or one concept, `Labels` of all of them.
 
 `s` is 1 for labelled positives and 0 for unlabelled rows. `reviewed` holds what a review decided on rows
 with s = 0. The true class `y` is used in evaluation only.
@@ -6,27 +6,26 @@ with s = 0. The true class `y` is used in evaluation only.
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ..errors import LabelError
-from .label_files import name_first, read_decisions
-from .row_values import RowValues, by_position, labels_of_rows
+from ..errors import LabelError, PUCacheError, one_line
+from .row_values import RowValues, by_position
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
     from ..estimates.audited_prior import AuditedHidden
 
 LOOK_AGAIN = 20  # decisions that are doubted most, which are offered for a second look
+R = TypeVar("R")
 TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
 
 
 @dataclass(frozen=True)
-class Labels:
+class PULabels:
     """Labelled positives and reviewed rows of a cache.
 
     Attributes
@@ -59,7 +58,10 @@ class Labels:
             raise LabelError("no labelled positives; name at least one")
         if not self.unlabelled.any():
             how = "labelled positive" if self.s.all() else "labelled"
-            raise LabelError(f"all {len(self.s)} rows are {how}; some must be unlabelled, or there is nothing to find")
+            raise LabelError(
+                f"all {len(self.s)} rows are {how}; some must be unlabelled, or there is "
+                "nothing to find: --positives takes the positives of a table alone"
+            )
 
     @property
     def positive(self) -> np.ndarray:
@@ -76,6 +78,14 @@ class Labels:
         """Rows neither labelled nor reviewed, bool (n,)."""
         return (self.s == 0) & (self.reviewed == 0)
 
+    def rejecting(self, rows: np.ndarray, cache: EmbeddingCache) -> PULabels:
+        """These labels with some rows as known negatives; raises `LabelError` where one is positive."""
+        if len(both := rows[self.positive[rows]]):
+            raise LabelError(f"{len(both)} keys are positive and negative, {cache.keys[int(both[0])]!r}; decide which")
+        reviewed = self.reviewed.copy()
+        reviewed[rows] = -1
+        return replace(self, reviewed=reviewed)
+
     def contradicted(self, called: np.ndarray, posterior: np.ndarray) -> np.ndarray:
         """Labelled and reviewed rows that a training without them contradicts, worst first, int64.
 
@@ -85,7 +95,7 @@ class Labels:
         doubt = np.where(self.positive[rows], 1 - posterior[rows], posterior[rows])
         return np.asarray(rows[np.argsort(-doubt, kind="stable")])
 
-    def take(self, rows: np.ndarray) -> Labels:
+    def take(self, rows: np.ndarray) -> PULabels:
         """Labels of some rows, without what an audit says about all of them.
 
         Parameters
@@ -94,12 +104,12 @@ class Labels:
 
         Returns
         -------
-        Labels
+        PULabels
         """
-        return Labels(self.s[rows], self.reviewed[rows])
+        return PULabels(self.s[rows], self.reviewed[rows])
 
     @classmethod
-    def of(cls, s: RowValues) -> Labels:
+    def of(cls, s: RowValues) -> PULabels:
         """Labels without a review, in the order of the rows of the cache, which is that of its `keys`.
 
         Parameters
@@ -109,114 +119,106 @@ class Labels:
 
         Returns
         -------
-        Labels
+        PULabels
         """
         checked = by_position(s, (0, 1), "labels")
         return cls(checked, np.zeros(len(checked), np.int8))
 
-    @classmethod
-    def read(
-        cls,
-        cache: EmbeddingCache,
-        positives: str | Path | RowValues,
-        negatives: str | Path | RowValues | None = None,
-    ) -> Labels:
-        """Read labels from files of keys, globs on keys, or values in memory.
-
-        Parameters
-        ----------
-        cache : EmbeddingCache
-        positives : path, str or RowValues
-            A path or str as for `find_keys`: in a CSV with a ``reviewed`` column, rows with 1 in it are positives
-            that a review confirmed; the others are labelled positives. Or as for
-            `pucache.labels.row_values.labels_of_rows`.
-        negatives : path, str or RowValues, optional
-            Known negatives, in the same forms; in a CSV with a ``label`` column the rows with 0.
-
-        Returns
-        -------
-        Labels
-
-        Raises
-        ------
-        LabelError
-            As `find_keys` and `labels_of_rows`; also when a key is both positive and negative, when digests are those
-            of other images, or when no row is left unlabelled.
-        """
-        s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
-        if _is_named(positives):
-            rows, confirmed = read_decisions(cache, positives, 1)
-            s[rows[~confirmed]], reviewed[rows[confirmed]] = 1, 1
-            if not s.any():
-                raise LabelError(
-                    f"{positives} holds only positives that a review confirmed; figures rest on those labelled before "
-                    "it: give all that the page exported, or remove the column 'reviewed' to count these as labelled"
-                )
-        else:
-            s = labels_of_rows(positives, cache)
-        if negatives is not None:
-            rows = negative_rows(cache, negatives)
-            contradictory = rows[(s[rows] == 1) | (reviewed[rows] == 1)]
-            if len(contradictory):
-                examples = name_first([cache.keys[int(row)] for row in contradictory])
-                names = [text if _is_named(text) else "the values given" for text in (positives, negatives)]
-                raise LabelError(
-                    f"{len(contradictory)} keys are both in {names[0]} and in {names[1]} ({examples}); decide which"
-                )
-            reviewed[rows] = -1
-        labels = cls(s, reviewed)
-        labels.check()
-        return labels
-
     def __repr__(self) -> str:
         counts = [(self.s == 1, "labelled positive"), (self.reviewed == 1, "confirmed"), (self.negative, "negative")]
         shown = ", ".join(f"{int(rows.sum()):,} {name}" for rows, name in counts if name[0] == "l" or rows.any())
-        return f"Labels({len(self.s):,} rows: {shown}" + (", audited)" if self.hidden is not None else ")")
+        return f"PULabels({len(self.s):,} rows: {shown}" + (", audited)" if self.hidden is not None else ")")
 
 
-def open_labels(
-    cache: EmbeddingCache,
-    positives: str | Path | RowValues | Labels,
-    negatives: str | Path | RowValues | None = None,
-) -> Labels:
-    """Labels of a cache: those of `Labels.read`, or given `Labels`, with which no `negatives` go.
+class PerConcept(dict[str, R]):
+    """Results by concept, under "" for one list of positives; `failures` are concepts that failed, and why."""
 
-    Raises `LabelError` as `Labels.read`, for `Labels` of another length; `ValueError` for negatives beside
-    `Labels` or a vector.
+    def __init__(self, results: Mapping[str, R], failures: Mapping[str, str] | None = None):
+        super().__init__(results)
+        self.failures = dict(failures or {})
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the result is of one list of positives, and not of concepts."""
+        return set(self) == {""}
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Labels of the rows of a cache: of one list of positives, or of several concepts.
+
+    Attributes
+    ----------
+    columns : dict of str to PULabels
+        By concept, sorted by name; under "" those of one list.
+    failures : dict of str to str
+        Concepts whose labels cannot be used, and why, in one line.
+    group : ndarray of int64, (n,), or None
+        First row of each row's group: rows that are not independent (`pucache.labels.groups`).
+    sources : tuple of str
+        Files that they were read from, which no output replaces.
     """
-    is_vector = isinstance(positives, np.ndarray) and positives.dtype.kind in "biuf"
-    if negatives is not None and (is_vector or isinstance(positives, Labels)):
-        raise ValueError("negatives go with a file or a glob of positives, or with keys; give Labels that hold both")
-    if not isinstance(positives, Labels):
-        return Labels.read(cache, positives, negatives)
-    if positives.s.shape != (len(cache),):
-        raise LabelError(
-            f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {positives.s.shape}"
-        )
-    positives.check()
-    return positives
 
+    columns: dict[str, PULabels]
+    failures: dict[str, str] = field(default_factory=dict)
+    group: np.ndarray | None = None
+    sources: tuple[str, ...] = ()
 
-def labels_if_any(
-    cache: EmbeddingCache, positives: str | Path | RowValues | Labels | None, negatives: str | Path | RowValues | None
-) -> Labels | None:
-    """Labels as `open_labels`, or known negatives alone; None where neither is named."""
-    if positives is not None:
-        return open_labels(cache, positives, negatives)
-    if negatives is None:
-        return None
-    reviewed = np.zeros(len(cache), np.int8)
-    reviewed[negative_rows(cache, negatives)] = -1
-    return Labels(np.zeros(len(cache), np.int8), reviewed)
+    def __post_init__(self) -> None:
+        if not isinstance(self.columns, Mapping):
+            raise LabelError(
+                "Labels are of one list or of several concepts, by name; those of rows are PULabels(s, reviewed)"
+            )
 
+    @property
+    def is_one(self) -> bool:
+        """Whether they are of one list of positives."""
+        return set(self.columns) == {""}
 
-def _is_named(given: Any) -> TypeGuard[str | Path]:
-    """Whether labels are named by a path or a glob."""
-    return isinstance(given, str | os.PathLike)
+    @property
+    def only(self) -> PULabels:
+        """Those of one list; `LabelError` where they are of concepts."""
+        if not self.is_one:
+            raise LabelError(f"labels of {len(self.columns):,} concepts where those of one list are expected")
+        return self.columns[""]
 
+    def with_one(self, labels: PULabels) -> Labels:
+        """These with other labels of their one list."""
+        return replace(self, columns={"": labels})
 
-def negative_rows(cache: EmbeddingCache, negatives: str | Path | RowValues) -> np.ndarray:
-    """Rows of known negatives, int64 (m,), ascending, which are given as positives are."""
-    if _is_named(negatives):
-        return read_decisions(cache, negatives, 0)[0]
-    return np.flatnonzero(labels_of_rows(negatives, cache, what="negatives"))
+    @property
+    def joint(self) -> PULabels:
+        """Positives of any concept as labelled; as reviewed negatives what a concept rejects and none accepts."""
+        if self.is_one:
+            return self.only  # itself, as a review forbids to sample
+        positive = np.logical_or.reduce([one.positive for one in self.columns.values()])
+        negative = np.logical_or.reduce([one.negative for one in self.columns.values()])
+        return PULabels(positive.astype(np.int8), -(negative & ~positive).astype(np.int8))
+
+    def check(self, cache: EmbeddingCache) -> None:
+        """Raise `LabelError` where they are of another number of rows than a cache has, or label too few."""
+        for one in self.columns.values():
+            if one.s.shape != (len(cache),):
+                raise LabelError(
+                    f"expected a label for each of {len(cache):,} rows of {cache.name}, got shape {one.s.shape}"
+                )
+            if self.is_one and one.positive.any():  # groups may stand alone; a concept fails alone
+                one.check()
+
+    def map(self, work: Callable[[str, PULabels], R]) -> PerConcept[R]:
+        """Do some work for each concept; one that fails stops no other. Of one list what is raised is raised.
+
+        Raises `LabelError` where the work failed for every concept.
+        """
+        if self.is_one:
+            return PerConcept({"": work("", self.only)})
+        results, failures = {}, dict(self.failures)
+        for name, one in self.columns.items():
+            try:
+                results[name] = work(name, one)
+            except (PUCacheError, ValueError, ArithmeticError) as error:
+                failures[name] = one_line(error)
+        if not results:
+            name, reason = next((name, failures[name]) for name in self.columns)
+            raise LabelError(f"the work failed for each of {len(failures):,} concepts; {name}: {reason}")
+        return PerConcept(results, failures)

@@ -17,11 +17,12 @@ import numpy as np
 
 from ..errors import LabelError, one_line
 from ..storage.table_columns import GROUP_NAMES, KEY_NAMES, find_column
-from ..storage.tables import Row
-from .label_files import decided_rows, listed_positives, name_first, read_truth
+from .key_matching import offered_rule
+from .listing import Listing, keys_of, name_first, offer, read_listing
 
 if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
+    from .labels import PULabels
 
 VALUE_COLUMNS = {
     "groups": GROUP_NAMES,
@@ -33,53 +34,54 @@ RowValues = np.ndarray | Mapping[str, Any] | Set[str] | Sequence[Any]
 Columns = tuple[Collection[Any] | None, Any]  # names of rows, or None; and their values, or None where all are 1
 
 
-def labels_of_rows(given: Any, cache: EmbeddingCache, *, what: str = "labels") -> np.ndarray:
-    """Label of each row, int8 (n,): 1 where `given` has it, 0 elsewhere; `what` names the values in messages.
+def rows_of_values(given: Any, cache: EmbeddingCache, *, negatives: bool = False) -> PULabels:
+    """Labels by values in memory: 1 where `given` has it; what it has as 0 is a known negative, or is left aside.
 
-    Values are 1 and 0, as `read_values` reads them. Raises `LabelError` for others, for unknown keys, for another
-    number of values than rows, and for values by position where rows were sorted into another order (`check_order`).
+    Raises `LabelError` for other values, unknown keys, another number of values than rows, and for values by position
+    where rows were sorted into another order (`check_order`).
     """
-    keys, values = read_values(given, (0, 1), what, cache.keys)
+    from .labels import PULabels
+
+    keys, values = read_values(given, (0, 1), "labels", cache.keys)
     if keys is None:
         assert values is not None
-        return _by_position(values, cache, what)
-    chosen = keys if values is None else [key for key, value in zip(keys, values, strict=True) if value]
-    s = np.zeros(len(cache), np.int8)
-    if chosen:
-        s[decided_rows(cache, [Row(key=key) for key in chosen], 1, f"the {what}")[0]] = 1
-    return s
+        labels = PULabels.of(_by_position(values, cache, "labels"))
+        labels.check()
+        return labels
+    row = cache.keys.rows(keys)
+    label = np.ones(len(keys), np.int8) if values is None else values
+    listing = Listing("the labels", np.array(keys, object), row, label, np.zeros(len(keys), bool))
+    return listing.labels(cache, negatives=negatives)
 
 
-def open_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: EmbeddingCache | None = None) -> np.ndarray:
+def read_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: EmbeddingCache | None = None) -> np.ndarray:
     """True class of each key, int8 (n,): 1, 0, or -1 where it is not known; beside a list of positive keys 0.
 
-    `truth` is a file as for `read_truth`, or holds 1, 0 and -1 as `read_values` reads them. `cache` is that of the
-    keys; without one, values by position are refused. Raises `LabelError` as `read_truth` and `labels_of_rows`.
+    `truth` is a listing, or holds 1, 0 and -1 as `read_values` reads them. `cache` is that of the keys; without one,
+    values by position are refused. Raises `LabelError` as `read_listing`, and where no key is named.
     """
+    what, is_list = "true labels", False
     if isinstance(truth, str | os.PathLike):
-        return read_truth(truth, keys)
-    what = "true labels"
-    named, values = read_values(truth, (0, 1, -1), what, keys)
-    if named is None:
-        assert values is not None
-        if cache is None:
-            raise LabelError(f"a table of scores names its rows by keys: give {what} by key, in a dict, Series or file")
-        return _by_position(values, cache, what)
-    known = dict.fromkeys(named, 1) if values is None else dict(zip(named, values.tolist(), strict=True))
-    y = np.array([known.get(key, 0 if values is None else -1) for key in keys], np.int8)
+        listing = read_listing(keys_of(keys), truth)
+        known, name = listing.by_key(), str(truth)
+        is_list = listing.is_list
+    else:
+        named, values = read_values(truth, (0, 1, -1), what, keys)
+        if named is None:
+            assert values is not None
+            if cache is None:
+                raise LabelError(
+                    f"a table of scores names its rows by keys: give {what} by key, in a dict, Series or file"
+                )
+            return _by_position(values, cache, what)
+        known, name, is_list = dict.fromkeys(named, 1), f"the {what}", values is None
+        known = known if values is None else dict(zip(named, values.tolist(), strict=True))
+    y = np.array([known.get(key, 0 if is_list else -1) for key in keys], np.int8)
     if not any(key in known for key in keys):
-        raise LabelError(f"none of the {len(known):,} keys of the {what} is among the rows ({name_first(named)})")
+        rule = offered_rule(keys_of(keys), list(known), partial=True) if len(keys) else ""
+        text = f"none of the {len(known):,} keys of {name} is among the rows ({name_first(known)})"
+        raise LabelError(f"{text}; {offer(rule)}" if rule else text)
     return y
-
-
-def named_positives(positives: str | Path | RowValues, keys: Sequence[str] = ()) -> set[str]:
-    """Keys of positives, from a file as by `listed_positives`, or by key in memory; `LabelError` for bare vectors."""
-    if isinstance(positives, str | os.PathLike):
-        return listed_positives(positives, keys)
-    named, values = read_values(positives, (0, 1), "labels", ())
-    if named is None:
-        raise LabelError("a table of scores names its rows by keys: give labels by key, in a dict, Series or file")
-    return set(named if values is None else (key for key, value in zip(named, values, strict=True) if value))
 
 
 def check_order(cache: EmbeddingCache, what: str) -> None:

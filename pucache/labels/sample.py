@@ -17,7 +17,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.keys import Keys, key_numbers
-from .labels import Labels
+from .labels import PULabels
 
 SAMPLE_ROWS, SAMPLE_BYTES = 1_000_000, 1 << 30  # greatest sample of rows, and of their embeddings as they are stored
 LEAST_HIDDEN = 300  # hidden positives in a sample, below which its share of positives is known to more than 6 %
@@ -46,8 +46,8 @@ class UnlabelledSample:
     def sentence(self) -> str:
         """What was taken."""
         return (
-            f"trained on {self.rows:,} of {self.unlabelled:,} unlabelled rows, drawn by seed {self.seed}; --all takes "
-            "all"
+            f"trained on {self.rows:,} of {self.unlabelled:,} unlabelled rows, drawn by seed {self.seed}; "
+            "train-pu --all takes all"
         )
 
     def note(self, prior: float | None) -> str:
@@ -56,7 +56,7 @@ class UnlabelledSample:
             return ""
         return (
             f"about {prior * self.rows:,.0f} positives are hidden in this sample; prior and threshold rest on few of "
-            "them, and --all takes all rows"
+            "them, and train-pu --all takes all rows"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def sample_size(row_bytes: int) -> int:
 
 
 def draw_sample(
-    keys: Keys, labels: Labels, *, row_bytes: int, seed: int = 0
+    keys: Keys, labels: PULabels, *, row_bytes: int, seed: int = 0
 ) -> tuple[UnlabelledSample, np.ndarray] | None:
     """Draw a sample where there are more unlabelled rows than training takes; None where all are taken.
 

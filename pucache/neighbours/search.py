@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices import cores
+from ..devices import cores, device_name
 from .row_source import RowSource, subset
 from .whitening import ArrayOrTensor, Whitening, put
 
@@ -38,7 +38,8 @@ def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.
     imported yet. Raises `ValueError` for a device that has no such name or is not there.
     """
     few = values is not None and values <= _TORCH_PAYS
-    if device == "cpu" or (device == "auto" and few and "torch" not in sys.modules):
+    name = device_name(device)
+    if name == "cpu" or (name == "auto" and few and "torch" not in sys.modules):
         return None
     from ..devices import choose_device  # imports torch
 

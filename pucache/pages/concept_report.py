@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -12,20 +11,17 @@ from urllib.parse import quote
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, files_read, open_cache
-from ..estimates.intervals import are_uninformative, interval_of, stated_text
-from ..labels.concepts import ConceptSource, open_concepts
-from ..labels.groups import GroupSource, group_source, read_groups
-from ..labels.labels import TWIN_COSINE
+from ..estimates.figures import Figures
+from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
 from ..seeds import Seed, drawn_seed
 from ..storage.file_kinds import PAGE
 from ..storage.outputs import check_output
 from ..storage.rows import evenly_spaced
 from ..training.concept_models import ConceptModels
-from ..training.labelled_cache import LabelledCache
-from ..training.train_on_cache import each_concept
+from ..training.training_set import TrainingRows, TrainingSet
 from .html import between, number, render, visible, write
-from .report import how_given, write_report
+from .report import write_report
 from .report_numbers import train
 from .thumbnails import thumbnails
 
@@ -34,7 +30,7 @@ _PAIRS, _SHOWN, _SIDE = 20, 8, 72  # pairs of concepts, images of each, and thei
 
 def report_concepts(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    concepts: ConceptSource,
+    labels: Labels,
     path: str | Path,
     *,
     models: ConceptModels | str | Path | None = None,
@@ -42,7 +38,6 @@ def report_concepts(
     sample: int = 1500,
     seed: Seed = 0,
     device: str = "auto",
-    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
@@ -54,12 +49,12 @@ def report_concepts(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    concepts
-        As for `pucache.labels.concepts.open_concepts`.
+    labels : Labels
+        Of several concepts.
     path : path
         Overview to write; the pages of the concepts are written into the folder of its name without the suffix.
     models : ConceptModels or path of a folder of models, optional
-    images, sample, seed, device, groups, twins, all_rows, command, force, progress
+    images, sample, seed, device, twins, all_rows, command, force, progress
         As for `pucache.report`.
 
     Returns
@@ -76,47 +71,43 @@ def report_concepts(
     opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    groups = group_source(groups) if isinstance(groups, str) else groups
     trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
-    labels = open_concepts(opened, concepts)
-    pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.labels}
-    inputs = list(dict.fromkeys(files_read(opened, concepts, models, images, groups)))
+    pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.columns}
+    inputs = list(dict.fromkeys(files_read(opened, models, images, *labels.sources)))
     for file in [path, *pages.values()]:
         check_output(file, PAGE, inputs=inputs, force=force)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
-    settings |= {"all_rows": all_rows or None, "command": command, "groups": how_given(groups)}
+    settings |= {"all_rows": all_rows or None, "command": command}
     called: dict[str, np.ndarray] = {}  # rows of the cache
-    intervals: dict[str, tuple[float, float] | None] = {}  # of the prior
+    figures: dict[str, Figures] = {}
 
-    def write_page(name: str, data: LabelledCache) -> dict[str, Any]:
+    def write_page(name: str, data: TrainingSet) -> dict[str, Any]:
         classifier = None if trained is None else trained.of(name)
         if classifier is not None:
             classifier.check_fits(opened)
         content = train(data, classifier, truth=None, seed=seed, device=device, progress=progress)
-        source = {"positives": concepts if isinstance(concepts, str | os.PathLike) else None, "negatives": None}
-        of_page = write_report(content, pages[name], source, settings, progress)
+        of_page = write_report(content, pages[name], labels.sources, settings, progress)
         rows = np.flatnonzero(content.margins > np.float32(content.ranker.threshold_))
         called[name] = data.cache_rows(rows)
-        intervals[name] = content.prior_interval
+        figures[name] = content.trained.figures_
         return of_page | {"called": len(rows)}
 
-    clusters = None if groups is None else read_groups(opened, groups)
-    rows: dict[str, Any] = {"all_rows": all_rows, "clusters": clusters, "seed": seed, "device": device}
-    numbers, failures = each_concept(opened, labels, write_page, twins=twins, **rows)
+    rows = TrainingRows.of_cache(opened, labels, twins=twins, all_rows=all_rows, seed=seed, device=device)
+    numbers = rows.map(labels, write_page)
     shared = _shared(called)
     page = render(
         "concept_report",
         None,
         title="Concepts",
         cache=opened.name,
-        rows=[_row(name, numbers[name], intervals[name], pages[name].parent.name) for name in numbers],
+        rows=[_row(name, numbers[name], figures[name], pages[name].parent.name) for name in numbers],
         pairs=[_pair(opened, pair, rows, images, progress) for pair, rows in shared[:_PAIRS]],
         left_out=max(0, len(shared) - _PAIRS),
-        failures=failures,
+        failures=numbers.failures,
     )
     write(path, page)
     pairs = [{"concepts": list(pair), "images": len(rows)} for pair, rows in shared]
-    return {"concepts": numbers, "shared": pairs, "failures": failures}
+    return {"concepts": dict(numbers), "shared": pairs, "failures": numbers.failures}
 
 
 def _shared(called: dict[str, np.ndarray]) -> list[tuple[tuple[str, str], np.ndarray]]:
@@ -125,20 +116,15 @@ def _shared(called: dict[str, np.ndarray]) -> list[tuple[tuple[str, str], np.nda
     return sorted((one for one in pairs if len(one[1])), key=lambda one: -len(one[1]))
 
 
-def _row(name: str, numbers: dict[str, Any], prior: tuple[float, float] | None, folder: str) -> dict[str, str]:
+def _row(name: str, numbers: dict[str, Any], figures: Figures, folder: str) -> dict[str, str]:
     """Cells of a concept; "" for what its labels are too few for."""
-    estimates = numbers["estimates"]
+    prior, shown = figures.prior, not figures.are_uninformative
     return {
         "name": name,
         "page": f"{quote(folder)}/{quote(name)}.html",
         "labelled": number(numbers["labelled"]),
-        "prior": "" if prior is None else between(*prior),
-        **{
-            figure: ""
-            if interval_of(estimates, figure) is None or are_uninformative(estimates)
-            else stated_text(estimates, figure)
-            for figure in ("precision", "recall")
-        },
+        "prior": between(prior.low, prior.high) if prior is not None and prior.has_interval else "",
+        **{one: str(figures[one]) if shown and figures[one].interval else "" for one in ("precision", "recall")},
         "called": number(numbers["called"]),
     }
 

@@ -24,10 +24,7 @@ from ..estimates.priors import interval_text
 from ..storage.atomic import replacing
 
 ASSETS = Path(__file__).parent / "assets"
-_SHARED = {
-    "review": ("cards", "deciding"),
-    "concept_report": ("concepts",),
-}  # style and script files of a page that another one uses too; before its own
+_SHARED = {"concept_report": ("concepts",)}  # style and script files of a page that another one uses; before its own
 _INVISIBLE = re.compile("[\x7f-\x9f\xad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 _WIDE_RATIO = 3.0  # ratio of the ends of an interval
 
@@ -35,7 +32,7 @@ _WIDE_RATIO = 3.0  # ratio of the ends of an interval
 def render(name: str, data: Any, *, local_images: bool = False, **context: Any) -> str:
     """Fill ``assets/NAME.html`` and put ``base.css``, ``NAME.css``, ``NAME.js`` and `data` into it.
 
-    What the page shares with another one, such as ``cards.js``, stands before its own style and script. The script
+    What the page shares with another one, such as ``concepts.css``, stands before its own style and script. The script
     reads `data` as ``JSON.parse(document.getElementById("data").textContent)``. With `local_images` the page may show
     image files of this machine. `context` holds the variables of the template, which escapes text.
     """
@@ -74,9 +71,9 @@ def read_asset(file: str) -> str:
 
 def _policy(script: str, local_images: bool) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    images = "data: file:" if local_images else "data:"
+    images, scripts = "data: file:" if local_images else "data:", f"'sha256-{digest}'" if script else "'none'"
     return (
-        f"default-src 'none'; img-src {images}; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
+        f"default-src 'none'; img-src {images}; style-src 'unsafe-inline'; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'"
     )
 

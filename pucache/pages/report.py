@@ -9,7 +9,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -17,20 +16,19 @@ import numpy as np
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import CacheError
-from ..estimates.intervals import interval_of
 from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
-from ..labels.groups import GroupSource, group_source, read_groups
-from ..labels.labels import TWIN_COSINE, Labels
-from ..labels.row_values import RowValues, open_truth
+from ..labels.labels import TWIN_COSINE, Labels, PULabels
+from ..labels.read_labels import open_labels
+from ..labels.row_values import RowValues, read_truth
 from ..labels.sample import UnlabelledSample
 from ..progress import Progress
 from ..scoring.new_images import NewImages, check_new_images
 from ..seeds import Seed, drawn_seed
 from ..storage.file_kinds import PAGE
 from ..storage.outputs import check_output
-from ..training.labelled_cache import LabelledCache
 from ..training.sklearn_classifier import PULinearClassifier
+from ..training.training_set import TrainingRows
 from . import charts
 from .embedding_map import EmbeddingMap, choose_rows, embedding_map, shares_of_likely
 from .html import one_line, probability, render, template, visible, write
@@ -42,24 +40,21 @@ _DECISIONS = {1: "accepted", -1: "rejected", 0: ""}  # in a review
 _SHOWN = 24  # images of a gallery
 _GROUPS, _GROUP_CARDS = 6, 6
 _SIDE, _MAP_SIDE = 112, 56  # pixels
-_DISAGREEING_FACTOR = 3.0  # factor between the methods' median and the tilt
 _CLASSES = {1: "positive", 0: "negative", -1: "not known"}
 
 
 def report(
     cache: EmbeddingCache | str | Path | Sequence[str | Path],
-    positives: str | Path | RowValues | Labels,
+    positives: str | Path | RowValues | PULabels | Labels,
     path: str | Path,
     *,
     model: PULinearClassifier | str | Path | None = None,
-    negatives: str | Path | RowValues | None = None,
     truth: str | Path | RowValues | None = None,
     images: str | Path | None = None,
     new_images: CacheLike | None = None,
     sample: int = 1500,
     seed: Seed = 0,
     device: str = "auto",
-    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
@@ -75,16 +70,14 @@ def report(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives : path, str, RowValues or Labels
-        As for `pucache.train_pu`.
+    positives : path, str, RowValues, PULabels or Labels
+        As for `pucache.train_pu`, of one list. Where groups are named, positives are also counted by group.
     path : path
         HTML file to write.
     model : PULinearClassifier or path, optional
         Must be of the encoder of the cache.
-    negatives : path, str or RowValues, optional
-        Known negatives, as for `pucache.train_pu`.
     truth : path, str or RowValues, optional
-        True classes, as for `pucache.labels.row_values.open_truth`: a file, or 1, 0, and -1 for unknown. True figures
+        True classes, as for `pucache.labels.row_values.read_truth`: a file, or 1, 0, and -1 for unknown. True figures
         are shown beside the estimates.
     images : str or path, optional
         Source of the images, if they have moved since they were embedded.
@@ -95,8 +88,6 @@ def report(
     seed : int, RandomState, Generator or None
         Seed of the samples and the map, and of the training if `model` is None.
     device : str
-    groups : path, str or RowValues, optional
-        As for `pucache.train_pu`; positives are also counted by group then.
     twins : float or None
         As for `pucache.train_pu`.
     all_rows : bool
@@ -115,7 +106,7 @@ def report(
     Raises
     ------
     LabelError, CacheError
-        As `LabelledCache.of` and `open_truth`.
+        As `pucache.train_pu` and `pucache.labels.row_values.read_truth`.
     ModelError
         The model cannot be read, or expects another encoder.
     SourceError
@@ -127,14 +118,11 @@ def report(
     """
     cache, seed = open_cache(cache), drawn_seed(seed)
     classifier = PULinearClassifier.load(model) if isinstance(model, str | os.PathLike) else model
-    y = None if truth is None else open_truth(truth, cache.keys, cache)
+    y = None if truth is None else read_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    groups = group_source(groups) if isinstance(groups, str) else groups
-    clusters = None if groups is None else read_groups(cache, groups)
-    named = [
-        name for name in (groups, positives, negatives, model, truth, images) if isinstance(name, str | os.PathLike)
-    ]
+    labels = open_labels(cache, positives)
+    named = [name for name in (*labels.sources, model, truth, images) if isinstance(name, str | os.PathLike)]
     path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images), force=force)
     if classifier is not None:
         classifier.check_fits(cache)
@@ -144,29 +132,21 @@ def report(
     if images is not None:
         open_source(images)  # fails before the training rather than after it
     sample_seed = seed if classifier is None else classifier.seed_
-    data = LabelledCache.of(
-        cache,
-        positives,
-        twins,
-        negatives=negatives,
-        all_rows=all_rows,
-        clusters=clusters,
-        seed=sample_seed,
-        device=device,
-    )
-    known = None if y is None else data.take(y)
+    rows = TrainingRows.of_cache(cache, labels, twins=twins, all_rows=all_rows, seed=sample_seed, device=device)
+    data = rows.labelled_by(labels.only)
+    known = None if y is None else rows.take(y)
     content = train(data, classifier, truth=known, seed=seed, device=device, progress=progress)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
-    settings |= {"all_rows": all_rows or None, "command": command, "groups": how_given(groups)}
-    labels = {"positives": positives, "negatives": negatives}
+    settings |= {"all_rows": all_rows or None, "command": command}
+    given = labels.sources or (positives,)
     new = None if later is None else check_new_images(classifier or content.trained, later)
-    return write_report(content, path, labels, settings, progress, new=new)
+    return write_report(content, path, given, settings, progress, new=new)
 
 
 def write_report(
     content: TrainedReport,
     path: Path,
-    labels: dict[str, Any],
+    labels: Sequence[Any],
     settings: dict[str, Any],
     progress: Progress | None = None,
     *,
@@ -174,13 +154,13 @@ def write_report(
 ) -> dict[str, Any]:
     """Write the page of a training; returns the numbers on it.
 
-    `labels` and `settings` are those of `report`, for its provenance.
+    `labels` are the files or values that labels were read from and `settings` those of `report`, for its provenance.
     """
     data, cache = content.data, content.data.cache
     images, sample, seed = settings["images"], settings["sample"], settings["seed"]
     galleries = _Galleries(content, images=images, seed=seed, progress=progress)
     chosen = choose_rows(content.labelled, content.unlabelled, content.ranked, sample=sample, seed=seed)
-    layout = embedding_map(data.X, chosen, seed=seed)
+    layout = embedding_map(data.rows.X, chosen, seed=seed)
     numbers = training_numbers(content) | {
         "new_images": None if new is None else new.to_dict(),
         "pictures": galleries.picture_counts(),
@@ -201,7 +181,7 @@ def write_report(
         charts=_charts(content, numbers),
         priors=[(estimate, estimate.has_interval) for estimate in content.prior_estimates],
         prior_interval=content.prior_interval,
-        interval_of=interval_of,
+        estimates=content.trained.figures_.estimates,
         encoder=str(cache.encoder),
         failures=[(visible(key), reason) for key, reason in sorted(cache.failures.items())[:_NAMED_FAILURES]],
     )
@@ -209,24 +189,11 @@ def write_report(
     return numbers
 
 
-def how_given(groups: GroupSource | None) -> str:
-    """How groups were given, for the provenance; "" without any."""
-    named = getattr(groups, "pattern", groups)
-    return "" if named is None else str(named) if isinstance(named, str | os.PathLike) else "given in memory"
-
-
 def warnings(numbers: dict[str, Any]) -> list[str]:
     """Warnings to read before trusting the page, as text."""
     count, sample = LabelCount(numbers["labels"], "groups" in numbers), numbers["unlabelled_sample"]
-    tilt, *others = [estimate["prior"] for estimate in numbers["prior_estimates"].values()] or [None]
-    ratio = median(others) / tilt if others and count.has_points else 1.0
     sentences: Any = template("report_sentences").module
-    said = sentences.warnings(
-        numbers,
-        count,
-        None if sample is None else UnlabelledSample.from_json(sample),
-        max(ratio, 1 / ratio) > _DISAGREEING_FACTOR,
-    )
+    said = sentences.warnings(numbers, count, None if sample is None else UnlabelledSample.from_json(sample))
     return [one_line(paragraph).unescape() for paragraph in said.split("\n\n") if paragraph.strip()]
 
 
@@ -238,7 +205,7 @@ def _charts(content: TrainedReport, numbers: dict[str, Any]) -> dict[str, Any]:
     }
     if content.count.has_estimates:
         priors = (content.prior_estimates, numbers["prior"], numbers["true_prior"], points)
-        drawn["priors"] = charts.draw("priors", 2.6, charts.paint_priors, *priors)
+        drawn["priors"] = charts.draw("priors", 1.6, charts.paint_priors, *priors)
     if points:
         drawn["curve"] = charts.draw("curve", 3.6, charts.paint_curve, figures["precision_recall"])
         drawn["reliability"] = charts.draw("reliability", 3.6, charts.paint_reliability, figures["reliability"])
@@ -256,7 +223,7 @@ class _Galleries:
 
     def __init__(self, report: TrainedReport, *, images: str | Path | None, seed: int, progress: Progress | None):
         self._report, self._images, self._progress = report, images, progress
-        rows, copies = _gallery_rows(report, seed), _largest_groups(report.data.group)
+        rows, copies = _gallery_rows(report, seed), _largest_groups(report.data.twin)
         shown = np.unique(np.concatenate([*rows.values(), *copies]))
         self._pictures = dict(zip(shown.tolist(), self._thumbnails(shown, _SIDE), strict=True))
         self.cards = {name: self._cards(of_gallery) for name, of_gallery in rows.items()}
@@ -310,7 +277,7 @@ def _gallery_rows(report: TrainedReport, seed: int) -> dict[str, np.ndarray]:
     unsure = np.argsort(np.abs(report.posterior(ranked) - 0.5), kind="stable")[:_SHOWN]
     # if labelled and likely positives differ: the rows of each that are least similar to the other
     by_likeness = report.scar.rows_by_likeness if report.scar.verdict == "differ" else np.empty(0, np.int64)
-    is_labelled = report.data.s[by_likeness] == 1
+    is_labelled = report.data.labels.s[by_likeness] == 1
     return {
         "labelled": np.sort(drawn),
         "doubted": report.look_again,
@@ -344,7 +311,7 @@ def _map_numbers(report: TrainedReport, layout: EmbeddingMap) -> dict[str, Any]:
     """Images on the map, the variance explained, and shares of likely positives among neighbours and all images."""
     near_labelled = everywhere = None  # where the labels are too few for probabilities
     if report.count.has_points:
-        labelled = report.data.s[layout.rows] == 1
+        labelled = report.data.labels.s[layout.rows] == 1
         likely = labelled | (report.posterior(layout.rows) > 0.5)
         points = layout.pca if layout.tsne is None else layout.tsne
         near_labelled, everywhere = shares_of_likely(points, labelled, likely)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -15,22 +16,20 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.writer import creation_time
-from ..estimates.audited_prior import new_images_text
+from ..estimates.audited_prior import METHOD as AUDIT
 from ..estimates.calibration import fit_tilt
-from ..estimates.intervals import interval_of
+from ..estimates.figures import Figures
 from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate
 from ..estimates.scar import ScarCheck
-from ..labels.labels import LOOK_AGAIN, Labels
+from ..labels.labels import LOOK_AGAIN, PULabels
 from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
 from ..storage.urls import without_secrets
-from ..training.estimate_prior import estimates_by_method
-from ..training.labelled_cache import LabelledCache
-from ..training.prior_sweep import why_flat
+from ..training.estimate_prior import prior_by_labels
+from ..training.model_summary import scar_of
 from ..training.sklearn_classifier import PULinearClassifier
-from ..training.train_head import TrainingSettings
-from ..training.train_on_cache import is_audited, label_note, scar_of, train_on_cache
+from ..training.training_set import TrainingSet
 from ..version import __version__
 from .charts import HeldOut, margin_histogram, precision_recall, reliability
 
@@ -44,23 +43,23 @@ _FAISS = ("faiss-gpu", "faiss-cpu")
 class TrainedReport:
     """What numbers, charts and galleries are computed from."""
 
-    data: LabelledCache
+    data: TrainingSet
     trained: PULinearClassifier  # on `data` for the report, with a held-out margin for each row
     ranker: PULinearClassifier  # ranks the unlabelled images: the model passed to `report`, or `trained`
     margins: np.ndarray  # by `ranker`, float32 (n,)
     count: LabelCount  # says what may be estimated
-    prior_estimates: list[PriorEstimate]  # one per method, the tilt's first; empty where the labels are too few
+    prior_estimates: list[PriorEstimate]  # by the labels; empty where they are too few
     truth: np.ndarray | None  # class, int8 (n,): 1, 0, or -1 where it is unknown
 
     @cached_property
     def labelled(self) -> np.ndarray:
         """Rows of labelled positives, int64, ascending."""
-        return np.flatnonzero(self.data.s == 1)
+        return np.flatnonzero(self.data.labels.s == 1)
 
     @cached_property
     def unlabelled(self) -> np.ndarray:
         """Rows that are not labelled, int64, ascending, reviewed rows included; the estimates are about these."""
-        return np.flatnonzero(self.data.s == 0)
+        return np.flatnonzero(self.data.labels.s == 0)
 
     @cached_property
     def look_again(self) -> np.ndarray:
@@ -72,7 +71,7 @@ class TrainedReport:
     @cached_property
     def twins(self) -> tuple[np.ndarray, np.ndarray]:
         """Undecided rows that show the same picture as a positive, and that positive's row."""
-        rows, labelled_rows = unlabelled_twins(self.data.group, self.data.labels.positive)
+        rows, labelled_rows = unlabelled_twins(self.data.twin, self.data.labels.positive)
         undecided = self.data.labels.unlabelled[rows]
         return rows[undecided], labelled_rows[undecided]
 
@@ -127,7 +126,7 @@ class TrainedReport:
 
 
 def train(
-    data: LabelledCache,
+    data: TrainingSet,
     model: PULinearClassifier | None,
     *,
     truth: np.ndarray | None,
@@ -142,18 +141,18 @@ def train(
     parameters = {} if model is None else model.get_params(deep=False)
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
-    train_on_cache(trained, data, progress=progress)
-    count = replace(LabelCount.of(data.s, groups=data.together), grouped=data.clusters is not None)
-    prior_estimates = estimates_by_method(data, trained) if count.has_estimates else []
+    trained.train(data, progress)
+    count = replace(LabelCount.of(data.labels.s, groups=data.together), grouped=data.rows.group is not None)
+    prior_estimates = [prior_by_labels(data, trained)] if count.has_estimates else []
     data.release()
     ranker = model or trained
     return TrainedReport(data, trained, ranker, _margins(ranker, data), count, prior_estimates, truth)
 
 
-def _margins(model: PULinearClassifier, data: LabelledCache) -> np.ndarray:
-    if data.rows is not None:
+def _margins(model: PULinearClassifier, data: TrainingSet) -> np.ndarray:
+    if data.rows.numbers is not None:
         model.check_fits(data.cache)
-        return model.margins(data.X)
+        return model.margins(data.rows.X)
     return model.all_margins(data.cache)
 
 
@@ -175,17 +174,18 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
     """
     data, trained, held_out, count = report.data, report.trained, report.held_out, report.count
     failures, reviewed, true = data.cache.failures, data.labels.reviewed, held_out.true()
-    _, group_sizes = np.unique(data.group, return_counts=True)
+    _, group_sizes = np.unique(data.twin, return_counts=True)
     confirmed = int((reviewed == 1).sum())
-    ends = {name: interval_of(report.trained.estimates_, name) for name in ("recall", "precision", "f1", "auc")}
+    figures = trained.figures_
+    ends = {name: figures[name].interval for name in ("recall", "precision", "f1", "auc")}
     return {
         "images": len(data.cache),
         "labelled": len(report.labelled),
         "unlabelled": data.n_unlabelled,
-        "unlabelled_sample": None if data.sample is None else data.sample.to_json(),
+        "unlabelled_sample": None if data.rows.sample is None else data.rows.sample.to_json(),
         "labels": count.labels,
         "seed": trained.seed_,
-        "note": label_note(trained),
+        "note": figures.note,
         "failures": {"count": len(failures), "reasons": dict(Counter(failures.values()).most_common(_FAILURE_REASONS))},
         "duplicates": {"groups": int((group_sizes > 1).sum()), "copies": int((group_sizes - 1).sum())},
         "reviewed": {"confirmed": confirmed, "negative": int((reviewed == -1).sum())},
@@ -200,14 +200,14 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
             for estimate in report.prior_estimates
         },
         "hidden_positives": _hidden_positives(report, confirmed),
-        "audit_draws": trained.prior_estimate_.draws if trained.prior_estimate_ and is_audited(trained) else 0,
-        "figures_of_new_images": new_images_text(trained.estimates_),
+        "audit_draws": figures.prior.draws if figures.prior else 0,
+        "figures_of_new_images": figures.new_images_text,
         "audit_statements": [] if report.data.labels.hidden is None else list(report.data.labels.hidden.statements),
         # takes two labelled and two unlabelled pictures
         "held_out": min(len(np.unique(data.together[rows])) for rows in (report.labelled, report.unlabelled)) > 1,
         "intervals": {name: None if interval is None else list(interval) for name, interval in ends.items()},
         "true_prior": None if true is None else true["n_positive"] / true["n"],
-        "estimates": report.trained.estimates_,
+        "estimates": figures.to_json(),
         "true": true,
         "true_by_model": _true_by_model(report),
         "model": {
@@ -215,28 +215,24 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
             "penalty": trained.penalty_,
             "trained_on_other_labels": report.trained_on_other_labels,
         },
-        "prior_matters": _prior_matters(trained),
         "figures": _figures(report),
     } | _groups(report)
 
 
+def numbers_figures(numbers: dict[str, Any]) -> Figures:
+    """The figures among the numbers of a report."""
+    audit = {"method": AUDIT, "prior": None, "draws": numbers["audit_draws"]} if numbers["audit_draws"] else None
+    return Figures.from_json(numbers["estimates"], audit, LabelCount(numbers["labels"]), None)
+
+
 def _groups(report: TrainedReport) -> dict[str, Any]:
-    group, labels = report.data.clusters, report.data.labels
+    group, labels = report.data.rows.group, report.data.labels
     if group is None:
         return {}
     found = np.unique(group[labels.positive])
     called = group[labels.unlabelled & (report.margins > np.float32(report.ranker.threshold_))]
     counts = {"groups": len(np.unique(group)), "found": len(found), "called": len(np.setdiff1d(called, found))}
     return {"groups": counts}
-
-
-def _prior_matters(model: PULinearClassifier) -> str:
-    """Whether the ranking depends on the prior."""
-    risk = TrainingSettings.of(model.get_params()).heads.risk
-    if risk.needs_prior:
-        return f"The heads of {risk.name} depend on the prior; pucache sweep-priors shows how."
-    why = why_flat(risk)
-    return f"{why[0].upper()}{why[1:]}."
 
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
@@ -257,7 +253,7 @@ def _figures(report: TrainedReport) -> dict[str, Any]:
     """Values of the charts."""
     held_out, points = report.held_out, report.count.has_points
     trained = report.trained  # thresholds are chosen by the likeliest tilt, and so is their curve drawn
-    likeliest = fit_tilt(trained.held_out_margins_, report.data.s, prior=trained.tilt_.prior)
+    likeliest = fit_tilt(trained.held_out_margins_, report.data.labels.s, prior=trained.tilt_.prior)
     margins = margin_histogram(held_out)
     if not points:
         del margins["expected"]
@@ -272,11 +268,12 @@ def _figures(report: TrainedReport) -> dict[str, Any]:
 
 
 def provenance(
-    cache: EmbeddingCache, labels: dict[str, Any], model: PULinearClassifier, settings: dict[str, Any]
+    cache: EmbeddingCache, labels: Sequence[Any], model: PULinearClassifier, settings: dict[str, Any]
 ) -> dict[str, Any]:
     """Input files with their hashes, parameters, seeds and package versions, as text for the page and for JSON.
 
-    `labels` are the arguments of `report` by name, `settings` its parameters; None and "" are left out.
+    `labels` are the files or values that labels were read from, `settings` the parameters of `report`, of which None
+    and "" are left out.
     """
     parameters = model.get_params(deep=False)
     versions = {name: _version(name) for name in _PACKAGES}
@@ -294,9 +291,8 @@ def provenance(
         ],
         "encoder": {name: str(value) for name, value in asdict(cache.encoder).items() if value not in ("", ())},
         "labels": {
-            f"{name}: {field}": value
-            for name, source in labels.items()
-            if source is not None
+            f"{f'labels {number}' if number > 1 else 'labels'}: {field}": value
+            for number, source in enumerate(labels, 1)
             for field, value in _label_source(source).items()
         },
         "training": {name: str(value) for name, value in sorted(parameters.items()) if value is not None},
@@ -310,7 +306,7 @@ def _label_source(source: Any) -> dict[str, str]:
     if isinstance(source, str | os.PathLike) and os.path.isfile(source):
         return {"file": str(source), "sha256": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
     given = f"glob {source}" if isinstance(source, str | os.PathLike) else "an array of labels"
-    if isinstance(source, Labels) and (source.reviewed.any() or source.hidden is not None):
+    if isinstance(source, PULabels) and (source.reviewed.any() or source.hidden is not None):
         given = "the labels and decisions of a review"
     return {"given as": given}
 

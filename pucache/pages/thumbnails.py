@@ -209,7 +209,7 @@ def _size(data: bytes) -> tuple[int, int]:
 
 def _picture(data: bytes, region: Region | None, side: int, decoding: Decoding, *, large: bool) -> Image.Image:
     with _one_large if large else nullcontext():
-        picture = next(decode_pieces(data, [region], side, 0, decoding)[1])()
+        picture = next(decode_pieces(data, [region], side, 0, decoding)[1])[0]()
         picture.thumbnail((side, side), reducing_gap=3)
     return picture
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -22,10 +23,9 @@ from ..encoders.spec import BUNDLED
 from ..errors import EncoderError, one_line
 from ..images.decoding import DECODER, Decoding
 
-STEMS = ("standard", "small")
 _PROJECTION_DIM = 128
 _MAX_HIDDEN = 2048  # width of the projector's hidden layer
-_SMALL_STEM_SIZE = 32  # default side of the views with a small stem, in pixels
+SMALL_VIEWS = 64  # pixels a side of the largest views for which the stem is small
 _MAX_SEED = 1 << 63
 
 
@@ -37,12 +37,10 @@ class NetworkConfig:
     ----------
     backbone : str
         Name of a timm model, or ``bundled``.
-    stem : {"standard", "small"}
-        ``small`` replaces the first convolution by one of 3 x 3 without stride, for images of about 32 to 64
-        pixels.
     size : int, optional
         Side of the views in pixels. By default that of the earlier run in `weights`, else the one in timm's
-        configuration, or 32 with a small stem.
+        configuration. Up to 64, the first convolution of a network is replaced by one of 3 x 3 without stride,
+        and the pooling after it is left out: its stem is small.
     weights : str, optional
         A file, the folder of an earlier run, or ``hub`` for timm's pretrained weights. By default the weights
         are random; the ``bundled`` network always has its own.
@@ -52,14 +50,9 @@ class NetworkConfig:
     """
 
     backbone: str = "resnet50"
-    stem: str = "standard"
     size: int | None = None
     weights: str | None = None
     decoding: Decoding | None = None
-
-    def __post_init__(self) -> None:
-        if self.stem not in STEMS:
-            raise ValueError(f"unknown stem {self.stem!r}; use {' or '.join(STEMS)}")
 
     @property
     def has_random_weights(self) -> bool:
@@ -109,8 +102,11 @@ class Network(torch.nn.Module):
         return self.projector(self.features(views))
 
 
-def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
+def build_network(config: NetworkConfig, *, norm: bool, seed: int, stem: str | None = None) -> Network:
     """Build a network with the weights from which training starts; `seed`, below 2**63, is that of random ones.
+
+    `stem`, standard or small, is that of the run that goes on. A new one has that of the run in `weights`, else a small
+    one for small views.
 
     Raises `EncoderError` where the architecture is unknown or the weights do not fit it, and `ValueError` where the
     network cannot take images of that size.
@@ -119,7 +115,7 @@ def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
         raise ValueError(f"the seed must be at least 0 and below 2 to the 63rd, got {seed}")
     architecture = config.backbone.removeprefix("timm:")
     torch.manual_seed(seed)
-    backbone, timm_config = _build_backbone(architecture, config.stem, config.weights)
+    backbone, timm_config, learned_stem = _build_backbone(architecture, config.weights)
     channels, *sides = timm_config["input_size"]
     if channels != 3:
         raise EncoderError(f"{architecture} takes {channels} channels; only RGB models are supported")
@@ -129,7 +125,7 @@ def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
     interpolation = timm_config["interpolation"]
     description = Description(
         architecture=getattr(backbone, "default_cfg", {}).get("architecture", architecture),
-        stem=config.stem,
+        stem=learned_stem or _fit_stem(backbone, architecture, size, stem),
         size=size,
         mean=list(timm_config["mean"]),
         std=list(timm_config["std"]),
@@ -145,10 +141,10 @@ def build_network(config: NetworkConfig, *, norm: bool, seed: int) -> Network:
         ) from error
 
 
-def _build_backbone(architecture: str, stem: str, weights: str | None) -> tuple[Any, dict[str, Any]]:
-    """Backbone, and its preprocessing as timm's configuration."""
+def _build_backbone(architecture: str, weights: str | None) -> tuple[Any, dict[str, Any], str | None]:
+    """Backbone, its preprocessing as timm's configuration, and its stem where an earlier run has settled it."""
     if weights not in (None, "hub") and (os.path.isdir(weights) or pretrained_file.is_pretrained(weights)):
-        return _load_earlier_run(architecture, stem, weights)
+        return _load_earlier_run(architecture, weights)
     if architecture == BUNDLED:
         if weights is not None:
             raise EncoderError("the bundled network has its own weights; leave out --weights, or name a --backbone")
@@ -157,21 +153,23 @@ def _build_backbone(architecture: str, stem: str, weights: str | None) -> tuple[
         model = from_timm(architecture, None if weights == "hub" else weights)
     else:
         model = untrained(architecture)
-    config = configuration(model)
-    if stem == "small":
-        make_stem_small(model, architecture)
-        config["input_size"] = (config["input_size"][0], _SMALL_STEM_SIZE, _SMALL_STEM_SIZE)
-    return model, config
+    return model, configuration(model), None
 
 
-def _load_earlier_run(architecture: str, stem: str, weights: str) -> tuple[Any, dict[str, Any]]:
-    """Backbone that an earlier run trained, which must be of the same architecture and stem."""
+def _fit_stem(model: Any, architecture: str, size: int, stem: str | None) -> str:
+    """Give a network for small views a small stem, unless it begins with patches, and return the name of its stem."""
+    if (stem or ("small" if size <= SMALL_VIEWS else "standard")) == "small":
+        with contextlib.suppress(EncoderError):  # it has no convolution over pixels
+            make_stem_small(model, architecture)
+            return "small"
+    return "standard"
+
+
+def _load_earlier_run(architecture: str, weights: str) -> tuple[Any, dict[str, Any], str]:
+    """Backbone that an earlier run trained, which must be of the same architecture."""
     tensors, description = pretrained_file.read(weights)
     expected = BUNDLED_ARCHITECTURE if architecture == BUNDLED else architecture.partition(".")[0]
-    if (description.architecture, description.stem) != (expected, stem):
-        raise EncoderError(
-            f"{weights} holds {description.architecture} with a {description.stem} stem; "
-            f"pass --backbone {description.architecture} --stem {description.stem}"
-        )
+    if description.architecture != expected:
+        raise EncoderError(f"{weights} holds {description.architecture}; pass --backbone {description.architecture}")
     model, config, _ = pretrained_file.build(weights, tensors, description)
-    return model, config
+    return model, config, description.stem

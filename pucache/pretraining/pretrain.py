@@ -36,7 +36,7 @@ from .probe import Probe, check_positives
 from .recipes import Recipe, find_recipe
 from .run_folder import PretrainReport, RunFolder
 from .train_step import Training, check_batch
-from .trainer import COMPILE_MODES, Trainer, resume
+from .trainer import Trainer, resume
 
 log = logging.getLogger("pucache")
 
@@ -55,13 +55,12 @@ def pretrain(
     workers: int | None = None,
     positives: str | Path | None = None,
     minutes: float = math.inf,
-    save_every: float = 5.0,
-    compile: str = "auto",
     progress: Progress | None = None,
 ) -> PretrainReport:
     """Train an encoder on the images of a source, without labels. Call it again to continue a run.
 
-    Under ``torchrun`` the processes share every batch.
+    Under ``torchrun`` the processes share every batch. On a GPU one process compiles the training step where more
+    than five minutes are left, which changes no more than roundings, unless TORCH_COMPILE_DISABLE is 1.
 
     Parameters
     ----------
@@ -86,11 +85,6 @@ def pretrain(
         Labelled positives to evaluate the features with; they are not used for training.
     minutes : float
         Stop after this time; the run can be continued.
-    save_every : float
-        Minutes between checkpoints.
-    compile : {"auto", "on", "off"}
-        Compile the training step, which changes no more than roundings. ``auto`` does so on a GPU where more
-        than five minutes of training are left.
     progress : Progress, optional
 
     Returns
@@ -114,24 +108,19 @@ def pretrain(
         There are fewer images than a batch, or an argument is outside its domain.
     """
     started = time.monotonic()
-    if compile not in COMPILE_MODES:
-        raise ValueError(f"compile is auto, on or off, got {compile!r}")
     if not minutes > 0:
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
-    if not save_every >= 0:
-        raise ValueError(f"--save-every must be 0 or more minutes, got {save_every:g}")
     config, recipe, path = network or NetworkConfig(), find_recipe(recipe), Path(run_dir)
     keep_freed_memory()
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     with process_group.joined(device) as own_device, ExitStack() as stack:
         # of several processes the first one lists, decodes, logs and saves
         is_first = process_group.rank() == 0
-        if compile == "on" and process_group.world_size() > 1:
-            raise ValueError("--compile on is for one process, and several share the batches; leave it out")
         progress = stack.enter_context(progress if is_first and progress else Silent())
         folder = stack.enter_context(RunFolder(path)) if is_first else None
         torch_device = choose_device(own_device)
-        model = build_network(config, norm=recipe.projector_norm, seed=seed)
+        stem = process_group.broadcast_from_first(folder and folder.stem)
+        model = build_network(config, norm=recipe.projector_norm, seed=seed, stem=stem)
         precision = choose_training_precision(precision, torch_device)
         listing = process_group.broadcast_from_first(list_images(source) if is_first else None)
         if is_first:
@@ -165,8 +154,8 @@ def pretrain(
         if folder:
             log.info("%s", _plan(config, training, len(images.keys), precision, step))
             folder.start_log(step)
-        trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses, compile=compile)
-        trainer.run(until=started + 60 * minutes, save_every=60 * save_every)
+        trainer = Trainer(folder, training, images, probe, progress, step=step, losses=losses)
+        trainer.run(until=started + 60 * minutes)
         probe_name = probe.name if positives else ""
         report = trainer.report(path, listing.failures, probe_name, started=started)
         if folder and trainer.step == training.steps:
@@ -214,7 +203,7 @@ def _compare_sizes(source: Source, listing: Listing, description: Description) -
     side = int(np.median(sides)) if sides else description.size
     if 2 * side < description.size:
         log.warning(
-            "the images are of about %d px and would be enlarged to %d; --stem small --size %d is many times as fast",
+            "the images are of about %d px and would be enlarged to %d; --size %d is many times as fast",
             side,
             description.size,
             max(32, side),

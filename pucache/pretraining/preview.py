@@ -37,16 +37,14 @@ def show_views(
     recipe: str | Recipe = "modern",
     *,
     seed: int = 0,
-    force: bool = False,
 ) -> int:
     """Draw a few images of a source, each beside its views, into a PNG; returns the number of images drawn.
 
     `source` is what `pucache.open_source` takes or returns. The network determines the size of the views, the recipe
-    the views, and `seed` the choice of images. `force` replaces a file at `path` that is no PNG; never an image of the
-    source. Raises `SourceError` where the source holds no image, or none that can be used, and `OutputError` where the
-    PNG cannot be written.
+    the views, and `seed` the choice of images. Raises `SourceError` where the source holds no image, or none
+    that can be used, and `OutputError` where the PNG cannot be written, as over a file of another kind.
     """
-    path = check_output(path, PNG, inputs=files_read(source), force=force)
+    path = check_output(path, PNG, inputs=files_read(source))
     recipe = find_recipe(recipe)
     source = open_source(source) if isinstance(source, str | os.PathLike) else source
     listing = list_images(source)

@@ -10,14 +10,13 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch.nn.functional import interpolate
 
-from ..cache.keys import Keys, encode_keys
 from ..devices import choose_device
 from ..errors import LabelError, RunError
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments
 from ..labels.folds import assign_folds
-from ..labels.label_files import find_keys
+from ..labels.listing import keys_of, read_listing
 from ..training.cross_fitting import CrossFitter
 from .dataset import MappedImages
 from .network import Network
@@ -114,8 +113,10 @@ def check_positives(positives: str | Path, keys: Sequence[str]) -> None:
 
 def _positive_rows(positives: str | Path, keys: Sequence[str], failures: Iterable[str] = ()) -> np.ndarray:
     """Sorted rows of the positives; those that could not be decoded are left out."""
-    listed = sorted({*keys, *failures})
-    named = {listed[row] for row in find_keys(Keys([encode_keys(listed)]), positives, holder="the source")}
+    listed = keys_of([*keys, *failures])
+    listing = read_listing(listed, positives)
+    listing.require_known(listed, listing.label == 1, holder="the source")
+    named = set(listing.key[listing.label == 1].tolist())
     rows = np.array([row for row, key in enumerate(keys) if key in named], np.int64)
     if not len(rows):
         raise LabelError(f"none of the {len(named)} positives in {positives} could be decoded")

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
+from ..devices import device_name
 from ..errors import RunError, one_line
 
 _TIMEOUT = datetime.timedelta(days=1)  # the other processes wait while the first one decodes all images
@@ -41,9 +42,10 @@ def joined(device: str) -> Iterator[str]:
         yield device
         return
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    on_cuda = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    name = device_name(device)
+    on_cuda = name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
     if on_cuda:
-        _check_gpu(device, local_rank)
+        _check_gpu(name, local_rank)
         torch.cuda.set_device(local_rank)
     store, own_rank, size = next(rendezvous("env://"))
     # torchrun's store outlives this group: the prefix hides the entries of earlier groups

@@ -143,6 +143,12 @@ class RunFolder:
     def _has_trained(self) -> bool:
         return (self.path / pretrained_file.NAME).exists() or bool(self._checkpoints())
 
+    @property
+    def stem(self) -> str | None:
+        """Stem of the network that was trained here, None where nothing was."""
+        path = self.path / _CONFIGURATION
+        return _read_configuration(path)[0].get("stem") if path.exists() and self._has_trained() else None
+
     # --- configuration and result ------------------------------------------------------------------
 
     def claim(self, recipe: Recipe, settings: dict[str, Any], provenance: dict[str, Any]) -> None:

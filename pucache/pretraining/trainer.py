@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import logging
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ log = logging.getLogger("pucache")
 
 _LOG_INTERVAL = 50  # steps after which metrics are logged; also at the end of each epoch
 _PROBES = 10  # times that the features are probed during a run
-COMPILE_MODES = ("auto", "on", "off")
+SAVE_EVERY = 300.0  # seconds between checkpoints
 _COMPILING_REPAYS = 300  # seconds of training left on a GPU: compiling takes a minute, and saves some 40 % of a step
 _COLLAPSED = 0.1  # spread of the projections below which they no longer distinguish images
 
@@ -76,7 +77,6 @@ class Trainer:
         *,
         step: int,
         losses: list[float],
-        compile: str = "off",
     ):
         self._folder, self._training, self._images = folder, training, images
         self._probe, self._progress = probe, progress
@@ -92,13 +92,17 @@ class Trainer:
             self._loss = row["loss"]
             self._geometry = ProjectionGeometry(row["alignment"], row["uniformity"], row["spread"])
         self._warned = False
-        self._compile = compile
-        self._is_compile_due = compile == "on"
+        self._may_compile = (
+            training.device.type == "cuda"
+            and process_group.world_size() == 1
+            and os.environ.get("TORCH_COMPILE_DISABLE") != "1"
+        )
+        self._is_compile_due = False
 
     # --- the loop ----------------------------------------------------------------------------------
 
-    def run(self, *, until: float, save_every: float) -> None:
-        """Train to the end or until `time.monotonic` is `until`. Saves at the end, on Ctrl-C and at intervals.
+    def run(self, *, until: float) -> None:
+        """Train to the end or until `time.monotonic` is `until`. Saves at the end, on Ctrl-C and every `SAVE_EVERY`.
 
         Raises `RunError` where a loss or weight is not finite, or the device is out of memory.
         """
@@ -118,7 +122,7 @@ class Trainer:
                 if self.step % _LOG_INTERVAL == 0 or self.step % training.steps_per_epoch == 0:
                     self._measure_and_log(until)
                 stopped = self._should_stop(deliver_signals, until)  # after logging, so that the row is not lost
-                if time.monotonic() - last_save > save_every:
+                if time.monotonic() - last_save > SAVE_EVERY:
                     begun = time.monotonic()
                     self._save()
                     last_save = time.monotonic()
@@ -142,15 +146,15 @@ class Trainer:
     def _compile_step(self, images: torch.Tensor) -> None:
         """Compile the step, once, outside the time of training."""
         begun = time.monotonic()
-        self._compile, self._is_compile_due = "off", False
-        log.info("compiling the training step, which may take a minute or two; --compile off goes without")
+        self._may_compile = self._is_compile_due = False
+        log.info("compiling the training step, which may take a minute or two; TORCH_COMPILE_DISABLE=1 goes without")
         self._training.compile(self.step, images)
         self._started += time.monotonic() - begun
 
     def _does_compiling_repay(self, images_per_second: float, until: float) -> bool:
-        """Whether much training is left, by the throughput once kernels have been chosen, in one process on a GPU."""
+        """Whether much training is left, by the throughput once kernels have been chosen."""
         training = self._training
-        if self._compile != "auto" or training.device.type != "cuda" or process_group.world_size() > 1:
+        if not self._may_compile:
             return False
         seconds = (training.steps - self.step) * training.recipe.batch_size / images_per_second
         has_settled = self._measured_images > _LOG_INTERVAL * training.recipe.batch_size

@@ -17,12 +17,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
 from ..progress import Progress
 from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
-from ..training.model_file import label_count
 from .ranking import Scores
 
 if TYPE_CHECKING:
@@ -43,14 +42,14 @@ class Margins:
     name: ClassVar = "classifier"
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels | None, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: PULabels | None, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block; labels do not matter."""
         return self.scores(self.model.all_margins(cache, progress))
 
     def scores(self, margins: np.ndarray) -> Scores:
         """Scores by the margins of all rows of a cache."""
-        if not label_count(self.model).has_points:
+        if not self.model.figures_.has_probabilities:
             return Scores(margins, note=self.note)
         return Scores(margins, posterior=lambda rows: self.model.tilt_.posterior(margins[rows]), note=self.note)
 
@@ -79,7 +78,7 @@ class Fused:
         )
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row; rows whose neighbours are not searched get the least share of positives among them."""
         by_margin = Margins(self.model)(cache, labels, count, progress)
@@ -113,7 +112,7 @@ class Fused:
         )
 
 
-def _candidates(margins: np.ndarray, labels: Labels, count: int | None, prior: float) -> np.ndarray:
+def _candidates(margins: np.ndarray, labels: PULabels, count: int | None, prior: float) -> np.ndarray:
     """Unlabelled rows of the highest margins, ascending."""
     unlabelled = np.flatnonzero(labels.unlabelled)
     expected = int(prior * len(unlabelled))

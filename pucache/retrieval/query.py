@@ -26,8 +26,9 @@ from ..errors import EncoderError, LabelError, one_line
 from ..images.decoding import Decoding
 from ..images.listing import is_image
 from ..images.source import open_source
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..progress import Progress, Silent
+from ..storage.atomic import open_regular
 from ..storage.urls import without_secrets
 from ..threads import limited_threads, worker_threads
 from .ranking import Scores
@@ -52,15 +53,16 @@ class Query:
         Sources of pictures, pictures, or ``.npy`` files of vectors of the cache's dimension.
     text_encoder : path, optional
         Folder of a sentence-transformers model, for words and the bundled encoder.
-    weights : path, optional
-        Of the cache's encoder, as `pucache.embed` took them, for pictures, or for words and an image-text encoder.
+    weights : path or Encoder, optional
+        Of the cache's encoder, as `pucache.embed` took them, or the encoder itself (`pucache.Encoder.of`), for
+        pictures, or for words and an image-text encoder. By default they are looked for where the cache names them.
     """
 
     words: tuple[str, ...] = ()
     not_words: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
     text_encoder: str | Path | None = field(default=None, compare=False)
-    weights: str | Path | None = field(default=None, compare=False)
+    weights: str | Path | Encoder | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         for text in (*self.words, *self.not_words):
@@ -90,7 +92,7 @@ class Query:
         like: str | Path | Iterable[str | Path] = (),
         *,
         text_encoder: str | Path | None = None,
-        weights: str | Path | None = None,
+        weights: str | Path | Encoder | None = None,
     ) -> Query:
         """The query of arguments that are one or several of each; raises `ValueError` where they do not fit."""
         texts, others = ((given,) if isinstance(given, str) else tuple(given) for given in (words, not_words))
@@ -122,7 +124,7 @@ class QueryScorer:
         return str(self.query)
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row; by words and pictures together by the ranks that each gives it.
 
@@ -234,8 +236,9 @@ def _read_vectors(path: str, cache: EmbeddingCache) -> np.ndarray:
     """Vectors of a ``.npy`` file, float32 (m, d); raises `LabelError` where they do not fit the cache."""
     expected = f"expected numbers of shape (m, {cache.encoder.dim}), as {cache.name} has them"
     try:
-        vectors = np.atleast_2d(np.load(path, allow_pickle=False))
-    except (OSError, ValueError, EOFError) as error:
+        with open_regular(path) as stream:
+            vectors = np.atleast_2d(np.load(stream, allow_pickle=False))
+    except Exception as error:  # a damaged header makes numpy raise almost anything
         raise LabelError(f"cannot read the vectors of {path}: {one_line(error)}; {expected}") from error
     fits = vectors.ndim == 2 and len(vectors) > 0 and vectors.shape[1] == cache.encoder.dim
     if not fits or vectors.dtype.kind not in "fiu":

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import MissingExtraError
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..progress import Progress
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
@@ -47,7 +47,7 @@ class Scorer(Protocol):
         """Description for messages and pages, such as "similarity (whitened)"."""
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row; `count` is how many unlabelled rows of the highest scores are wanted."""
 

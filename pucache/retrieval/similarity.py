@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
 from ..neighbours.whitening import Whitening, centred_units, put
 from ..progress import Progress, Silent
@@ -47,7 +47,7 @@ class Similarity:
         return f"similarity ({self.kind})"
 
     def __call__(
-        self, cache: EmbeddingCache, labels: Labels, count: int | None = None, progress: Progress | None = None
+        self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row, block by block."""
         return self.of_vectors(cache, cache.take(np.flatnonzero(labels.positive)), progress)

@@ -10,8 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -20,37 +19,34 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
 from ..errors import OutputError, PUCacheError, SessionError, one_line
-from ..pages.html import read_asset, template
+from ..pages.html import read_asset, template, visible
 from .access import NOTHING, Access, refused
 from .log import Choice
 from .service import ReviewService
 from .session_labels import export_session
-from .session_state import Proposal
+from .state import Proposal
 
 MAX_BODY = 1 << 20  # bytes of a request
-MAX_IMPORT = 256 << 20  # bytes of a table of decisions
 MAX_DECISIONS = 500  # of a request
 MAX_COUNT = 500  # images of a request
 PAST = 60  # decisions that are listed at once
 MAX_ROW = 1 << 40
 PICTURE_SECONDS = 60.0  # for which a request waits for its picture
 PICTURE_THREADS = 20  # in which requests wait so; decisions have others
-STREAMS = 4  # of events per address: a browser has six connections to a server, and needs some for images
-LOOK_SECONDS = 0.1  # after which a stream looks whether the state has changed
-_STYLES = ("base.css", "cards.css", "live.css")
+_STYLES = ("base.css", "cards.css", "review.css")
 _OVERVIEW_STYLES = ("base.css", "concepts.css")
 # in the order in which they run
-_SCRIPTS = ("cards.js", "deciding.js", "link.js", "upcoming.js", "progress.js", "past.js", "views.js", "live.js")
+_SCRIPTS = ("cards.js", "server.js", "panel.js", "review.js")
 # nothing is inline, so that the content security policy holds
 ASSETS = (*_STYLES, "concepts.css", *_SCRIPTS, "icon.svg")
 _MEDIA_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _ROW = re.compile(r"0|[1-9][0-9]{0,11}", re.ASCII)
+_WORDS = {"positive": "accepted", "negative": "rejected", "skip": "skipped"}  # of decisions, on the page
 Body = dict[str, Any]
 
 
@@ -71,14 +67,11 @@ class Application:
         title: str = "Review",
         warnings: Sequence[str] = (),
         concepts: Sequence[str] = (),
-        beside: str = "",
     ):
         self._concepts = dict(zip((service.identifier for service in services), concepts, strict=False))
         self._services = {service.identifier: service for service in services}
-        self._title, self._warnings, self._beside = title, list(warnings), beside
+        self._title, self._warnings = title, list(warnings)
         self._waiting = ThreadPoolExecutor(PICTURE_THREADS, "waits-for-picture")
-        self._streams: Counter[str] = Counter()  # of events that are open, by address
-        self._ended = False
         self.routes = [
             Route("/", self._get(self._page)),
             Route("/assets/{name}", self._asset),
@@ -86,16 +79,14 @@ class Application:
             Route("/api/card/{row}", self._get(self._card)),
             Route("/api/past/{row}", self._get(self._past)),
             Route("/api/image/{row}", self._get(self._image)),
-            Route("/api/events", self._get(self._events)),
             *(
-                Route(f"/api/{name}", self._post(handler, limit), methods=["POST"])
-                for name, handler, limit in (
-                    ("next", _next, MAX_BODY),
-                    ("decide", _decide, MAX_BODY),
-                    ("release", _release, MAX_BODY),
-                    ("closing-audit", _closing_audit, MAX_BODY),
-                    ("export", _export, MAX_BODY),
-                    ("import", _import, MAX_IMPORT),
+                Route(f"/api/{name}", self._post(handler), methods=["POST"])
+                for name, handler in (
+                    ("next", _next),
+                    ("decide", _decide),
+                    ("release", _release),
+                    ("closing-audit", _closing_audit),
+                    ("export", _export),
                 )
             ),
         ]
@@ -105,7 +96,6 @@ class Application:
 
     def end(self) -> None:
         """End what does not end by itself."""
-        self._ended = True
         for service in self._services.values():
             service.end_waiting()
 
@@ -133,11 +123,14 @@ class Application:
             shown = {"title": self._title, "warnings": self._warnings, "rows": rows}
             html = template("concepts").render(shown, styles=_OVERVIEW_STYLES, scripts=())
             return HTMLResponse(html, headers={"cache-control": "no-store"})
-        title = self._concepts.get(service.identifier, self._title)
         service.prefer()
-        page: Body = {"warnings": self._warnings, "overview": bool(self._concepts), "beside": self._beside}
-        html = live_page(title, session=service.identifier, **page)
-        return HTMLResponse(html, headers={"cache-control": "no-store"})
+        state = await run_in_threadpool(_state, service, "")
+        page: Body = {
+            "title": self._concepts.get(service.identifier, self._title),
+            "warnings": list(dict.fromkeys([*self._warnings, *filter(None, [state["epoch_note"]])])),
+            "overview": bool(self._concepts),
+        }
+        return HTMLResponse(review_page(state, **page), headers={"cache-control": "no-store"})
 
     async def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -147,7 +140,7 @@ class Application:
         return Response(read_asset(name), media_type=media_type, headers={"cache-control": "no-cache"})
 
     async def _state(self, request: Request, service: ReviewService) -> Response:
-        return _json(await run_in_threadpool(service.state))
+        return _json(await run_in_threadpool(_state, service, request.query_params.get("tab", "")))
 
     async def _card(self, request: Request, service: ReviewService) -> Response:
         row = _row(request)
@@ -158,7 +151,10 @@ class Application:
         before = _row(request)
         if before is None:
             return refused(404, NOTHING)
-        return _json({"decisions": await run_in_threadpool(service.past, before, PAST)})
+        decisions = await run_in_threadpool(service.past, before, PAST)
+        shown = [one | {"shown": visible(one["key"])} for one in decisions]
+        named: Body = {"decisions": shown, "session": service.identifier, "words": _WORDS}
+        return _json({"html": template("past").render(named).strip()})
 
     async def _image(self, request: Request, service: ReviewService) -> Response:
         row, size = _row(request), request.query_params.get("size", "card")
@@ -172,41 +168,22 @@ class Application:
         control = "private, max-age=86400, immutable" if lasting else "no-store"
         return Response(picture.data, media_type=picture.media_type, headers={"cache-control": control})
 
-    async def _events(self, request: Request, service: ReviewService) -> Response:
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        if request.method == "HEAD":
-            return Response(media_type="text/event-stream", headers=headers)
-        address = request.client.host if request.client else ""
-        if self._ended or self._streams[address] >= STREAMS:
-            return Response(status_code=204)  # the browser asks no more; states come with every answer too
-        count = partial(service.queue.count_stream, request.query_params.get("tab", ""))
-        return _Events(self._stream(service), headers, address, self._streams, count)
-
-    async def _stream(self, service: ReviewService) -> AsyncIterator[str]:
-        """Tell the state now, and whenever it has changed, until the server ends or the session closes."""
-        sent = -1
-        while not self._ended:
-            if service.changed_at != sent:
-                sent = service.changed_at
-                try:
-                    state = await run_in_threadpool(service.state)
-                except SessionError:  # every other request says so
-                    return
-                yield f"event: state\ndata: {json.dumps(state, allow_nan=False)}\n\n"
-            await asyncio.sleep(LOOK_SECONDS)
-
     # --- changing ------------------------------------------------------------------------------------
 
-    def _post(self, handler: Callable[[Body, ReviewService], Body], limit: int) -> Callable[..., Awaitable[Response]]:
+    def _post(self, handler: Callable[[Body, ReviewService], Body]) -> Callable[..., Awaitable[Response]]:
         """Route of a POST: reads the body, which names its session, and answers errors in one line."""
 
         async def answer(request: Request) -> Response:
             try:
-                body = await _read(request, limit)
+                body = await _read(request)
                 service = self._services.get(str(body.get("session")))
                 if service is None:
                     return refused(409, "this page is of another review, or the cache has changed; reload the page")
-                return _json(await run_in_threadpool(lambda: handler(body, service) | {"state": service.state()}))
+                return _json(
+                    await run_in_threadpool(
+                        lambda: handler(body, service) | {"state": _state(service, body.get("tab"))}
+                    )
+                )
             except _BadRequestError as error:
                 return refused(error.status, str(error))
             except ClientDisconnect:
@@ -217,30 +194,6 @@ class Application:
                 return refused(400, one_line(error))
 
         return answer
-
-
-class _Events(StreamingResponse):
-    """A stream of events, counted as open by its address from now until it has been answered."""
-
-    def __init__(
-        self,
-        events: AsyncIterator[str],
-        headers: dict[str, str],
-        address: str,
-        open_streams: Counter[str],
-        count: Callable[[int], None],
-    ):
-        super().__init__(events, media_type="text/event-stream", headers=headers)
-        self._address, self._open, self._count = address, open_streams, count
-        self._open[address] += 1  # before anything is awaited, so that of many at once no more get in
-        count(1)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._open[self._address] -= 1
-            self._count(-1)
 
 
 def _next(body: Body, service: ReviewService) -> Body:
@@ -278,19 +231,20 @@ def _export(body: Body, service: ReviewService) -> Body:
     return export_session(service.session)
 
 
-def _import(body: Body, service: ReviewService) -> Body:
-    if not isinstance(body.get("csv"), str):
-        raise _BadRequestError("csv must be text")
-    return service.take_reviewed(body["csv"])
+def _state(service: ReviewService, tab: Any) -> Body:
+    """How the review stands for a tab, with the panel of its page."""
+    state = service.state(tab if isinstance(tab, str) and _NAME.fullmatch(tab) else "")
+    return state | {"panel": template("panel").render(state).strip()}
 
 
-def live_page(title: str, **shown: Any) -> str:
-    """HTML of the page of a review; it sends the identifier of the `session` with every request.
+def review_page(state: Body, **shown: Any) -> str:
+    """HTML of the page of a review, as it stands; it sends the identifier of the `session` with every request.
 
-    `warnings` are lines at its top, `overview` links to the first page, `beside` says whose log it is of two.
+    `title`, `warnings`, lines at its top, and whether an `overview` of other reviews is the first page.
     """
-    default = {"title": title, "warnings": (), "overview": (), "beside": ""}
-    return template("live").render(default | shown, styles=_STYLES, scripts=_SCRIPTS)
+    examples = [one | {"key": visible(one["key"])} for one in state["examples"]]
+    named: Body = {"session": state["session"], "panel": state["panel"], "examples": examples}
+    return template("review").render(named | shown, styles=_STYLES, scripts=_SCRIPTS)
 
 
 def overview_row(name: str, service: ReviewService) -> dict[str, Any]:
@@ -302,7 +256,7 @@ def overview_row(name: str, service: ReviewService) -> dict[str, Any]:
     return {
         "session": service.identifier,
         "name": name,
-        "labelled": f"{int(service.session.file_labels.positive.sum()):,}",
+        "labelled": f"{int(service.session.pile.before.positive.sum()):,}",
         "found": f"{state['found']:,}",
         "decided": f"{state['decided']:,}",
         "hidden": "" if state["hidden"] is None else f"{state['hidden']['high']:,}",
@@ -318,16 +272,16 @@ class _BadRequestError(Exception):
         self.status = status
 
 
-async def _read(request: Request, limit: int) -> Body:
-    """The JSON object of a request, of so many bytes at most."""
-    too_large = _BadRequestError(f"a request here has at most {limit:,} bytes", 413)
+async def _read(request: Request) -> Body:
+    """The JSON object of a request."""
+    too_large = _BadRequestError(f"a request has at most {MAX_BODY:,} bytes", 413)
     length = request.headers.get("content-length", "0")
-    if not length.isdecimal() or int(length[:20]) > limit:
+    if not length.isdecimal() or int(length[:20]) > MAX_BODY:
         raise too_large
     parts, total = [], 0
     async for part in request.stream():
         total += len(part)
-        if total > limit:
+        if total > MAX_BODY:
             raise too_large
         parts.append(part)
     try:

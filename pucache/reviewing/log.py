@@ -60,12 +60,12 @@ class Stream(StrEnum):
     AUDIT = "audit"  # drawn at random from all unknown rows
     ZONE = "zone"  # drawn at random from the unknown rows of the zone
     RECHECK = "recheck"  # a known positive, shown again to see whether it is recognised
-    CONFLICT = "conflict"  # decided otherwise by the other reader, and shown again
-    SECOND = "second"  # no image of this log: what the second reader says, taken in when it is read
+    CONFLICT = "conflict"  # decided otherwise by another reader, and shown again: in logs of 0.4
+    OTHER_READER = "other reader"  # in no log: what another reader says, taken in when it is read
 
 
 AGAIN = (Stream.RECHECK, Stream.CONFLICT)  # streams of decided images, which look like new ones
-NO_LOOKS = (*AGAIN, Stream.SECOND)  # streams of images that nobody looks at for the first time
+NO_LOOKS = (*AGAIN, Stream.OTHER_READER)  # streams of images that nobody looks at for the first time
 DRAWN = (Stream.AUDIT, Stream.ZONE)  # streams of rows that leave their urn when they are drawn
 
 
@@ -82,8 +82,8 @@ class Entry:
     copies: int  # rows of the pile in that group
     stream: Stream
     unknown: int  # n_i: rows of the urn, or of the zone it is drawn from, neither decided nor drawn before
-    positives: int  # f_i: rows of the urn that were known as positive, as far as it was known then
     time: float  # seconds since 1970
+    positives: int = 0  # f_i: rows of the urn that were known as positive, as far as it was known then
     urn: int = 0  # number of the urn that the group is in
     zone: int = 0  # number of the part of the zone that the group is in, which had been fixed then; 0 outside
     choice: Choice | None = None
@@ -219,6 +219,7 @@ class DecisionLog:
                 if version < VERSION:
                     log._upgrade()
                 log._count()
+                log._acknowledge_all()
             stack.pop_all()
         return log
 
@@ -259,16 +260,6 @@ class DecisionLog:
         """JSON of the query that was asked last; "" where none was."""
         found = self._rows("queries")
         return str(found[-1]["query"]) if found else ""
-
-    def add_reader(self, name: str, folder: str) -> None:
-        """Write who else decides on the same images, and in which folder in that of the session, durably."""
-        with self._transaction():
-            self._connection.execute(INSERT["readers"], {"name": name, "log": folder, "time": time.time()})
-
-    def reader(self) -> tuple[str, str] | None:
-        """Name and folder of the second reader; None where there is none."""
-        found = self._rows("readers")
-        return (str(found[0]["name"]), str(found[0]["log"])) if found else None
 
     def append(self, entries: Sequence[Entry]) -> None:
         """Write entries in one transaction: all are on disk when this returns; none where it raises `SessionError`."""
@@ -322,9 +313,9 @@ class DecisionLog:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""
         return max((entry.serial for entry in entries if 0 < entry.epoch < self.epoch), default=0)
 
-    def acknowledge_all(self) -> None:
-        """Note the last entry, as a log of before 0.4 has not; nothing for a reader."""
-        if self.last and not self.read_only:
+    def _acknowledge_all(self) -> None:
+        """Note the last entry, as a log of before 0.4 has not."""
+        if self.last and not any(acknowledged(self.path.parent)):
             acknowledge(self.path.parent, self.last, self.entries()[-1].time)
 
     def _check_acknowledged(self) -> None:

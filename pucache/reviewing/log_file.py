@@ -36,7 +36,7 @@ TABLES = {
     "zones": "epoch INTEGER NOT NULL, key TEXT NOT NULL",
     # what was asked, and after which entry; it ranks, and labels nothing
     "queries": "after INTEGER NOT NULL, time REAL NOT NULL, query TEXT NOT NULL",
-    # who else decides on the same images, and in which folder; see `pucache.reviewing.second_reader`
+    # of 0.4: who else decides on the same images, and in which folder
     "readers": "name TEXT NOT NULL, log TEXT NOT NULL, time REAL NOT NULL",
     "entries": (
         "serial INTEGER PRIMARY KEY, epoch INTEGER NOT NULL, key TEXT NOT NULL, digest BLOB NOT NULL, "

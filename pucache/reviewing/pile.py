@@ -8,7 +8,7 @@ in which urn and group is kept beside it, for each row under a hash of key and d
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,14 +17,16 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels import near_duplicates
-from ..labels.labels import Labels
+from ..labels.labels import PULabels
 from ..storage.atomic import replacing
 from ..storage.rows import row_slices
+from .log import Entry, EpochFacts
 
 NEAR_DUPLICATES = "near duplicates and equal bytes"
 EQUAL_BYTES = "equal bytes"
 _SCANNED_VALUES = 1 << 27  # embedding values up to which near duplicates are searched
 _LONGEST_KEY = 1 << 13  # bytes
+_SEARCHED = 1 << 12  # rows at once
 
 
 class Twins:
@@ -75,8 +77,8 @@ class Groups:
         return marked
 
 
-def inherited(labels: Labels, groups: Groups) -> Labels:
-    """Labels in which unlabelled twins of labelled rows are reviewed.
+def inherited(labels: PULabels, groups: Groups) -> PULabels:
+    """PULabels in which unlabelled twins of labelled rows are reviewed.
 
     Twins of positives become confirmed positives, twins of negatives alone known negatives.
     """
@@ -84,7 +86,36 @@ def inherited(labels: Labels, groups: Groups) -> Labels:
     positive, negative = groups.spread(labels.positive), groups.spread(labels.negative)
     reviewed[undecided & negative] = -1
     reviewed[undecided & positive] = 1
-    return Labels(labels.s, reviewed)
+    return PULabels(labels.s, reviewed)
+
+
+def rows_of_urns(urn_of: np.ndarray) -> list[int]:
+    """Rows of each urn, of which there is one at least."""
+    return np.bincount(urn_of[urn_of >= 0], minlength=1).tolist()  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Pile:
+    """What the entries of a session are replayed on: the rows of the present cache, and what they were before."""
+
+    facts: EpochFacts  # of the present epoch
+    before: PULabels  # from before the session, without what twins inherit
+    groups: Groups
+    urn_of: np.ndarray  # number of the urn of each row, int8 (n,); -1 outside the pile
+    epoch: int  # number of the present epoch, which is yet to begin where the cache has changed
+    carried: tuple[Entry, ...] = ()  # decisions in force from earlier epochs, by the rows of the cache
+    note: str = ""  # what has changed in the cache
+    is_kept: bool = False  # whether it is kept beside the log
+
+    @property
+    def urns(self) -> tuple[int, ...]:
+        """Rows of each urn; together the rows neither labelled nor twins of labelled ones when the epoch began."""
+        return self.facts.urns
+
+    @property
+    def first(self) -> int:
+        """First epoch of the log that the present one goes on with."""
+        return self.facts.continued[0] if self.facts.continued else self.epoch
 
 
 # --- kept in the folder of a session -----------------------------------------------------------
@@ -144,6 +175,42 @@ def kept_pile(path: Path, cache: EmbeddingCache, twins: Twins) -> KeptPile | Non
     smallest = np.full(n, n)
     np.minimum.at(smallest, joined, np.arange(n))
     return KeptPile(old, urn_of, Groups(smallest[joined]))
+
+
+def random_numbers(cache: EmbeddingCache) -> np.ndarray:
+    """A number of each row, uint64 (n,), that depends on its key and digest alone, and on nothing else in no visible
+    way: the rows of least number that are left are a random sample of them, the same in every review (permanent random
+    numbers, as in survey sampling). `mixed` makes a second, independent one of it."""
+    return mixed(_hashes(cache))
+
+
+def mixed(numbers: np.ndarray) -> np.ndarray:
+    """splitmix64 of uint64 numbers: hashes of keys that count up differ in few bits."""
+    z = numbers + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(z ^ (z >> np.uint64(31)))
+
+
+class NumberedRows:
+    """Rows in the order of their numbers, of which the first that is left is found from where the last one was."""
+
+    def __init__(self, numbers: np.ndarray):
+        self._order, self._begin = np.argsort(numbers, kind="stable"), 0
+
+    def restart(self) -> None:
+        """Begin with the least number again, as rows before the last one found have become eligible."""
+        self._begin = 0
+
+    def first(self, is_left: Callable[[np.ndarray], np.ndarray]) -> int | None:
+        """The first row of which a function of rows, int64 (m,) to bool (m,), is true; None where there is none."""
+        for begin in range(self._begin, len(self._order), _SEARCHED):
+            rows = self._order[begin : begin + _SEARCHED]
+            hits = np.flatnonzero(is_left(rows))
+            if len(hits):
+                self._begin = begin
+                return int(rows[hits[0]])
+        return None
 
 
 def _hashes(cache: EmbeddingCache) -> np.ndarray:

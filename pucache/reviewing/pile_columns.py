@@ -1,4 +1,4 @@
-"""Further columns of an exported cache: scores, decisions of a review, thumbnails."""
+"""Further columns of an exported cache: decisions of a review, thumbnails."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ import pyarrow
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.exporting import Column
-from ..errors import LabelError
-from ..labels.label_files import name_first
 from ..pages.thumbnails import QUALITY, THREADS, RowImages, encoded
-from ..scoring.score_tables import read_scores, unique_keys
 from .session import read_session
 
 _PICTURE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])  # as Hugging Face has images
@@ -24,42 +21,28 @@ _PICTURE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string(
 def pile_columns(
     cache: EmbeddingCache,
     *,
-    scores: str | Path | None = None,
     session: str | Path | None = None,
     thumbnails: int = 0,
     images: str | Path | None = None,
 ) -> list[Column]:
     """Columns for `pucache.cache.exporting.export`; cells of images that have none are null.
 
-    `scores`, a table of `score`, gives ``margin`` and ``posterior``, float32; `session`, the folder of a review,
-    ``decision``, int8, 1 positive and 0 negative, labels from before it included; `thumbnails`, the greatest side in
-    pixels, 0 for none, ``thumbnail``, a struct of a JPEG's bytes and a path, of `images` where these have moved.
+    `session`, the folder of a review, gives ``decision``, int8, 1 positive and 0 negative, labels from before it
+    included; `thumbnails`, the greatest side in pixels, 0 for none, ``thumbnail``, a struct of a JPEG's bytes and a
+    path, of `images` where these have moved.
 
-    Raises `LabelError` where the table is none of scores, or names keys that the cache does not hold, and
-    `SessionError` or `SourceError` where the session, or the source of the images, cannot be opened.
+    Raises `SessionError` or `SourceError` where the session, or the source of the images, cannot be opened.
     """
     columns: list[Column] = []
-    if scores is not None:
-        table = read_scores(scores)
-        rows = cache.keys.rows(unique_keys(table, scores))
-        if len(unknown := table["key"][rows < 0]):
-            shown = name_first(unknown.tolist())
-            raise LabelError(f"{len(unknown)} of {len(rows)} keys in {scores} are not in {cache.name} ({shown})")
-        for name in ("margin", "posterior"):
-            values = np.full(len(cache), np.nan, np.float32)
-            values[rows] = table[name]
-            columns.append(_numbers(name, pyarrow.float32(), values, np.isnan(values)))
     if session is not None:
-        s, reviewed = read_session(cache, session).labels()
+        s, reviewed = read_session(cache, session).state.labels()
         decision = ((s == 1) | (reviewed == 1)).astype(np.int8)
-        columns.append(_numbers("decision", pyarrow.int8(), decision, (s == 0) & (reviewed == 0)))
+        undecided = (s == 0) & (reviewed == 0)
+        column = pyarrow.field("decision", pyarrow.int8())
+        columns.append((column, lambda rows: pyarrow.array(decision[rows], mask=undecided[rows])))
     if thumbnails:
         columns.append((pyarrow.field("thumbnail", _PICTURE), _pictures(cache, images, thumbnails)))
     return columns
-
-
-def _numbers(name: str, kind: Any, values: np.ndarray, missing: np.ndarray) -> Column:
-    return pyarrow.field(name, kind), lambda rows: pyarrow.array(values[rows], kind, mask=missing[rows])
 
 
 def _pictures(cache: EmbeddingCache, images: str | Path | None, side: int) -> Callable[[np.ndarray], Any]:

@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..estimates.limits import RECHECKS_NEEDED
 from ..neighbours.whitening import Whitening
 from ..threads import one_blas_thread
 from .log import Stream
-from .statements import RECHECKS_NEEDED
 
 if TYPE_CHECKING:
     from .session import Session
 
-SILENCE = 600.0  # seconds after which the images of a silent tab are free again,
-CLOSED = 60.0  # and of one whose streams of events have closed
+SILENCE = 90.0  # seconds after which the images of a silent tab are free again; a hidden one asks once a minute
 SAMPLE = 4096  # rows that a spread-out selection selects from
 AUDIT_SHARE, RECHECK_SHARE = 0.05, 0.02  # probabilities of a slot where the ranking yields nothing
 CLOSING_RECHECK_SHARE = 0.15  # in a closing audit, until `RECHECKS_NEEDED` are answered
@@ -62,7 +61,6 @@ class NextImages:
         self._p: np.ndarray | None = None
         self._version = 0
         self._top = np.empty(0, np.int64)  # best unknown rows when it was made, best first
-        self._returned: deque[int] = deque(maxlen=_RECENT)  # taken back by the reviewer, shown before the ranking
         self._spread: SpreadSelection | None = None
         self._slots = self._answered()  # decisions so far, and images on their way to one: each slot is drawn once
         self._lock = threading.RLock()
@@ -78,7 +76,7 @@ class NextImages:
         ValueError
             Another number of rows, or NaN.
         """
-        shape = self._session.groups.shape
+        shape = self._session.state.groups.shape
         if scores.shape != shape or (p is not None and p.shape != shape):
             raise ValueError(f"expected a score and a probability for each of {shape[0]:,} rows, got {scores.shape}")
         if np.isnan(scores).any():
@@ -94,7 +92,7 @@ class NextImages:
         without an answer yet. It loses all others. With `of` only these rows come.
         """
         with self._lock:
-            self._reservations.keep_only(tab, (int(self._session.groups[row]) for row in keep))
+            self._reservations.keep_only(tab, (int(self._session.state.groups[row]) for row in keep))
             if of is not None:
                 return self._take(tab, of, count)
             drawn = self._waiting(tab, count)
@@ -106,30 +104,29 @@ class NextImages:
             return rows
 
     def keep_alive(self, tab: str) -> None:
-        """Note that a tab is alive, when it decides: a silent one loses its rows after ten minutes."""
+        """Note that a tab is alive: a silent one loses its rows."""
         with self._lock:
             self._reservations.keep_alive(tab)
+
+    def free(self, tab: str, rows: Sequence[int]) -> int:
+        """How many of some rows no other tab holds; the tab that asks is alive."""
+        with self._lock:
+            if tab:
+                self._reservations.keep_alive(tab)
+            groups = self._session.state.groups
+            return sum(self._reservations.holder(int(groups[row])) in (None, tab) for row in rows)
 
     def release(self, tab: str) -> None:
         """Free the rows of a tab that closes."""
         with self._lock:
             self._reservations.release(tab)
 
-    def count_stream(self, tab: str, opened: int) -> None:
-        """Note that a stream of events of a tab has opened (1) or closed (-1); see `CLOSED`."""
-        with self._lock:
-            self._reservations.count_stream(tab, opened)
-
-    def show_again(self, row: int) -> None:
-        """Give a row before those of the ranking, after its decision was taken back."""
-        with self._lock:
-            self._returned.appendleft(row)
-
     # --- random draws --------------------------------------------------------------------------------
 
     def _waiting(self, tab: str, count: int) -> list[int]:
-        """Rows that were drawn, and that no open tab holds."""
-        rows = (draw.row for draw in self._session.pending_draws())
+        """Rows that were drawn, or taken back, and that no open tab holds."""
+        with self._session.lock:
+            rows = [one.row for one in self._session.state.waiting()]
         return self._take(tab, rows, count)
 
     def _rechecks_and_audits(self, tab: str, slots: int) -> list[int]:
@@ -137,7 +134,7 @@ class NextImages:
         before, self._slots = self._slots, max(self._slots, self._answered() + len(self._reservations.groups) + slots)
         if slots <= 0:
             return []
-        counts, fresh = self._session.counts(), min(slots, self._slots - before)
+        counts, fresh = self._session.state.progress(), min(slots, self._slots - before)
         if self.closing_audit:
             share = CLOSING_RECHECK_SHARE if counts.rechecked < RECHECKS_NEEDED else self.recheck_share
             rows = self._drawn(tab, Stream.RECHECK, int(self._rng.binomial(max(0, fresh), share)))
@@ -151,15 +148,15 @@ class NextImages:
 
     def _answered(self) -> int:
         """Images that were decided, skipped, or recognised again."""
-        counts = self._session.counts()
+        counts = self._session.state.progress()
         return counts.decided + counts.skipped + counts.rechecked
 
     def _closing_audit(self, tab: str, slots: int) -> list[int]:
-        rows: list[int] = []
+        rows, state = list[int](), self._session.state
         for _ in range(_DRAWS):  # a draw of a row that a tab holds already fills no slot
-            if len(rows) == slots or not self._session.unknown.any():
+            if len(rows) == slots or not state.untaken.any():
                 break
-            in_zone = self.closing_stream is Stream.ZONE and self._session.zone[self._session.unknown].any()
+            in_zone = self.closing_stream is Stream.ZONE and state.zone[state.untaken].any()
             rows += self._drawn(tab, Stream.ZONE if in_zone else Stream.AUDIT, slots - len(rows))
         return rows
 
@@ -172,7 +169,7 @@ class NextImages:
             return []
         exclude: list[int] = []
         if stream is Stream.RECHECK:
-            exclude = [*self._recent, *self._reservations.groups.tolist(), *self._session.examples.tolist()]
+            exclude = [*self._recent, *self._reservations.groups.tolist(), *self._session.state.examples.tolist()]
         draws = self._session.draw(self._rng, stream, count, self._version, exclude)
         return self._take(tab, (draw.row for draw in draws), count)
 
@@ -181,10 +178,9 @@ class NextImages:
     def _ranked(self, tab: str, count: int) -> list[int]:
         if count <= 0 or self.closing_audit:
             return []
-        rows = self._take(tab, self._open(np.array(self._returned, np.int64)), count)
         if self._scores is None:
-            return rows + self._spread_out(tab, count - len(rows))
-        rows += self._take(tab, self._open(self._top), count - len(rows))
+            return self._spread_out(tab, count)
+        rows = self._take(tab, self._open(self._top), count)
         if len(rows) < count:
             self._top = self._best(self._scores, self._p)
             rows += self._take(tab, self._open(self._top), count - len(rows))
@@ -215,7 +211,8 @@ class NextImages:
 
     def _skipped_rows(self, tab: str, count: int) -> list[int]:
         """Rows that were skipped, longest ago first, once nothing else is left."""
-        decisions = map(self._session.decision_in_force, np.flatnonzero(self._session.skipped).tolist())
+        state = self._session.state
+        decisions = map(state.in_force, np.flatnonzero(state.skipped).tolist())
         serials = {decision.row: decision.serial for decision in decisions if decision is not None}
         return self._take(tab, sorted(serials, key=serials.__getitem__), count)
 
@@ -239,18 +236,19 @@ class NextImages:
 
     def _undecided(self) -> np.ndarray:
         """Rows of the pile neither decided nor skipped nor drawn, bool (n,)."""
-        return self._session.unknown & ~self._session.skipped
+        return self._session.state.untaken & ~self._session.state.skipped
 
     def _open(self, rows: np.ndarray) -> np.ndarray:
         """Those of some rows that are undecided, and that no tab holds."""
-        undecided = rows[self._session.unknown[rows] & ~self._session.skipped[rows]]
-        return undecided[~np.isin(self._session.groups[undecided], self._reservations.groups)]
+        state = self._session.state
+        undecided = rows[state.untaken[rows] & ~state.skipped[rows]]
+        return undecided[~np.isin(state.groups[undecided], self._reservations.groups)]
 
     def _take(self, tab: str, rows: Iterable[int], count: int) -> list[int]:
         """Reserve the first rows whose groups are free: one image of a group."""
         taken: list[int] = []
         for row in map(int, rows if count > 0 else ()):
-            if self._reservations.take(tab, int(self._session.groups[row])):
+            if self._reservations.take(tab, int(self._session.state.groups[row])):
                 taken.append(row)
                 if len(taken) == count:
                     break
@@ -294,8 +292,6 @@ class Reservations:
 
     def __init__(self) -> None:
         self._heard: dict[str, float] = {}  # when a tab was last alive
-        self._streams: Counter[str] = Counter()  # of events that a tab has open
-        self._closed: dict[str, float] = {}  # when the last of them closed
         self._holder: dict[int, str] = {}
 
     @property
@@ -303,23 +299,15 @@ class Reservations:
         """Groups that any tab holds, int64 (m,)."""
         return np.fromiter(self._holder, np.int64, len(self._holder))
 
+    def holder(self, group: int) -> str | None:
+        """The tab that holds a group."""
+        return self._holder.get(group)
+
     def keep_alive(self, tab: str) -> None:
         """Note that a tab is alive, and free what silent tabs hold."""
         now = self._heard[tab] = monotonic()
-        self._closed.pop(tab, None)
-        silent = {name for name, heard in self._heard.items() if now - heard > SILENCE}
-        for gone in silent | {name for name, closed in self._closed.items() if now - closed > CLOSED}:
+        for gone in [name for name, heard in self._heard.items() if now - heard > SILENCE]:
             self.release(gone)
-
-    def count_stream(self, tab: str, opened: int) -> None:
-        """Note that a stream of events of a tab has opened (1) or closed (-1)."""
-        self._streams[tab] += opened
-        if self._streams[tab] > 0:
-            self._closed.pop(tab, None)
-        else:
-            del self._streams[tab]
-            if tab in self._heard:
-                self._closed[tab] = monotonic()
 
     def keep_only(self, tab: str, groups: Iterable[int]) -> None:
         """Free what a tab holds besides these groups; take those of them that nobody holds."""
@@ -338,7 +326,6 @@ class Reservations:
     def release(self, tab: str) -> None:
         """Free all that a tab holds, when it closes."""
         self._heard.pop(tab, None)
-        self._closed.pop(tab, None)
         self._holder = {group: holder for group, holder in self._holder.items() if holder != tab}
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import getpass
 import hashlib
-import json
 import logging
 import os
 import resource
@@ -18,38 +16,35 @@ import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import uvicorn
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import OutputError, PUCacheError, SessionError, one_line
-from ..labels.concepts import ConceptSource, open_concepts
-from ..labels.groups import GroupSource, read_groups
+from ..errors import PUCacheError, SessionError, one_line
+from ..estimates.limit_sentences import found_and_hidden
+from ..labels.groups import groups_of_images
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.near_duplicates import joined_groups
-from ..labels.row_values import RowValues
+from ..labels.read_labels import LabelSource, open_labels
 from ..retrieval.query import Query
-from ..storage.atomic import replacing
+from .address import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from .app import Application
-from .audit import audit
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
+from .query_start import FirstRanking, begin_with, positives_known, rank_by_query
 from .queue import NextImages
-from .second_reader import beside_other, open_second_reader
-from .service import FirstRanking, ReviewService, begin_with, positives_known, rank_by_query
-from .session import Session, open_session
-from .session_folder import ADDRESS
+from .resume import lock_folder, session_folder
+from .service import ReviewService
+from .session import Session, open_session, read_session
 from .session_labels import train_command
-from .session_start import lock_folder, session_folder
 from .trainer import Trainer
+from .two_readers import conflicts
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
 FIRST_PORT = 8321
-PORTS = 100  # tried after the wanted one
-_TOKEN_BYTES = 32
 _ENDING = "every decision is on disk before the page goes on; Ctrl-C ends, and the same command goes on"
 _FILES = 8  # that a session may hold open: its lock, its log and what SQLite keeps beside it, with some to spare
 ENDING_SECONDS = 5  # for which answers under way are waited for
@@ -57,20 +52,16 @@ ENDING_SECONDS = 5  # for which answers under way are waited for
 
 def review(
     cache: CacheLike,
-    positives: str | Path | RowValues | Labels | None = None,
+    positives: LabelSource | None = None,
     *,
-    negatives: str | Path | RowValues | None = None,
     words: str | Sequence[str] = (),
     not_words: str | Sequence[str] = (),
     like: str | Path | Sequence[str | Path] = (),
-    text_encoder: str | Path | None = None,
     weights: str | Path | None = None,
-    concepts: ConceptSource | None = None,
     session: str | Path | None = None,
     images: str | Path | None = None,
     reviewer: str | None = None,
-    second_reader: str | None = None,
-    groups: GroupSource | None = None,
+    beside: str | Path | None = None,
     twins: float | None = TWIN_COSINE,
     port: int | None = None,
     host: str = "127.0.0.1",
@@ -84,27 +75,23 @@ def review(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    positives, negatives
+    positives : path, str, RowValues, PULabels or Labels, optional
         Labels from before the review, as for `pucache.train_pu`. None: those that the session began with; a new
-        session without positives begins with a selection that is spread over the pile.
-    words, not_words, like, text_encoder, weights
+        session without positives begins with a selection that is spread over the pile. Of `Labels` of several concepts
+        each has a session of its own in a folder of its name, and the first page lists them. Where `Labels` have
+        groups, of the likely positives one of each group is shown before a second one, and the classifier holds out
+        whole groups.
+    words, not_words, like, weights
         Of what is looked for, as for `pucache.retrieve_positives`: rank the images until ten positives are found.
-    concepts : path, str or mapping, optional
-        In place of positives and negatives, the labels of many concepts, see `pucache.labels.concepts.open_concepts`:
-        each has a session of its own in a folder of its name, and the first page lists them.
     session : path, optional
         Folder of the session, or of those of the concepts. Default: ``CACHE.review`` beside the cache.
     images : str or path, optional
         Source of the images, where they have moved since the cache was made.
     reviewer : str, optional
         Name that is logged with each decision. Default: that of the user.
-    second_reader : str, optional
-        Name of a second reader of the session: a log of his own in its folder, which begins with the same labels. He
-        gets the same random images as the first, and sees none of his answers. What both decided otherwise is shown
-        again to each when his review is begun again.
-    groups : path, str or RowValues, optional
-        Images that are not independent, as for `pucache.train_pu`: of the likely positives one of each group is shown
-        before a second one, and the classifier holds out whole groups. Not kept by the session.
+    beside : path, optional
+        Folder of another reader's session on the same images. A new session begins with its labels, pile and query, and
+        sees none of its answers. What both decided otherwise is offered among the decisions to look at again.
     twins : float or None
         Cosine from which on two images show the same picture. None: equal bytes only.
     port : int, optional
@@ -127,39 +114,36 @@ def review(
     EncoderError, MissingExtraError, SourceError
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
-        Words or pictures are named beside `concepts`, or where ten positives are known; other labels or another name
-        beside `second_reader`, or that name makes no file name.
+        Words or pictures are named beside the labels of concepts, or where ten positives are known; `beside` is named
+        with concepts, or without a `session` of its own.
     OutputError
         No port is free.
     KeyboardInterrupt
         It was stopped; nothing is lost.
     """
-    cache, query = open_cache(cache), Query.of(words, not_words, like, text_encoder=text_encoder, weights=weights)
+    cache, query = open_cache(cache), Query.of(words, not_words, like, weights=weights)
+    labels = None if positives is None else open_labels(cache, positives)
+    concepts = None if labels is None or labels.is_one else labels
     if query and concepts is not None:
-        raise ValueError("words and pictures begin a single review; leave them out with concepts")
-    given = {"positives": positives, "negatives": negatives, "concepts": concepts, "reviewer": reviewer}
-    if second_reader is not None and (named := [f"--{name}" for name, value in given.items() if value is not None]):
-        raise ValueError(f"a second reader has the first one's labels, and an own name; leave out {', '.join(named)}")
-    clusters = None if groups is None else read_groups(cache, groups)
+        raise ValueError("words and pictures begin a single review; leave them out with the labels of concepts")
+    if beside is not None and (concepts is not None or session is None):
+        raise ValueError("--beside is for a single review with a folder of its own; name it with --session")
+    clusters = groups_of_images(cache) if labels is None or labels.group is None else labels.group
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
         stack.callback(pictures.close)
         folder = session_folder(cache, session)
         if concepts is None:
-            opened = stack.enter_context(
-                open_session(cache, positives, negatives=negatives, folder=folder, twins=twins)
-                if second_reader is None
-                else open_second_reader(cache, folder, second_reader, twins)
-            )
-            folder = opened.folder
+            places: dict[str, Any] = {"folder": folder, "twins": twins, "beside": beside}
+            opened = stack.enter_context(open_session(cache, labels, **places))
             sessions, failures = {"": opened}, dict[str, str]()
         else:
             sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
-        reader = second_reader or reviewer or user_name()
-        beside = beside_other(opened, reader) if concepts is None else ""
+        reader = reviewer or user_name()
+        differ = rows_in_conflict(opened, Path(beside)) if beside is not None else ()
         address, listener = _listen(folder, host, port, announce, stack)
         services = [
             ReviewService(
@@ -168,11 +152,13 @@ def review(
                 pictures,
                 identifier=identifier(one, address.token, name),
                 reviewer=reader,
+                conflicts=differ,
             )
             for name, one in sessions.items()
         ]
         paths, takers = [file.path for file in cache.files], [service.take_ranking for service in services]
-        together = opened.groups if clusters is None else joined_groups(opened.groups, clusters)
+        groups_of_twins = opened.state.groups
+        together = groups_of_twins if clusters is None else joined_groups(groups_of_twins, clusters)
         trainer = stack.enter_context(Trainer(paths, takers, services[0].report, groups=together, device=device))
         first, lost = (None, "") if names else begin_with(opened, ranking, services[0].identifier)
         for number, service in enumerate(services):
@@ -180,18 +166,16 @@ def review(
             service.begin(trainer, number, first)
         left_out = [f"{name} is left out: {why}" for name, why in failures.items()]
         warnings = [*_warnings(opened, pictures), *filter(None, [lost]), *left_out]
-        shown = [f": {reader}" if beside else "", f": {first.query}" if first else ""]
-        title = f"Review of {cache.files[0].path.name}{''.join(shown)}"
-        application = Application(
-            services, address.token, host=host, title=title, warnings=warnings, concepts=names, beside=beside
-        )
+        shown = f": {first.query}" if first else ""
+        title = f"Review of {cache.files[0].path.name}{shown}"
+        application = Application(services, address.token, host=host, title=title, warnings=warnings, concepts=names)
         url = printed_url(host, address.port, address.token)
         opening = [f"{len(names):,} concepts in {folder}"] if names else list(_opening_lines(opened, first))
         if clusters is not None:
             opening.append(
                 f"{len(np.unique(clusters)):,} groups: of the likely positives one image of each comes first"
             )
-        for line in [*opening, *filter(None, [beside]), *warnings, f"open {url}", _ENDING]:
+        for line in [*opening, *warnings, f"open {url}", _ENDING]:
             announce(line)
         server = Server(application)
         if open_browser:
@@ -208,25 +192,24 @@ def review(
 
 
 def open_concept_sessions(
-    cache: EmbeddingCache, concepts: ConceptSource, folder: Path, twins: float | None, stack: ExitStack
+    cache: EmbeddingCache, labels: Labels, folder: Path, twins: float | None, stack: ExitStack
 ) -> tuple[dict[str, Session], dict[str, str]]:
     """Sessions of concepts, each in a folder of its name, and why others cannot be opened.
 
     Raises
     ------
     LabelError
-        As `open_concepts`.
+        As `open_session`.
     SessionError
         No session can be opened; `folder` cannot be written, is in use, or is that of a single review.
     """
-    labels = open_concepts(cache, concepts)
     if (folder / LOG).exists():
         raise SessionError(f"{folder} is the session of a single review; name another folder with --session")
     lock_folder(folder, stack)
-    _allow_files(_FILES * len(labels.labels))
+    _allow_files(_FILES * len(labels.columns))
     sessions, failures = {}, dict(labels.failures)
     shared = Twins(cache, twins)
-    for name, of_concept in labels.labels.items():
+    for name, of_concept in labels.columns.items():
         try:
             sessions[name] = stack.enter_context(open_session(cache, of_concept, folder=folder / name, twins=shared))
         except PUCacheError as error:
@@ -234,6 +217,12 @@ def open_concept_sessions(
     if not sessions:
         raise SessionError(next(iter(failures.values())))
     return sessions, failures
+
+
+def rows_in_conflict(session: Session, beside: Path) -> list[int]:
+    """Rows that another reader has decided otherwise; none before one of both has begun. Raises `SessionError`."""
+    with read_session(session.cache, beside) as other:
+        return [one.row for one, _ in conflicts(session.state.history, other.state.history)]
 
 
 def _allow_files(count: int) -> None:
@@ -251,7 +240,7 @@ def _listen(
     folder: Path, host: str, port: int | None, announce: Callable[[str], None], stack: ExitStack
 ) -> tuple[ServerAddress, socket.socket]:
     """Listen where the session's last server did, unless another port is wanted; the address is kept."""
-    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(_TOKEN_BYTES))
+    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(TOKEN_BYTES))
     wanted = last.port if port is None else port
     listener = stack.enter_context(listening_socket(host, wanted))
     address = last._replace(port=listener.getsockname()[1])
@@ -259,82 +248,6 @@ def _listen(
     if wanted not in (0, address.port):
         announce(f"port {wanted} is in use; {address.port} is served instead")
     return address, listener
-
-
-class ServerAddress(NamedTuple):
-    """Where a session's page is, and who may open it; kept in its folder: an open page goes on after a restart."""
-
-    port: int
-    token: str  # 256 random bits, URL-safe
-
-
-def kept_address(folder: Path) -> ServerAddress | None:
-    """The address of the last server of a session; None where there is none, or others could read it."""
-    path = folder / ADDRESS
-    try:
-        if path.stat().st_mode & 0o077:
-            return None
-        values = json.loads(path.read_text(encoding="utf-8"))
-        address = ServerAddress(values["port"], values["token"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    valid = type(address.port) is int and 0 < address.port < 65536 and isinstance(address.token, str)
-    return address if valid and len(address.token) >= 4 * _TOKEN_BYTES // 3 else None
-
-
-def keep_address(folder: Path, address: ServerAddress) -> None:
-    """Write the address, readable by its owner alone; raises `OutputError` where that fails."""
-    with replacing(folder / ADDRESS, mode=0o600) as temporary:
-        temporary.write_text(json.dumps(address._asdict()), encoding="utf-8")
-
-
-def listening_socket(host: str, port: int) -> socket.socket:
-    """Listen at a port, or at the next free one; 0: any free one.
-
-    Raises
-    ------
-    ValueError
-        `host` is no address of this machine, or the port is none.
-    OutputError
-        No port is free, or this user may not take it.
-    """
-    if not 0 <= port < 65536:
-        raise ValueError(f"--port must be from 0 to 65535, got {port}")
-    family, address = _resolved(host)
-    for candidate in range(port, min(port + PORTS, 65536)) if port else [0]:
-        # named, as asyncio sends answers at once only where it reads TCP here; else each takes 40 ms
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((address, candidate))
-            listener.listen(128)  # now, as two sockets may be bound to a port that nobody listens at
-            return listener
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise ValueError(f"--host {host} is no address of this machine; leave it out for 127.0.0.1") from error
-            if error.errno != errno.EADDRINUSE:
-                raise OutputError(
-                    f"cannot listen at {host}, port {candidate}: {one_line(error)}; name another --port"
-                ) from error
-        except BaseException:
-            listener.close()
-            raise
-    raise OutputError(f"ports {port} to {port + PORTS - 1} are all in use; name a free one with --port, or 0 for any")
-
-
-def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
-    try:
-        family, *_, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-    except OSError as error:
-        raise ValueError(f"--host {host} is no address of this machine: {one_line(error)}") from error
-    return family, str(address[0])
-
-
-def printed_url(host: str, port: int, token: str) -> str:
-    """Address to open in a browser."""
-    shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"http://{shown}:{port}/?token={token}"
 
 
 def identifier(session: Session, token: str, concept: str = "") -> str:
@@ -401,8 +314,8 @@ def open_in_browser(application: Application, host: str, port: int, announce: Ca
 def _closing_lines(session: Session, name: str) -> Iterator[str]:
     """What a review has found; nothing about a concept without a decision."""
     try:
-        if not name or session.entries():
-            statement = audit(session).statements()[0]
+        if not name or session.last_change is not None:
+            statement = found_and_hidden(session.limits())
             yield f"{name}: {statement}" if name else statement
             yield f"train on it: {train_command(session)}"
     except SessionError as error:  # it has closed
@@ -416,17 +329,17 @@ def _has_display() -> bool:
 
 
 def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
-    if session.epoch_note:
-        yield session.epoch_note
+    if session.pile.note:
+        yield session.pile.note
     problem = pictures.common_problem()
     if problem:
         yield f"the images cannot be shown ({problem}): end with Ctrl-C, and name their place with --images SOURCE"
 
 
 def _opening_lines(session: Session, first: FirstRanking | None) -> Iterator[str]:
-    counts, labels = session.counts(), session.file_labels
+    counts, labels = session.state.progress(), session.pile.before
     before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
-    yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.unknown:,} to search"
+    yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.untaken:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
     if first is not None:
         yield first.sentence(positives_known(session))

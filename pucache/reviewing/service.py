@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache
-from ..errors import LabelError, PUCacheError, one_line
-from ..labels.labels import LOOK_AGAIN, Labels
-from ..retrieval.query import Query, QueryScorer
-from .audit import Audit, audit
+from ..errors import one_line
+from ..estimates.limit_sentences import sentences
+from ..estimates.limits import Limits
+from ..labels.labels import LOOK_AGAIN
+from ..training.ranking_result import RankingResult
+from .advice import advice
 from .log import Choice, Entry, Stream
 from .pictures import Picture, Pictures
+from .query_start import ENOUGH, FirstRanking, positives_known
 from .queue import NextImages
-from .session_labels import import_reviewed
-from .session_state import Proposal, StaleDecisionError
-from .statements import advice, best_rate
-from .trainer import RankingResult, keep_ranking, kept_ranking
+from .session import StaleDecisionError
+from .state import Proposal
+from .trainer import keep_ranking, kept_ranking
 
 if TYPE_CHECKING:
     from .session import Session
@@ -38,34 +37,42 @@ AUDIT_SECONDS = 0.3  # between two audits
 RANKING_SECONDS = 6.0  # for which the first images wait for the first ranking, once there is a positive
 KEPT_SECONDS = 10.0  # between two rankings that are kept
 PICTURE_SECONDS = 0.1  # for which new cards wait for their pictures, to say which cannot be shown
-ENOUGH = 10  # positives, from which on a classifier ranks, and no query
 _MIN_DECISIONS = 50  # before a decision is doubted
 _log = logging.getLogger(__name__)
 
 
 class ReviewService:
-    """A review session that pages work on; `changed_at` is another number after each change of its `state`.
+    """A review session that pages work on.
 
     `identifier` is of the session and of its cache: rows mean other images in another one. `reviewer` is logged with
-    each decision.
+    each decision. `conflicts` are rows that another reader has decided otherwise.
     """
 
-    def __init__(self, session: Session, queue: NextImages, pictures: Pictures, *, identifier: str, reviewer: str):
+    def __init__(
+        self,
+        session: Session,
+        queue: NextImages,
+        pictures: Pictures,
+        *,
+        identifier: str,
+        reviewer: str,
+        conflicts: Sequence[int] = (),
+    ):
         self.session, self.queue, self.pictures = session, queue, pictures
         self.identifier, self.reviewer = identifier, reviewer
         self.ranking_version = 0
         self._trainer: Trainer | None = None
         self._number = 0
         self._first: FirstRanking | None = None  # while it ranks
-        self._audit: Audit | None = None
+        self._limits: Limits | None = None
+        self._conflicts = np.array(conflicts, np.int64)
         self._doubted = np.empty(0, np.int64)  # known rows that the last training contradicts, worst first
         self._advice = ""
         self._statements: list[str] = []
-        self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.examples.tolist()]
+        self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.state.examples.tolist()]
         self._submitted = -1
         self._kept_at = -math.inf
         self._ranked = threading.Event()  # or it is not worth waiting for
-        self.changed_at = 0
         self._changed, self._ending = threading.Event(), False
         self._follower = threading.Thread(target=self._follow, name="review-follower", daemon=True)
 
@@ -111,10 +118,12 @@ class ReviewService:
         if self._submitted >= 0:
             self._ranked.wait(RANKING_SECONDS)
             self._ranked.set()
-        drawn_before = len(self.session.pending_draws())
-        of = {"random": self.session.random_undecided, "doubted": self.doubted}.get(only)
-        rows = self.queue.next(tab, count, keep, of=of and of())
-        if len(self.session.pending_draws()) != drawn_before:
+        before = self.session.state.history.serial
+        of = self.session.state.random_undecided() if only == "random" else () if only else None
+        rows = self.queue.next(tab, count, keep, of=of)
+        if only == "doubted":  # whoever holds them: a second answer is checked against the first
+            rows = self.doubted()[:count]
+        if self.session.state.history.serial != before:  # images were drawn
             self._changed.set()
         self.pictures.prefetch(rows)
         until = time.monotonic() + PICTURE_SECONDS
@@ -128,21 +137,34 @@ class ReviewService:
         return self._card(row, self.pictures.get(row))
 
     def doubted(self) -> list[int]:
-        """Rows of the decisions that the last training contradicts most, worst first, but for those given again."""
-        enough = self.session.counts().decided >= _MIN_DECISIONS
-        return self.session.given_once(self._doubted, LOOK_AGAIN) if enough else []
+        """Rows of the decisions to look at again: those that the last training contradicts most, worst first, but for
+        those given again. With those of another reader who says otherwise, in the order of rows: conflicts come among
+        as many others at least, as to say which they are would tell the other's answer.
+        """
+        with self.session.lock:
+            state = self.session.state
+            enough = state.progress().decided >= _MIN_DECISIONS
+            doubted = state.given_once(self._doubted, LOOK_AGAIN) if enough else []
+            differ = state.given_once(self._conflicts, len(self._conflicts))
+            if not differ:
+                return doubted
+            others = [label.row for _, label in state.past(0, 3 * len(differ) + LOOK_AGAIN)]
+        padding = [row for row in dict.fromkeys([*doubted, *others]) if row not in differ]
+        return sorted(differ + padding[: max(len(differ), len(doubted))])
 
     def past(self, before: int, count: int) -> list[dict[str, Any]]:
         """Decisions that label, newest first, of which the newest has a serial number below `before`; 0: any."""
-        decisions = self.session.past(before, count)
+        with self.session.lock:
+            decisions = self.session.state.past(before, count)
         keys = self.session.cache.keys
         return [
-            {"row": row, "key": keys[row], "choice": str(choice), "serial": serial} for serial, row, choice in decisions
+            {"row": label.row, "key": keys[label.row], "choice": str(label.choice), "serial": serial}
+            for serial, label in decisions
         ]
 
     def _card(self, row: int, picture: Picture | None) -> dict[str, Any]:
         """What a page may know of an image: neither its score, nor why it is shown, nor how it was decided before."""
-        decision = self.session.decision_to_show(row)
+        decision = self.session.state.to_show(row)
         return {
             "row": row,
             "key": self.session.cache.keys[row],
@@ -160,24 +182,15 @@ class ReviewService:
         decided.
         """
         self.queue.keep_alive(tab)
-        accepted: list[dict[str, Any]] = []
-        stale: list[dict[str, Any]] = []
-        batches = [proposals]
-        for batch in batches:
+        accepted, stale = [], []
+        for proposal in proposals:
             try:
-                decisions: Sequence[Entry | None] = self.session.decide(batch)
-            except StaleDecisionError:  # all of them or none: now one by one
-                if len(batch) > 1:
-                    batches += [[proposal] for proposal in batch]
-                else:
-                    stale.append(_standing(batch[0], self.session.decision_to_show(batch[0].row)))
-                continue
-            for proposal, decision in zip(batch, decisions, strict=True):
-                undone = proposal.choice is Choice.UNDONE
-                shown = self.session.decision_to_show(proposal.row) if undone else decision
-                if shown is None:
-                    self.queue.show_again(proposal.row)
-                accepted.append(_standing(proposal, shown))
+                decision: Entry | None = self.session.decide(proposal)
+                if proposal.choice is Choice.UNDONE:
+                    decision = self.session.state.to_show(proposal.row)
+                accepted.append(_standing(proposal, decision))
+            except StaleDecisionError:
+                stale.append(_standing(proposal, self.session.state.to_show(proposal.row)))
         self._changed.set()
         return accepted, stale
 
@@ -189,7 +202,7 @@ class ReviewService:
         """
         if on and likeliest:
             rows = self.queue.likeliest()
-            if not len(rows) and not self.session.zone.any():
+            if not len(rows) and not self.session.state.zone.any():
                 raise ValueError(
                     "there is no ranking of undecided images; decide some first, or end the review if all are decided"
                 )
@@ -198,33 +211,18 @@ class ReviewService:
         self.queue.closing_audit = on
         self._changed.set()
         self._advice = self._advise()
-        self.changed_at = time.monotonic_ns()
 
-    def take_reviewed(self, csv: str) -> dict[str, Any]:
-        """Take in a table of decisions that a review page exported; returns as `import_reviewed`.
-
-        Raises `LabelError` where the table is of another cache, or damaged: nothing was taken.
-        """
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "imported.csv")
-            path.write_bytes(csv.encode("utf-8", "surrogatepass"))
-            try:
-                return import_reviewed(self.session, path, self.reviewer)
-            except LabelError as error:
-                raise LabelError(one_line(error).replace(str(path), "the table")) from error
-            finally:
-                self._changed.set()
-
-    def state(self) -> dict[str, Any]:
-        """Progress of the review, ready for JSON."""
-        counts, audit_result = self.session.counts(), self._audit
-        hidden = None
-        if audit_result is not None and audit_result.draws:
+    def state(self, tab: str = "") -> dict[str, Any]:
+        """Progress of the review, ready for JSON; random images that other tabs hold are not counted for a tab."""
+        with self.session.lock:
+            counts, random_undecided = self.session.state.progress(), self.session.state.random_undecided()
+        limits, hidden = self._limits, None
+        if limits is not None and limits.draws:
             hidden = {
-                "low": audit_result.hidden_low,
-                "high": audit_result.hidden_high,
-                "level": audit_result.level,
-                "draws": audit_result.draws,
+                "low": limits.hidden_low,
+                "high": limits.hidden_high,
+                "level": limits.level,
+                "draws": limits.draws,
             }
         return {
             "session": self.identifier,
@@ -234,11 +232,12 @@ class ReviewService:
             "rejected": counts.negatives,
             "skipped": counts.skipped,
             "undecided": counts.undecided,
-            "unknown": counts.unknown,
+            "unknown": counts.untaken,
+            "waiting": counts.waiting,
             "rate": counts.rate,
             "rate_of": counts.rate_of,
             "hidden": hidden,
-            "random_undecided": len(self.session.random_undecided()),
+            "random_undecided": self.queue.free(tab, random_undecided),
             "doubted": len(self.doubted()),
             "statements": self._statements,
             "advice": self._advice,
@@ -246,14 +245,15 @@ class ReviewService:
             "closing_zone": self.queue.closing_stream is Stream.ZONE,
             "training": self._is_training,
             "ranking_version": self.ranking_version,
-            "epoch_note": self.session.epoch_note,
+            "epoch_note": self.session.pile.note,
             "reviewer": self.reviewer,
         }
 
     def _advise(self) -> str:
-        best = best_rate(self.session.entries())
+        state = self.session.state
+        best = state.history.best_rate()
         closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
-        said = advice(self.session.counts(), self._audit, best=best, **closing)
+        said = advice(state.progress(), self._limits, best=best, **closing)
         if said and (doubted := len(self.doubted())):
             return f"{said} Before you stop, look again at {_decisions(doubted)} that the model doubts."
         return said if said or self._first is None else self._first.sentence(positives_known(self.session))
@@ -266,7 +266,6 @@ class ReviewService:
         self._doubted = result.doubted
         self.ranking_version = serial
         self._ranked.set()
-        self.changed_at = time.monotonic_ns()
         self._changed.set()
         if result.seconds and time.monotonic() - self._kept_at >= KEPT_SECONDS:
             self._kept_at = time.monotonic()
@@ -294,10 +293,9 @@ class ReviewService:
             was_training = self._is_training
             try:
                 self._train()
-                self._audit = audit(self.session)
-                self._statements = self._audit.statements()
+                self._limits = self.session.limits()
+                self._statements = sentences(self._limits)
                 self._advice = self._advise()
-                self.changed_at = time.monotonic_ns()
             except Exception as error:  # decisions go on without it, and it is tried again after the next one
                 _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
             time.sleep(AUDIT_SECONDS)
@@ -306,10 +304,11 @@ class ReviewService:
         """Hand the newest labels to the trainer, if they have changed since."""
         if self._first is not None and positives_known(self.session) < ENOUGH:
             return
-        self._first, serial = None, self.session.label_serial
+        self._first, serial = None, self.session.state.label_serial
         if self._trainer is None or serial == self._submitted:
             return
-        s, reviewed = self.session.labels()
+        with self.session.lock:
+            serial, (s, reviewed) = self.session.state.label_serial, self.session.state.labels()
         if np.any(s == 1) or np.any(reviewed == 1):
             self._submitted = serial
             self._trainer.submit(serial, s, reviewed, self._number)
@@ -327,72 +326,3 @@ def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:
         "serial": 0 if decision is None else decision.serial,
         "choice": str(Choice.UNDONE if decision is None else decision.choice),
     }
-
-
-# --- the ranking to begin with -------------------------------------------------------------------
-
-
-class FirstRanking(NamedTuple):
-    """A ranking by a query."""
-
-    query: Query
-    scores: np.ndarray  # float32, (n,)
-    note: str = ""  # what the words stand for
-
-    @property
-    def result(self) -> RankingResult:
-        """As the rankings of a trainer are."""
-        return RankingResult(self.scores, None, 0.0)
-
-    def sentence(self, known: int) -> str:
-        """What the page says while it ranks."""
-        stands = f" {self.note}." if self.note else ""
-        return (
-            f"Ranked by {self.query} until {ENOUGH} positives are found ({known} by now), then by a classifier.{stands}"
-        )
-
-
-def rank_by_query(cache: EmbeddingCache, query: Query, device: str = "auto") -> FirstRanking | None:
-    """Rank a cache by a query; None for an empty one. Raises as `QueryScorer`."""
-    if not query:
-        return None
-    scores = QueryScorer(query, device)(cache, Labels.of(np.zeros(len(cache), np.int8)))
-    return FirstRanking(query, scores.values, scores.note)
-
-
-def positives_known(session: Session) -> int:
-    """Pictures that are accepted, or were labelled positive before the review."""
-    return session.counts().positives + len(np.unique(session.groups[session.file_labels.positive]))
-
-
-def begin_with(session: Session, ranking: FirstRanking | None, identifier: str) -> tuple[FirstRanking | None, str]:
-    """The ranking to begin with, or to go on with, and why there is none although one was asked for.
-
-    A new query is written to the log first. Without one, that of the log goes on, by its kept scores or new ones.
-
-    Raises
-    ------
-    ValueError
-        A query is named, and there are enough positives for a classifier.
-    SessionError
-        The log cannot be written.
-    """
-    known = positives_known(session)
-    if ranking is not None:
-        if known >= ENOUGH:
-            raise ValueError(
-                f"{known:,} positives are known, by which a classifier ranks; words and pictures are to begin with: "
-                "leave them out, or name another folder with --session"
-            )
-        session.ask(ranking.query.to_json())
-        return ranking, ""
-    if not session.asked or known >= ENOUGH:
-        return None, ""
-    query = Query.from_json(session.asked)
-    kept = kept_ranking(session.folder, identifier, len(session.cache))
-    if kept is not None and not kept[1]:
-        return FirstRanking(query, kept[0].scores), ""
-    try:
-        return rank_by_query(session.cache, query), ""
-    except PUCacheError as error:
-        return None, f"this review began with {query}, by which nothing can be ranked now: {one_line(error)}"

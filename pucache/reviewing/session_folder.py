@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from ..errors import PUCacheError, SessionError, one_line
-from ..labels.label_files import EXPORT
+from ..labels.listing import EXPORT
 from .log import DecisionLog, EpochFacts
-from .log_file import ACKNOWLEDGED, LOG, REMEDY, acknowledged, is_unwritten, missing_or_empty, wal_of
+from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty, wal_of
 
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
-ADDRESS = "server.json"  # see `pucache.reviewing.serve.keep_address`
+ADDRESS = "server.json"  # see `pucache.reviewing.address.keep_address`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
 R = TypeVar("R")
+
+
+def is_review(folder: Path) -> bool:
+    """Whether a folder holds a session, or what one has left, or the sessions of concepts."""
+    return any((folder / name).exists() for name in (LOG, ACKNOWLEDGED)) or bool(concept_folders(folder))
 
 
 def is_first_start(folder: Path) -> bool:
@@ -34,7 +36,8 @@ def is_first_start(folder: Path) -> bool:
     concepts = sorted(path.parent.name for path in folder.glob(f"*/{LOG}"))
     if left and concepts:
         raise SessionError(
-            f"{folder} holds the sessions of {len(concepts):,} concepts ({', '.join(concepts[:3])}); pass --concepts, "
+            f"{folder} holds the sessions of {len(concepts):,} concepts ({', '.join(concepts[:3])}); pass their "
+            "labels, "
             "or name one of them, or another folder, with --session"
         )
     if left or log.is_symlink():
@@ -44,33 +47,10 @@ def is_first_start(folder: Path) -> bool:
 
 
 def open_log(folder: Path, *, read_only: bool = False) -> DecisionLog:
-    """Open the log in a folder; raises `SessionError` also where the ranking beside it has seen more than it holds."""
+    """Open the log in a folder; raises `SessionError`."""
     if is_first_start(folder):
         raise SessionError(f"no review session at {folder}: {LOG} is missing")
-    log = DecisionLog.open(folder / LOG, read_only=read_only)
-    seen = 0 if any(acknowledged(folder)) else serial_of_ranking(folder)
-    if log.last < seen:
-        log.close()
-        raise SessionError(f"{log.path} holds {log.last:,} entries, and {RANKING} rests on {seen:,}; {REMEDY}")
-    return log
-
-
-def serial_of_ranking(folder: Path) -> int:
-    """Number of the last entry that the kept ranking rests on; 0 where there is none, or a damaged one."""
-    try:
-        with open(folder / RANKING, "rb") as stream, np.load(stream, allow_pickle=False) as values:
-            return int(values["serial"])
-    except Exception:  # numpy and zipfile raise almost anything on damaged files
-        return 0
-
-
-def exported_decisions(folder: Path) -> list[str]:
-    """Keys that the export in a folder says were decided in a review; none where there is none, or no such table."""
-    try:
-        with open(folder / EXPORT, encoding="utf-8", newline="") as stream:
-            return [row["key"] for row in csv.DictReader(stream) if (row.get("reviewed") or "").strip() == "1"]
-    except (OSError, ValueError, KeyError, csv.Error):
-        return []
+    return DecisionLog.open(folder / LOG, read_only=read_only)
 
 
 # --- sessions of concepts -----------------------------------------------------------------------

@@ -1,14 +1,12 @@
 """Labels of a review session: with what its audit says, for `train_pu`, `report` and `score`; and as a table.
 
-Tables that a session writes and takes in have the format of the review page's export, ``key,label,reviewed,digest``,
-which `pucache.labels.labels.Labels` reads.
+The table has the columns ``key,label,reviewed,digest``, which `pucache.read_labels` reads.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,30 +14,22 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import LabelError
 from ..estimates.audited_prior import AuditedHidden, share_right
-from ..labels.concepts import ConceptLabels
-from ..labels.label_files import EXPORT, read_decisions, short_digest
-from ..labels.labels import Labels
+from ..estimates.limit_sentences import LEAST_POSITIVES, sentences
+from ..estimates.limits import Limits
+from ..labels.labels import Labels, PULabels
+from ..labels.listing import EXPORT, short_digest
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
-from ..storage.tables import read_table
-from .agreement import BOTH
-from .audit import Audit, audit
-from .log import Choice
-from .second_reader import take_second_reader
+from .resume import session_folder
 from .session import Session, read_session
 from .session_folder import concept_folders, over_sessions
-from .session_start import session_folder
-from .session_state import Proposal
-from .statements import LEAST_POSITIVES
 
-_CHOICES = {1: Choice.POSITIVE, -1: Choice.NEGATIVE}  # of labels
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 
-def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: str = BOTH) -> Labels | ConceptLabels:
+def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside: str | Path | None = None) -> Labels:
     """Labels of the session in a folder, with its audit where a random image has a label.
 
     A folder of the sessions of concepts gives the labels of each.
@@ -50,12 +40,12 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: 
         The cache that was reviewed.
     folder : path, optional
         Of the session, or of those of concepts. Default: ``CACHE.review`` beside the cache.
-    readers : str
-        Whose answers are the labels, where there is a second reader: both or first, as for `pucache.audit`.
+    beside : path, optional
+        Of the session of a second reader, or of those of concepts: labels are those of both, as for `pucache.audit`.
 
     Returns
     -------
-    Labels or ConceptLabels
+    Labels
         They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
         prior, recall, precision and F1 rest on it.
 
@@ -67,21 +57,25 @@ def read_labels(cache: CacheLike, folder: str | Path | None = None, *, readers: 
         There is no positive in it, or no unlabelled row.
     """
     opened = open_cache(cache)
-    path = session_folder(opened, folder)
+    path, other = session_folder(opened, folder), None if beside is None else Path(beside)
     if concept_folders(path):
-        return ConceptLabels(*over_sessions(path, lambda one: _labels_of(opened, one, readers)))
-    return _labels_of(opened, path, readers)
+        found = over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name))
+        return Labels(*found, sources=(str(path),))
+    return Labels({"": _labels_of(opened, path, other)}, sources=(str(path),))
 
 
-def _labels_of(cache: EmbeddingCache, folder: Path, readers: str) -> Labels:
+def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None) -> PULabels:
     with read_session(cache, folder) as session:
-        agreement = take_second_reader(session, readers)
-        labels = Labels(*session.labels(), hidden=_hidden(replace(audit(session), agreement=agreement)))
+        agreement = None
+        if beside is not None:
+            with read_session(cache, beside) as other:
+                agreement = session.join(other)
+        labels = PULabels(*session.state.labels(), hidden=_hidden(replace(session.limits(), agreement=agreement)))
     labels.check()
     return labels
 
 
-def _hidden(audited: Audit) -> AuditedHidden | None:
+def _hidden(audited: Limits) -> AuditedHidden | None:
     """The audit for estimates. Once a known positive was rejected again, random positives may be wrong, too.
 
     Before that, one wrong acceptance in twenty is allowed for: the lower limit of random positives is scaled by the
@@ -105,7 +99,7 @@ def _hidden(audited: Audit) -> AuditedHidden | None:
         profile=None if audited.missed else audited.profile(),
         without_label=audited.skipped + audited.pending,
         accepted_right=right,
-        statements=tuple(audited.statements()),
+        statements=tuple(sentences(audited)),
     )
 
 
@@ -118,8 +112,8 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
     Columns: key, label (1 positive, 0 negative), reviewed (1: decided in a review), digest. Raises `OutputError`.
     """
     path = check_output(path, TABLE, inputs=[file.path for file in session.cache.files])
-    s, reviewed = session.labels()
-    before = ~session.file_labels.unlabelled
+    s, reviewed = session.state.labels()
+    before = ~session.pile.before.unlabelled
     labelled = (s == 1) | (reviewed != 0)
     rows = np.concatenate([np.flatnonzero(before), np.flatnonzero(labelled & ~before)])
     keys, digests = session.cache.keys, session.cache.digest_matrix
@@ -132,11 +126,11 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
 
 
 def export_session(session: Session) -> dict[str, Any]:
-    """Write the labels of now into the session's folder, as the page and ``pucache review --export`` do.
+    """Write the labels of now into the session's folder, as the page does.
 
     Returns ``files``, how many labels are ``positive`` and ``negative``, and the ``commands`` that take them.
     """
-    folder, (s, reviewed) = session.folder, session.labels()
+    folder, (s, reviewed) = session.folder, session.state.labels()
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
     path = write_reviewed(session, folder / EXPORT)
     csv = shlex.quote(str(path))
@@ -146,7 +140,7 @@ def export_session(session: Session) -> dict[str, Any]:
         "negative": int((reviewed == -1).sum()),
         "commands": [
             train_command(session),
-            f"pucache retrieve-positives {paths} --positives {csv} --negatives {csv} --model model.safetensors",
+            f"pucache retrieve-positives {paths} --labels {csv} --model model.safetensors",
         ],
     }
 
@@ -154,62 +148,7 @@ def export_session(session: Session) -> dict[str, Any]:
 def train_command(session: Session) -> str:
     """The command that trains on a session."""
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    return f"pucache train-pu {paths} --session {shlex.quote(str(session.first_reader or session.folder))}"
-
-
-def import_reviewed(session: Session, path: str | Path, reviewer: str) -> dict[str, Any]:
-    """Take the decisions of a table with the columns key and label into a session, all or none.
-
-    Returns how many decisions were ``taken``; how many rows are ``agreeing``, as they have this label by the labels
-    before the session, a decision in it, or a twin; and how many are ``contradicting``: they have the other label in
-    the session, which stays. ``contradicting_keys`` are their keys.
-
-    Raises `LabelError` where the file cannot be read, names keys that the cache does not hold, or has digests of other
-    images, and `SessionError` where the log cannot be written.
-    """
-    choices = _choices(session, path)
-    with session.lock:
-        proposals, contradicting = _undecided(session, choices, reviewer)
-        session.decide(proposals)
-    return {
-        "taken": len(proposals),
-        "agreeing": len(choices) - len(proposals) - len(contradicting),
-        "contradicting": len(contradicting),
-        "contradicting_keys": contradicting,
-    }
-
-
-def _undecided(session: Session, choices: list[tuple[int, Choice]], reviewer: str) -> tuple[list[Proposal], list[str]]:
-    """Decisions on images that have no label, and keys of those that have the other one."""
-    proposals: list[Proposal] = []
-    contradicting: list[str] = []
-    taken: dict[int, Choice] = {}  # by group
-    s, reviewed = session.labels()
-    batch = uuid.uuid4().hex
-    for row, choice in choices:
-        group = int(session.groups[row])
-        present = taken.get(group) or _CHOICES.get(int(s[row] or reviewed[row]))
-        if present is None:
-            taken[group] = choice
-            current = session.decision_in_force(row)  # a skip
-            replaces = current.serial if current else 0
-            proposals.append(Proposal(f"import-{batch}-{row}", row, choice, replaces, reviewer))
-        elif present is not choice:
-            contradicting.append(session.cache.keys[row])
-    return proposals, contradicting
-
-
-def _choices(session: Session, path: str | Path) -> list[tuple[int, Choice]]:
-    """Row and decision of each line of a table, by row."""
-    table = read_table(path)
-    if not table:
-        return []
-    if "label" not in table[0]:
-        raise LabelError(f"{path} has no decisions: expected a CSV with the columns key and label, as a review exports")
-    choices = [(int(row), Choice.NEGATIVE) for row in read_decisions(session.cache, path, 0)[0]]
-    if any((row["label"] or "").strip() not in ("", "0") for row in table):
-        choices += [(int(row), Choice.POSITIVE) for row in read_decisions(session.cache, path, 1)[0]]
-    return sorted(choices)
+    return f"pucache train-pu {paths} --labels {shlex.quote(str(session.folder))}"
 
 
 def _quoted(key: str) -> str:

@@ -1,9 +1,9 @@
-"""The trainer: a child process that turns labels into rankings, and the thread that looks after it.
+"""The trainer: a child process that turns labels into rankings, and the thread that asks it, one question at a time.
 
-The newest labels win: what comes while a fit runs waits, and only the newest of it is kept. A child process that dies
-is started again and gets the newest labels. In the child one thread receives labels, and the main thread fits, one fit
-at a time; when the server is gone the receiver reads the end of the pipe and ends the process at once, also within a
-fit. Only there torch is imported.
+The newest labels win: what comes while a fit runs waits, and only the newest of it is asked for. Where a better ranking
+by the same labels is to come, it is asked for once nothing newer waits. A child process that dies is started again.
+When the server is gone, the child reads the end of its pipe and ends, at the latest after the fit under way. Only there
+torch is imported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -30,37 +29,39 @@ from ..errors import OutputError, one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
 from ..storage.atomic import replacing
 from ..threads import thread_defaults
+from ..training.ranking_result import RankingResult
 from .session_folder import RANKING
 
 if TYPE_CHECKING:
-    from .ranker import Ranker
+    from ..training.ranker import Ranker
 
-Update = tuple[int, np.ndarray, np.ndarray]  # serial number, s, reviewed
-NICE, _GRAPH_NICE = 5, 15  # the server, and in this process the fits, go first
+NICE, _GRAPH_NICE = 5, 15  # the server, and in the child the fits, go first
 MOST_PAIRS = 1 << 34  # rows times rows; in larger piles neighbours would take minutes and gigabytes
 _FITS_BEFORE_CHOICE = 3  # with newer labels all the time, a choice that is due waits for so many fits
 _PATIENCE = (0.0, 0.0, 1.0, 4.0, 15.0, 60.0)  # seconds before a start, after so many deaths without a ranking between
-_GRACE = 2.0  # seconds that the child has to end by itself
+_GRAPH_SECONDS = 0.2  # for which the child waits for the graph before it says that a better ranking is to come
 
 
-@dataclass(frozen=True)
-class RankingResult:
-    """What a fit says about every row of a cache."""
+class Question(NamedTuple):
+    """Labels of a session to rank by."""
 
-    scores: np.ndarray  # float32 (n,); higher is more likely positive; known rows have scores too
-    posterior: np.ndarray | None  # float32 (n,); None without a head, and with fewer than ten positives
-    seconds: float  # that it took
-    doubted: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    """Known rows that heads without them contradict, worst first, int64; none without a posterior."""
+    session: int
+    serial: int  # of the last entry of the log that the labels rest on
+    s: np.ndarray
+    reviewed: np.ndarray
+    again: bool = False  # whether these labels were ranked by before
+
+
+class Answer(NamedTuple):
+    """What the child says."""
+
+    result: RankingResult | None = None
+    better: bool = False  # whether to ask again with the same labels brings a better ranking
+    failure: str = ""
 
 
 class Trainer:
     """Trains for all sessions of a cache in one child process; a context manager that ends the process.
-
-    The child says ("ready",), then gets the files, groups, seed and device, then again and again (session, serial, s,
-    reviewed), or (session,) for the one to train first, which a thread of its own takes at once. It answers ("ranked",
-    session, serial, result), ("failed", message), and ("idle", session, serial) where nothing is left to do for these
-    labels.
 
     `paths` are the files of the cache, `groups` int64 (n,) the group of images that show the same picture of each row.
     `on_ranking` has a function for each session, called with a ranking and the serial number of its labels in a thread
@@ -72,7 +73,7 @@ class Trainer:
         self,
         paths: Sequence[str | Path],
         on_ranking: Sequence[Callable[[RankingResult, int], None]],
-        on_error: Callable[[str], None] | None = None,
+        on_error: Callable[[str], None] = lambda message: None,
         *,
         groups: np.ndarray | None = None,
         seed: int = 0,
@@ -80,14 +81,12 @@ class Trainer:
     ):
         self._setup = tuple(map(str, paths)), groups, seed, device
         self._on_ranking, self._on_error = on_ranking, on_error
-        self._lock, self._sending = threading.Lock(), threading.Lock()
-        self._newest: dict[int, tuple[int, int, np.ndarray, np.ndarray]] = {}  # session, serial, s, reviewed
-        self._submitted, self._sent, self._finished, self._ranked = ([-1] * len(on_ranking) for _ in range(4))
-        self._preferred: int | None = None  # session whose page is open
-        self._closing = threading.Event()
-        self._deaths = 0
+        self._changed = threading.Condition()
+        self._questions: dict[int, Question] = {}  # newest of each session that is not answered for good
+        self._submitted = [-1] * len(on_ranking)
+        self._preferred = -1  # session whose page is open
+        self._closing, self._deaths = False, 0
         self._child: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None  # to a child that is ready
         self._thread = threading.Thread(target=self._run, name="pucache-trainer", daemon=True)
         self._thread.start()
 
@@ -100,27 +99,22 @@ class Trainer:
     def submit(self, serial: int, s: np.ndarray, reviewed: np.ndarray, session: int = 0) -> None:
         """Train on these labels, with a positive, as soon as possible; returns at once.
 
-        `serial` is that of the last entry of the log that the labels rest on; where it is not above that of all labels
-        of this session before, they are ignored.
+        Labels that are not newer than all of this session before are ignored.
         """
-        with self._lock:
-            if serial <= self._submitted[session]:
-                return
-            self._submitted[session] = serial
-            self._newest[session] = session, serial, s, reviewed
-        self._send_newest()
+        with self._changed:
+            if serial > self._submitted[session]:
+                self._submitted[session] = serial
+                self._questions.pop(session, None)  # those of other sessions that wait come first
+                self._questions[session] = Question(session, serial, s, reviewed)
+                self._changed.notify()
 
     def prefer(self, session: int) -> None:
         """Train this session before others that wait, from now on."""
-        with self._sending, contextlib.suppress(OSError):  # a child that is not ready learns it at its start
-            self._preferred = session
-            if self._connection is not None:
-                self._connection.send((session,))
+        self._preferred = session
 
     def busy(self, session: int = 0) -> bool:
         """Whether a ranking, or a better one, by the newest labels of a session is still to come."""
-        with self._lock:
-            return session in self._newest and self._newest[session][1] > self._finished[session]
+        return session in self._questions
 
     @property
     def process_id(self) -> int | None:
@@ -130,25 +124,17 @@ class Trainer:
 
     def close(self) -> None:
         """End the child process and the thread; closing twice is allowed."""
-        with self._lock:
-            self._closing.set()
-            child = self._child
-        if child is not None:
-            child.kill()  # it keeps nothing that is not written as a whole
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+            if self._child is not None:
+                self._child.kill()  # it keeps nothing that is not written as a whole
         self._thread.join()
-
-    def _send_newest(self) -> None:
-        """Send newer labels to the child; without one that is ready, its start does."""
-        with self._sending, contextlib.suppress(OSError):  # the child may be gone, as the thread will see
-            for session, serial, s, reviewed in list(self._newest.values()):
-                if self._connection is not None and serial > self._sent[session]:
-                    self._connection.send((session, serial, s, reviewed))
-                    self._sent[session] = serial
 
     # --- in the thread -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._closing.wait(_PATIENCE[min(self._deaths, len(_PATIENCE) - 1)]):
+        while self._waits(_PATIENCE[min(self._deaths, len(_PATIENCE) - 1)]):
             self._deaths += 1
             try:
                 child, connection = self._start()
@@ -156,188 +142,148 @@ class Trainer:
                 self._report(f"training cannot start: {one_line(error)}")
                 continue
             with connection, contextlib.suppress(EOFError, OSError):  # the child has ended
-                while True:
-                    self._take(connection, *connection.recv())
-            with self._sending:
-                self._connection = None
-            status = _ended(child)
-            if not self._closing.is_set():
+                connection.send(self._setup)
+                while (question := self._next()) is not None:
+                    connection.send(question)
+                    self._take(question, connection.recv())
+            child.kill()
+            code = child.wait()
+            if not self._closing:
+                status = f"signal {-code}" if code < 0 else f"exit status {code}"
                 self._report(f"the training process ended ({status}); it is started again")
+
+    def _waits(self, seconds: float) -> bool:
+        """Wait so long; False where the trainer closes."""
+        with self._changed:
+            return not self._changed.wait_for(lambda: self._closing, seconds)
+
+    def _next(self) -> Question | None:
+        """The question to ask now: new labels before a better ranking, the session whose page is open first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._questions or self._closing)
+            order = sorted(self._questions.values(), key=lambda one: (one.again, one.session != self._preferred))
+            return None if self._closing else order[0]
+
+    def _take(self, question: Question, answer: Answer) -> None:
+        session = question.session
+        with self._changed:
+            if self._submitted[session] == question.serial:
+                if answer.better:
+                    self._questions[session] = question._replace(again=True)
+                else:
+                    del self._questions[session]
+        if answer.failure:
+            self._report(answer.failure)
+        elif answer.result is not None:
+            self._deaths = 0
+            try:
+                self._on_ranking[session](answer.result, question.serial)
+            except Exception as error:
+                self._report(f"a ranking was not taken: {one_line(error)}")
+
+    def _report(self, message: str) -> None:
+        with contextlib.suppress(Exception):
+            self._on_error(message)
 
     def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
         ours, its = Pipe()
+        # -P: no module of the working directory is imported; pucache is imported from where this process has it
+        command = f"from pucache.reviewing.trainer import answer_questions; answer_questions({its.fileno()})"
+        modules = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
         try:
-            with its, self._lock:
-                self._child = child = _start_child(its.fileno())
-                if self._closing.is_set():
+            with its, self._changed:
+                self._child = child = subprocess.Popen(  # noqa: S603 - our own module; no shell
+                    [sys.executable, "-P", "-c", command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    env={**thread_defaults(), **os.environ, "PYTHONPATH": os.pathsep.join(modules)},
+                    pass_fds=[its.fileno()],
+                    process_group=0,  # Ctrl-C is for this process, which ends the child
+                )
+                if self._closing:
                     child.kill()
         except OSError:
             ours.close()
             raise
         return child, ours
 
-    def _take(self, connection: Connection, what: str, *values: Any) -> None:
-        """Take a message of the child."""
-        if what == "ready":
-            connection.send(self._setup)
-            with self._sending:
-                self._connection, self._sent = connection, [-1] * len(self._on_ranking)
-                if self._preferred is not None:
-                    connection.send((self._preferred,))
-            self._send_newest()
-        elif what == "failed":
-            self._report(*values)
-        else:
-            session, serial, *result = values
-            if what == "idle":
-                with self._lock:
-                    self._finished[session] = max(self._finished[session], serial)
-            elif serial >= self._ranked[session]:
-                self._deaths, self._ranked[session] = 0, serial
-                try:
-                    self._on_ranking[session](*result, serial)
-                except Exception as error:
-                    self._report(f"a ranking was not taken: {one_line(error)}")
-
-    def _report(self, message: str) -> None:
-        with contextlib.suppress(Exception):
-            if self._on_error is not None:
-                self._on_error(message)
-
-
-def _start_child(descriptor: int) -> subprocess.Popen[bytes]:
-    # -P: no module of the working directory is imported
-    imports = "from pucache.reviewing.ranker import Ranker; from pucache.reviewing.trainer import train_for"
-    start = f"{imports}; train_for({descriptor}, Ranker)"
-    # instead, pucache is imported from where this process has it
-    modules = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**thread_defaults(), **os.environ, "PYTHONPATH": os.pathsep.join(modules)}
-    return subprocess.Popen(  # noqa: S603 - our own module; no shell
-        [sys.executable, "-P", "-c", start],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        pass_fds=[descriptor],
-        process_group=0,  # Ctrl-C is for this process, which ends the child
-    )
-
-
-def _ended(child: subprocess.Popen[bytes]) -> str:
-    """Wait for a child whose pipe is closed, so that no zombie stays; say how it ended."""
-    try:
-        code = child.wait(_GRACE)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        code = child.wait()
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
-
 
 # --- in the child process ----------------------------------------------------------------------
 
 
-class _Child:
-    """Fits the newest labels of each session, one fit at a time, and sends the rankings."""
+class _Work:
+    """Rankers of all sessions, and the graph of neighbours, which is made meanwhile."""
 
-    def __init__(self, connection: Connection, ranker: type[Ranker]):
-        self._connection, self._sending, self._ranker = connection, threading.Lock(), ranker
-        self._changed = threading.Condition()
-        self._newest: dict[int, Update] = {}  # by session
-        self._waiting: dict[int, None] = {}  # sessions to be fitted, in order
-        self._preferred = -1  # session whose page is open
-        self._graph: NeighbourGraph | None = None
+    def __init__(self, paths: Sequence[str], groups: np.ndarray | None, seed: int, device: str):
+        from ..training.ranker import Ranker
+
+        self._cache, self._device = EmbeddingCache(*paths), device
+        first = Ranker(self._cache, groups=groups, seed=seed, device=device)
+        self.features = first.features
+        self._new = lambda: Ranker(self._cache, groups=groups, seed=seed, device=device, features=first.features)
         self._rankers: dict[int, Ranker] = {}
+        self._fitted: dict[int, tuple[int, NeighbourGraph | None]] = {}  # number of the labels, and graph, by session
         self._postponed: Counter[int] = Counter()  # fits without a choice that was due, by session
+        self._graph: NeighbourGraph | None = None
+        self._search = threading.Thread(target=self._find_graph, daemon=True)
+        self._failure = ""
 
-    def receive(self) -> None:
-        """Receive until the server is gone; in a thread of its own."""
-        try:
-            while True:
-                session, *update = self._connection.recv()
-                with self._changed:
-                    if update:
-                        self._newest[session], self._waiting[session] = tuple(update), None
-                    else:
-                        self._preferred = session
-                    self._changed.notify()
-        except (EOFError, OSError):
-            os._exit(0)
-
-    def send(self, *message: object) -> None:
-        """Send a message, from any thread."""
-        try:
-            with self._sending:
-                self._connection.send(message)
-        except OSError:
-            os._exit(0)
-
-    def run(self, paths: Sequence[str], groups: np.ndarray | None, seed: int, device: str) -> None:
-        """Fit for ever."""
-        cache = EmbeddingCache(*paths)
-        ranker = self._ranker(cache, groups=groups, seed=seed, device=device)
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                session = self._preferred if self._preferred in self._waiting else next(iter(self._waiting))
-                del self._waiting[session]
-                serial, s, reviewed = self._newest[session]
-            try:
-                if not self._rankers:
-                    self._rankers[session] = ranker
-                    self.send("ranked", session, serial, ranker.similarity(s, reviewed))
-                    if len(cache) ** 2 <= MOST_PAIRS:
-                        threading.Thread(target=self._find_graph, args=(cache, device), daemon=True).start()
-                if session not in self._rankers:
-                    self._rankers[session] = self._ranker(
-                        cache, groups=groups, seed=seed, device=device, features=ranker.features
-                    )
-                self._fit(session, serial, s, reviewed)
-            except Exception as error:
-                self.send("failed", f"training failed: {one_line(error)}")
-            self.send("idle", session, serial)
-
-    def _fit(self, session: int, serial: int, s: np.ndarray, reviewed: np.ndarray) -> None:
-        ranker = self._rankers[session]
+    def answer(self, session: int, serial: int, s: np.ndarray, reviewed: np.ndarray, again: bool) -> Answer:
+        """Rank; the very first time by similarity, at once."""
+        if not self._rankers:
+            self._rankers[session] = self._new()
+            if len(self._cache) ** 2 <= MOST_PAIRS:
+                self._search.start()
+            return Answer(self._by_similarity((s == 1) | (reviewed == 1)), better=True)
+        ranker = self._rankers.get(session) or self._rankers.setdefault(session, self._new())
+        if again and self._search.is_alive():
+            self._search.join(_GRAPH_SECONDS)
+        failure, self._failure = self._failure, ""
+        if failure:
+            return Answer(failure=failure, better=True)
+        if again and self._fitted.get(session) == (serial, self._graph) and not self._postponed[session]:
+            return Answer(better=self._search.is_alive())
         ranker.graph = self._graph
         due = ranker.choice_is_due(s, reviewed)
-        at_once = due and self._postponed[session] >= _FITS_BEFORE_CHOICE
-        self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=at_once))
-        self._postponed[session] = (self._postponed[session] + 1) * (due and not at_once)
-        if due and not at_once and session not in self._waiting:
-            self.send("ranked", session, serial, ranker.fit(s, reviewed, choose=True))
-            self._postponed[session] = 0
+        choose = due and (again or self._postponed[session] >= _FITS_BEFORE_CHOICE)
+        result = ranker.fit(s, reviewed, choose=choose)
+        self._fitted[session] = serial, ranker.graph
+        self._postponed[session] = (self._postponed[session] + 1) * (due and not choose)
+        return Answer(result, better=self._search.is_alive() or bool(self._postponed[session]))
 
-    def _find_graph(self, cache: EmbeddingCache, device: str) -> None:
+    def _by_similarity(self, positive: np.ndarray) -> RankingResult:
+        from ..retrieval.similarity import Similarity
+
+        began = time.perf_counter()
+        query = Similarity().queries(self._cache.take(np.flatnonzero(positive)), self.features.whitening)[0]
+        return RankingResult(self.features.similarities(query), None, time.perf_counter() - began)
+
+    def _find_graph(self) -> None:
         """Read the graph beside the cache, or make it; in a thread of its own."""
         with contextlib.suppress(OSError, AttributeError):  # threads have their own priority on Linux alone
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _GRAPH_NICE)
         try:
-            graph = cached_graph(cache, device=device)
-            with self._changed:
-                self._graph = graph
-                self._waiting |= dict.fromkeys(self._newest)
-                self._changed.notify()
+            self._graph = cached_graph(self._cache, device=self._device)
         except Exception as error:
-            self.send("failed", f"neighbours do not count: {one_line(error)}")
+            self._failure = f"neighbours do not count: {one_line(error)}"
 
 
-def train_for(descriptor: int, ranker: type[Ranker]) -> None:
-    """Train for the `Trainer` at the other end of a pipe; what the child runs, which alone imports `ranker`."""
+def answer_questions(descriptor: int) -> None:
+    """Answer the `Trainer` at the other end of a pipe until it is gone; what the child process runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the server ends this process
     with contextlib.suppress(OSError):
         os.nice(NICE)
-    connection = Connection(descriptor)
-    child = _Child(connection, ranker)
-    child.send("ready")
-    try:
-        setup = connection.recv()
-    except (EOFError, OSError):
-        return
-    threading.Thread(target=child.receive, daemon=True).start()
-    try:
-        child.run(*setup)
-    except Exception as error:
-        child.send("failed", f"training cannot start: {one_line(error)}")
-        time.sleep(0.1)  # the reader of the pipe may end this process first
+    with Connection(descriptor) as connection, contextlib.suppress(EOFError, OSError):
+        work, setup = None, connection.recv()
+        while True:
+            question = connection.recv()
+            try:
+                work = work or _Work(*setup)
+                answer = work.answer(*question)
+            except Exception as error:
+                answer = Answer(failure=f"training failed: {one_line(error)}")
+            connection.send(answer)
+    os._exit(0)  # without waiting for the search
 
 
 # --- the last ranking ---------------------------------------------------------------------------

@@ -34,7 +34,7 @@ try:
     import ray.exceptions
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as missing:
-    raise MissingExtraError("the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local") from missing
+    raise MissingExtraError("a Ray cluster needs Ray; pip install 'pucache[ray]', or leave out --ray") from missing
 
 log = logging.getLogger("pucache")
 
@@ -92,7 +92,7 @@ def _require_reachable(address: str) -> None:
     except (OSError, OverflowError, ray.exceptions.RayError) as error:
         raise EngineError(
             f"no Ray cluster answers at {address} ({one_line(error)}); start one there with ray start --head, or leave "
-            "out --address to use this machine alone"
+            "the address out to use this machine alone"
         ) from error
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
-from ..devices import choose_precision, choose_runtime
+from ..devices import choose_precision, choose_runtime, device_name
 from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding, with_boxes
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import BUNDLED
@@ -157,7 +157,7 @@ def embed_shards(
     creation_time()  # raises before any work
     if options.shard != (1, 1):
         raise ValueError(f"every shard is embedded, got shard {options.shard_name}; leave it out")
-    device = str(encoder.device)
+    device = device_name(encoder.device)
     if device not in ("auto", "cpu", "cuda"):
         raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {device!r}")
     paths = _shard_paths(folder, shards)
@@ -190,6 +190,7 @@ def embed_shards(
         written=any(report.written for report in reports),
         seconds=time.monotonic() - started,
         cosine=min((report.cosine for report in reports if report.cosine is not None), default=None),
+        licence=next((report.licence for report in reports if report.licence), ""),
     )
 
 
@@ -222,11 +223,11 @@ def _resolved(encoder: EncoderOptions, device: str, paths: list[str]) -> Encoder
         if existing is not None:
             precision = existing.precision if precision == "auto" else precision
             runtime = existing.runtime if runtime == "auto" else runtime
-    is_folder = encoder.name != BUNDLED and os.path.isdir(encoder.name)
+    is_path = encoder.name != BUNDLED and os.path.exists(encoder.name)
     return replace(
         encoder,
-        name=absolute(encoder.name) if is_folder else encoder.name,
-        weights=None if encoder.weights is None else absolute(encoder.weights),
+        name=absolute(encoder.name) if is_path else encoder.name,
+        weights=absolute(encoder.weights) if isinstance(encoder.weights, str | os.PathLike) else encoder.weights,
         device=device,
         precision=choose_precision(precision, chosen),
         runtime=choose_runtime(runtime, chosen),

@@ -38,7 +38,7 @@ def cluster_tasks(address: str | None = None, workers: int | None = None) -> Ite
     this process has joined a cluster already.
     """
     if workers is not None and workers < 1:
-        raise ValueError(f"the engine ray needs at least 1 worker, got {workers}")
+        raise ValueError(f"a Ray cluster needs at least 1 worker, got {workers}")
     has_joined = ray.is_initialized()
     if has_joined and address is not None:
         raise ValueError(
@@ -61,18 +61,6 @@ class ShardTasks:
     cancels: bool = False
 
     check = staticmethod(check_nodes)
-
-    def map(self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any]) -> Iterator[Any]:
-        """Yield ``function(shared, item)`` of each item, in order; raise what the first one to fail has raised."""
-        results: dict[int, Any] = {}
-        wanted = 0
-        for number, result, error in self.outcomes(function, shared, items):
-            if error is not None:
-                raise error
-            results[number] = result
-            while wanted in results:
-                yield results.pop(wanted)
-                wanted += 1
 
     def outcomes(
         self, function: Callable[[Any, Any], Any], shared: Any, items: Sequence[Any], *, gpu: bool = False

@@ -5,116 +5,157 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import LabelError
 from ..estimates.metrics import precision_at, with_labels
-from ..labels import label_files
-from ..labels.row_values import RowValues, named_positives, open_truth
-from .score_tables import read_kinds, read_scores, unique_keys
+from ..labels.listing import Listing, keys_of, name_first, read_listing
+from ..labels.row_values import RowValues, read_truth
+from ..storage.table_columns import TRUTH_COLUMNS
+from ..storage.tables import read_table
+from .score_tables import FORMATS, read_scores, unique_keys
+
+Scores = dict[str, np.ndarray]
 
 
 def evaluate(
-    scores: str | Path,
+    scores: str | Path | Sequence[str | Path],
     truth: str | Path | RowValues,
     *,
     positives: str | Path | RowValues | None = None,
+    labels: str | Path | None = None,
     at: Sequence[int] = (100, 1000),
     concept: str | None = None,
-    exclusive: bool = False,
-    source: str | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """Compute metrics of scored images whose true class is known.
 
     Parameters
     ----------
-    scores : path or str
-        Table written by `pucache.score`.
+    scores : path or str, or sequence of them
+        Tables written by `pucache.score`, or a folder of such tables. Figures of several are those of all their rows,
+        and of each.
     truth : path, str or RowValues
-        See `pucache.labels.row_values.open_truth`; by key. Images that it does not name are left out.
+        See `pucache.labels.row_values.read_truth`; by key. Images that it does not name are left out. Where a key
+        stands in two tables it names two images, and a file of the truth has a column ``table`` with the names of the
+        tables.
     positives : path, str or RowValues, optional
         Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
+    labels : path, optional
+        Table of labels, as `pucache.write_labels` writes it; what is decided there is left out.
     at : sequence of int
         Ranks at which the precision is computed; ranks beyond the number of images are left out.
-    concept, source : str, optional
+    concept : str, optional
         See `pucache.scoring.score_tables.read_scores`.
-    exclusive : bool
-        Evaluate the kinds that `pucache.score` gave with `exclusive`. `truth` is a table ``key,concept``, or such a
-        mapping, where an empty cell means none of them, as does a kind that has no model.
 
     Returns
     -------
     dict of str to float
-        Metrics of `pucache.estimates.metrics.with_labels`, ``precision@K`` for each rank, and
-        ``without_truth``, the number of images whose true class is not known. With `exclusive`: ``accuracy``,
-        ``macro_f1`` over the kinds of the truth, ``called_none`` and ``kinds_without_model`` (numbers of images), and
-        ``KIND_precision`` and ``KIND_recall``, left out where no image is called, or is, of that kind.
+        Metrics of `pucache.estimates.metrics.with_labels`, ``precision@K`` for each rank, and ``without_truth``, the
+        number of images whose true class is not known; of several tables also ``tables``, the same for each by name.
 
     Raises
     ------
     LabelError
-        A file cannot be read, scores a key more than once, or nothing is left to evaluate.
+        A file cannot be read, scores a key more than once, or nothing is left to evaluate; a key stands in two tables
+        and the truth does not say which it names.
     """
-    if exclusive:
-        if concept is not None:
-            raise ValueError("exclusive evaluates all concepts at once; leave out exclusive, or concept")
-        return _evaluate_kinds(scores, truth, positives, source)
-    table = read_scores(scores, concept=concept, source=source)
-    if not len(table["key"]):
-        raise LabelError(f"{scores} has no rows, only the names of columns; score a cache that holds images")
-    keys = unique_keys(table, scores)
-    y = open_truth(truth, keys)
+    names = _tables(scores)
+    tables = {name: read_scores(name, concept=concept) for name in names}
+    for name, table in tables.items():
+        if not len(table["key"]):
+            raise LabelError(f"{name} has no rows, only the names of columns; score a cache that holds images")
+        unique_keys(table, name)
+    known = _truth_of_tables(truth, tables)
+    keep = {name: _kept(table["key"], known[name], positives, labels) for name, table in tables.items()}
+    joined = {column: np.concatenate([table[column] for table in tables.values()]) for column in ("margin", "label")}
+    y, kept = np.concatenate(list(known.values())), np.concatenate(list(keep.values()))
+    whole = _figures(y, joined, kept, at, " and ".join(names), truth)
+    if len(tables) == 1:
+        return whole
+    each = {name: _figures(known[name], table, keep[name], at, name, truth) for name, table in tables.items()}
+    return {**whole, "tables": each}
+
+
+def _tables(scores: str | Path | Sequence[str | Path]) -> list[str]:
+    """Names of the tables; those of a folder in the order of their names."""
+    given = [scores] if isinstance(scores, str | Path) else list(scores)
+    names: list[str] = []
+    for one in [os.fspath(name) for name in given]:
+        if os.path.isdir(one):
+            found = sorted(str(path) for path in Path(one).iterdir() if path.suffix.lower().lstrip(".") in FORMATS)
+            if not found:
+                raise LabelError(f"{one} holds no tables of scores (.csv or .parquet)")
+            names += found
+        else:
+            names.append(one)
+    return list(dict.fromkeys(names))
+
+
+def _truth_of_tables(truth: str | Path | RowValues, tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
+    """True class of each row of each table, int8: 1, 0, or -1 where it is not known."""
+    if len(tables) > 1 and isinstance(truth, str | os.PathLike):
+        rows = read_table(truth, TRUTH_COLUMNS)
+        if rows and "table" in rows[0]:
+            return _by_table(truth, tables)
+    _check_apart(tables)
+    keys = [key for table in tables.values() for key in table["key"].tolist()]
+    ends = np.cumsum([len(table["key"]) for table in tables.values()])[:-1]
+    return dict(zip(tables, np.split(read_truth(truth, keys), ends), strict=True))
+
+
+def _by_table(truth: str | Path, tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
+    """The truth of each table by the lines that name it, by its path or its file name."""
+    known = {}
+    for name, table in tables.items():
+        keys: list[str] = table["key"].tolist()
+        listing = read_listing(keys_of(keys), truth)
+        assert listing.table is not None
+        names = {name, os.path.basename(name), Path(name).stem}
+        of_table = listing.take(np.flatnonzero(np.isin(listing.table, list(names))), f"{truth}, table {name}")
+        labels = of_table.by_key()
+        known[name] = np.array([labels.get(key, -1) for key in keys], np.int8)
+    return known
+
+
+def _check_apart(tables: Mapping[str, Scores]) -> None:
+    """Raise `LabelError` where a key stands in two tables."""
+    first: dict[str, str] = {}
+    for name, table in tables.items():
+        keys: list[str] = table["key"].tolist()
+        if both := [key for key in keys if key in first]:
+            raise LabelError(
+                f"{len(both):,} keys stand in {first[both[0]]} and in {name} ({name_first(both)}), and name two images "
+                "each; give --truth a column 'table' that says which of the tables a line is of"
+            )
+        first |= dict.fromkeys(keys, name)
+
+
+def _kept(
+    keys: np.ndarray, y: np.ndarray, positives: str | Path | RowValues | None, labels: str | Path | None
+) -> np.ndarray:
+    """Which rows are evaluated: those of known truth that are not labelled."""
     keep = y >= 0
-    without_truth = int((~keep).sum())
-    keep &= _unlabelled(positives, keys)
-    _check_any(keep, scores, truth)
-    y, margins = y[keep], table["margin"][keep]
-    figures = with_labels(y, margins, table["label"][keep])
-    figures |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
-    return figures | {"without_truth": without_truth}
+    listed: list[str] = keys.tolist()
+    if positives is not None:
+        keep &= read_truth(positives, listed) != 1
+    if labels is not None:
+        listing: Listing = read_listing(keys_of(listed), labels)
+        decided = set(listing.key[listing.label >= 0].tolist())
+        keep &= np.array([key not in decided for key in listed])
+    return np.asarray(keep)
 
 
-def _evaluate_kinds(
-    scores: str | Path, truth: str | Path | RowValues, positives: str | Path | RowValues | None, source: str | None
+def _figures(
+    y: np.ndarray, scores: Scores, keep: np.ndarray, at: Sequence[int], name: str, truth: str | Path | RowValues
 ) -> dict[str, float]:
-    """Metrics of kinds that exclude each other, see `evaluate`."""
-    table, concepts = read_kinds(scores, source=source)
-    keys = unique_keys(table, scores)
-    if isinstance(truth, Mapping):
-        given = [truth.get(key) for key in keys]
-    elif isinstance(truth, str | os.PathLike):
-        given = label_files.read_kinds(truth, keys)
-    else:
-        raise LabelError("expected the true kinds by key: a table key,concept, or a dict of key to kind")
-    known = np.array([kind is not None for kind in given], bool)
-    keep = known & _unlabelled(positives, keys)
-    _check_any(keep, scores, truth)
-    called, named = table["kind"][keep], np.array(given, object)[keep]
-    true = np.where(np.isin(named, concepts), named, "")
-    figures = {"n": len(true), "accuracy": float((called == true).mean()), "macro_f1": 0.0}
-    figures |= {"called_none": int((called == "").sum()), "kinds_without_model": int((named != true).sum())}
-    f1 = []
-    for kind in concepts:
-        is_called, is_true = called == kind, true == kind
-        hits, calls, images = int((is_called & is_true).sum()), int(is_called.sum()), int(is_true.sum())
-        figures |= {f"{kind}_precision": hits / calls} if calls else {}
-        figures |= {f"{kind}_recall": hits / images} if images else {}
-        f1 += [2 * hits / (calls + images)] if images else []
-    if not f1:
-        raise LabelError(f"no image of {scores} is of a kind that it has scores of ({', '.join(concepts)})")
-    return figures | {"macro_f1": float(np.mean(f1)), "without_truth": int((~known).sum())}
-
-
-def _unlabelled(positives: str | Path | RowValues | None, keys: list[str]) -> np.ndarray:
-    """Which keys are no labelled positives, bool (n,)."""
-    labelled = set() if positives is None else named_positives(positives, keys)
-    return np.array([key not in labelled for key in keys], bool)
-
-
-def _check_any(keep: np.ndarray, scores: str | Path, truth: str | Path | RowValues) -> None:
+    """Metrics of the rows that are kept."""
     if not keep.any():
         named = truth if isinstance(truth, str | Path) else "the true classes"
-        raise LabelError(
-            f"no image of {scores} is left to evaluate; {named} and the positives cover all or none of them"
-        )
+        raise LabelError(f"no image of {name} is left to evaluate; {named} and the labels cover all or none of them")
+    without_truth = int((y < 0).sum())
+    y, margins = y[keep], scores["margin"][keep]
+    figures = with_labels(y, margins, scores["label"][keep])
+    figures |= {f"precision@{k}": precision_at(y, margins, k) for k in at if k <= len(y)}
+    return figures | {"without_truth": without_truth}

@@ -24,9 +24,8 @@ from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..progress import Progress, Silent
 from ..storage.prefetch import prefetch
-from ..training.model_file import label_count
 from ..training.propagation import neighbour_log_odds, probabilities
-from .score_tables import ScoredRows
+from .score_tables import Columns
 
 if TYPE_CHECKING:
     from ..training.sklearn_classifier import PULinearClassifier
@@ -113,9 +112,9 @@ class Pile:
         scorer = NeighbourScores(model, chosen_weight(model))
         return cls(model=model, cache=cache, p=scorer.probabilities(model.all_margins(cache)))
 
-    def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[ScoredRows]:
+    def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[Columns]:
         """Score all rows of a cache with neighbours, in blocks."""
-        settings, has_posterior = self.model.neighbours_, label_count(self.model).has_points
+        settings, has_posterior = self.model.neighbours_, self.model.figures_.has_probabilities
         assert settings is not None
         for rows, scores in prefetch(self.scores_of(cache, progress)):
             posterior = settings.tilt.posterior(scores, self.model.share_) if has_posterior else None

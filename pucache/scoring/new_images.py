@@ -12,7 +12,7 @@ from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
-from ..training.model_file import NO_SAMPLE, label_count
+from ..training.model_file import NO_SAMPLE
 from ..training.sklearn_classifier import PULinearClassifier
 
 _MOST, _MOST_COMPARED = 20_000, 2000  # evenly spaced new images: for the share and the margins, for the embeddings
@@ -127,7 +127,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     sampled = evenly_spaced(count, _MOST)
     if model.pile_margins_ is None or model.pile_sample_ is None:
         return NewImages(count, 0, note=NO_SAMPLE)
-    labels = label_count(model)
+    labels = model.figures_.labels
     if not labels.has_estimates or count < LEAST_IMAGES:
         few = (count, "new image") if labels.has_estimates else (labels.labels, "labelled positive")
         words = f"{few[0]:,} {few[1]} is" if few[0] == 1 else f"{few[0]:,} {few[1]}s are"

@@ -25,7 +25,6 @@ from ..images.preprocessing import Preprocess
 from ..storage.atomic import replacing
 from ..storage.file_kinds import ONNX
 from ..storage.outputs import check_output
-from ..training.model_file import label_count
 from ..training.sklearn_classifier import PULinearClassifier
 from .score import encoder_of
 
@@ -90,7 +89,7 @@ class _Scorer(torch.nn.Module):
         self.intercept, self.threshold = float(model.intercept_[0]), float(np.float32(model.threshold_))
         tilt, share = model.tilt_, model.share_
         self.shift, self.slope = float(tilt.alpha + math.log(share / (1 - share))), float(tilt.slope)
-        self.has_posterior = label_count(model).has_points
+        self.has_posterior = model.figures_.has_probabilities
 
     def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         if self.encoder is None:
@@ -108,7 +107,6 @@ def export_onnx(
     *,
     weights: str | Path | None = None,
     images: str = "uint8",
-    force: bool = False,
 ) -> OnnxReport:
     """Write a model as one ONNX file, which needs no pucache.
 
@@ -129,8 +127,6 @@ def export_onnx(
         Of the encoder, as for `pucache.load_encoder`.
     images : {"uint8", "float32"}
         Type of the images.
-    force : bool
-        Replace a file at `out` that is no ONNX model; never the model or the weights.
 
     Returns
     -------
@@ -154,13 +150,15 @@ def export_onnx(
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(package) is None:
             raise MissingExtraError(f"export to ONNX needs {package}; pip install 'pucache[onnx]'")
-    path = check_output(out, ONNX, inputs=files_read(model, weights), force=force)
+    path = check_output(out, ONNX, inputs=files_read(model, weights))
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     spec = classifier.encoder_
     encoder = network = None
+    if spec is not None and spec.runtime == "onnxruntime":
+        raise EncoderError(f"the encoder, {spec}, is an ONNX file already; run it, then score its embeddings")
     if spec is not None and spec.input_size:
         options = EncoderOptions(weights=weights, device="cpu", precision="fp32", runtime="torch")
-        encoder = encoder_of(classifier, options).load()
+        encoder = encoder_of(classifier.encoder_, options).load()
         network = encoder.runtime.network()
     elif weights is not None:
         raise ValueError(f"weights are those of an encoder, and the model was trained on {spec or 'bare arrays'}")

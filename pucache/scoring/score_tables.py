@@ -6,37 +6,38 @@ import csv
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import LabelError, one_line
+from ..cache.keys import Keys
+from ..errors import LabelError, OutputError, one_line
 from ..images.regions import split_key
-from ..labels.label_files import name_first
+from ..labels.listing import name_first
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import SCORES, TABLE
 from ..storage.outputs import Paths
-from ..storage.table_writer import open_table, six_digits
-from ..storage.urls import without_secrets
+from ..storage.table_writer import open_table
+from ..storage.urls import is_url, without_secrets
 
 TYPES = {"key": "string", "margin": "float32", "posterior": "float64", "label": "int8"}
 COLUMNS = tuple(TYPES)
-BY_IMAGE_TYPES = {**TYPES, "part": "string"}
 FORMATS = ("csv", "parquet")
 _QUOTED, _PLAIN = rb'"[^"]*+(?:""[^"]*+)*+"', rb'(?:[^",\r\n][^,\r\n]*+)?'
 _CELLS = re.compile(rb"(?:(?:%b|%b)(?:,|\r\n?|\n|\Z))*+" % (_QUOTED, _PLAIN))  # RFC 4180
+_FIRST = 100  # rows of an earlier table that tell whether it is of the same images
 _LONGEST_KEY = 1 << 17  # bytes; a longer one is several rows behind a damaged quote
-_NAMES_SHOWN = 3
 
 
 # Some rows of a table by column, (b,) each: key as a list of str or as their UTF-8 (dtype S), margin float32, posterior
 # float64 (None where the model has too few labels for probabilities; the cells are empty then), and label int8
-ScoredRows = dict[str, Any]
+Columns = dict[str, Any]
 
 
-def check_table(out: str | Path, *, inputs: Paths = (), force: bool = False) -> None:
+def check_table(out: str | Path, *, inputs: Paths = ()) -> None:
     """Check, before any work, that scores can be written to `out`; see `pucache.storage.outputs.check_output`.
 
     Raises `ValueError` where the name ends neither in .csv nor in .parquet, `OutputError` and `MissingExtraError` where
@@ -44,8 +45,46 @@ def check_table(out: str | Path, *, inputs: Paths = (), force: bool = False) -> 
     """
     from ..cache.destination import open_destination  # imports h5py, which readers do not need
 
-    open_destination(out).check(table_kind(out), inputs=inputs, force=force)
+    open_destination(out).check(table_kind(out), inputs=inputs)
     check_suffix(out)
+
+
+def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
+    """Raise `OutputError` where a table of scores is there, and its first keys are of none of the images.
+
+    `free` is a name for another table.
+    """
+    if is_url(out) or not Path(out).is_file():
+        return
+    try:
+        first = _first_keys(Path(out))
+    except LabelError:  # no table of scores; it is written anew
+        return
+    if not first or (keys.rows(first) >= 0).any():
+        return
+    images = {split_key(key)[0] for key in keys}  # a table by image names those of parts
+    if not images.intersection(first):
+        path = Path(out).with_name(Path(free).name)
+        number = 2
+        while path.exists():
+            path = path.with_name(f"{Path(free).stem}-{number}.csv")
+            number += 1
+        raise OutputError(
+            f"{out} has the scores of other images, such as {first[0]!r}; name another table: --out {path}"
+        )
+
+
+def _first_keys(path: Path) -> list[str]:
+    """The first keys of a table of scores; none where it is no such table."""
+    from pyarrow import parquet
+
+    if "key" not in column_names(path):
+        return []
+    if path.suffix.lower() == ".parquet":
+        rows = next(parquet.ParquetFile(path).iter_batches(_FIRST, columns=["key"]), None)
+        return [] if rows is None else rows["key"].to_pylist()
+    with path.open(encoding="utf-8-sig", newline="") as stream:
+        return [row["key"] for row in islice(csv.DictReader(stream), _FIRST)]
 
 
 def check_suffix(out: str | Path) -> None:
@@ -59,7 +98,7 @@ def table_kind(out: str | Path) -> str:
     return SCORES if _format(out) == "parquet" else TABLE
 
 
-def by_image(blocks: Iterable[ScoredRows]) -> ScoredRows:
+def best_parts(blocks: Iterable[Columns]) -> Columns:
     """Of each image the scores of its part with the largest margin, and in the column part where that lies."""
     best: dict[str, tuple[Any, ...]] = {}
     for block in blocks:
@@ -81,34 +120,33 @@ def by_image(blocks: Iterable[ScoredRows]) -> ScoredRows:
     }
 
 
-def wide_types(concepts: Iterable[str], *, exclusive: bool = False) -> dict[str, str]:
-    """Columns of a table of concepts: key, and CONCEPT_margin, CONCEPT_posterior and CONCEPT_label of each.
-
-    With `exclusive` the second column is kind, the concept that an image has, or "" for none.
-    """
-    types = {"key": "string", "kind": "string"} if exclusive else {"key": "string"}
+def columns_of(concepts: Iterable[str], *, by_image: bool = False) -> dict[str, str]:
+    """Types of the columns of a table: key, margin, posterior and label; of concepts CONCEPT_margin and so on."""
+    types = {"key": "string"}
     for name in concepts:
-        types |= {f"{name}_margin": "float32", f"{name}_posterior": "float32", f"{name}_label": "int8"}
-    return types
+        prefix, probability = (f"{name}_", "float32") if name else ("", "float64")
+        types |= {f"{prefix}margin": "float32", f"{prefix}posterior": probability, f"{prefix}label": "int8"}
+    return types | ({"part": "string"} if by_image else {})
 
 
-def write_table(out: str | Path, types: Mapping[str, str], blocks: Iterable[dict[str, Any]]) -> dict[str, int]:
-    """Write a table as a whole, or not at all; returns the sum of each column of labels.
+def write_table(out: str | Path, types: Mapping[str, str], blocks: Iterable[Columns]) -> tuple[int, dict[str, int]]:
+    """Write a table as a whole, or not at all; returns its rows, and the sum of each column of labels.
 
     Raises `OutputError` where it cannot be written.
     """
     from ..cache.destination import atomic_output  # imports h5py, which readers do not need
 
-    sums = {name: 0 for name, kind in types.items() if kind == "int8"}
+    rows, sums = 0, {name: 0 for name, kind in types.items() if kind == "int8"}
     parquet = _format(out) == "parquet"
     with atomic_output(out) as temporary, open_table(temporary, types, parquet=parquet) as write:
         for columns in blocks:
+            rows += len(columns["key"])
             sums = {name: total + int(columns[name].sum()) for name, total in sums.items()}
             write(columns)
-    return sums
+    return rows, sums
 
 
-def read_scores(path: str | Path, *, concept: str | None = None, source: str | None = None) -> dict[str, np.ndarray]:
+def read_scores(path: str | Path, *, concept: str | None = None) -> dict[str, np.ndarray]:
     """Read a table of scores.
 
     Parameters
@@ -117,8 +155,6 @@ def read_scores(path: str | Path, *, concept: str | None = None, source: str | N
         Parquet if it ends in ``.parquet``, otherwise CSV. Further columns are ignored.
     concept : str, optional
         Of a table of concepts, which one.
-    source : str, optional
-        Of a table that has grown, the rows of this source alone.
 
     Returns
     -------
@@ -128,46 +164,18 @@ def read_scores(path: str | Path, *, concept: str | None = None, source: str | N
     Raises
     ------
     LabelError
-        The file is missing, not a table with those columns, or holds nothing of the source.
+        The file is missing, or not a table with those columns.
     """
     names = column_names(path)
     prefix = "" if concept is None else f"{concept}_"
     found = {name: name if name == "key" else prefix + name for name in COLUMNS}
     concepts = [name.removesuffix("_label") for name in names if name.endswith("_label")]
     if not set(found.values()) <= set(names) and concepts and concept not in concepts:
-        all_at_once = ", or evaluate their kinds with --exclusive" if "kind" in names else ""
-        raise LabelError(
-            f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept{all_at_once}"
-        )
+        raise LabelError(f"{path} has scores of the concepts {', '.join(concepts)}; name one of these as --concept")
     types = {column: TYPES[name] for name, column in found.items()}
-    columns = _read_of_source(path, names, types, source)
+    columns = read_columns(path, types)
     table = {name: columns[column] for name, column in found.items()}
     return table | {"label": table["label"].astype(int)}
-
-
-def read_kinds(path: str | Path, *, source: str | None = None) -> tuple[dict[str, np.ndarray], list[str]]:
-    """Key and kind of each row of a table of `score` with `exclusive`, and its concepts; `source` as `read_scores`."""
-    names = column_names(path)
-    if "kind" not in names:
-        raise LabelError(f"{path} has no column kind; score with a folder of models and --exclusive")
-    columns = _read_of_source(path, names, {"key": "string", "kind": "string"}, source)
-    return columns, [name.removesuffix("_label") for name in names if name.endswith("_label")]
-
-
-def _read_of_source(
-    path: str | Path, names: Sequence[str], types: dict[str, str], source: str | None
-) -> dict[str, np.ndarray]:
-    """Columns of a table that has `names`: all rows, or those of one source."""
-    if source is None:
-        return read_columns(path, types)
-    if "source" not in names:
-        raise LabelError(f"{path} has no column source, as score --append writes; leave out --source")
-    columns = read_columns(path, types | {"source": "string"})
-    of_source = columns["source"] == source
-    if not of_source.any():
-        known = ", ".join(sorted(set(columns["source"].tolist()))[:_NAMES_SHOWN])
-        raise LabelError(f"{path} has no row of the source {source}; its sources are {known}")
-    return {name: values[of_source] for name, values in columns.items()}
 
 
 def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
@@ -175,10 +183,9 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
     keys: list[str] = table["key"].tolist()
     repeated = [key for key, rows in Counter(keys).items() if rows > 1]
     if repeated:
-        several = "source" in column_names(path)
         raise LabelError(
             f"{path} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
-            f"count more than once; {'name one source of them (--source)' if several else 'keep one row for each'}"
+            "count more than once; keep one row for each"
         )
     return keys
 
@@ -230,49 +237,6 @@ def read_columns(path: str | Path, types: Mapping[str, str]) -> dict[str, np.nda
         raise LabelError(
             f"{path} is not a table of scores ({one_line(error)}); expected columns {', '.join(types)}"
         ) from error
-
-
-class EarlierScores:
-    """Scores that an earlier run left in a table, which images keep whose margin is still the same.
-
-    Parameters
-    ----------
-    table : dict of str to ndarray
-        Scores, as `read_scores` gives them.
-    key : ndarray of bytes, (n,)
-        Encoded keys of the images that are scored now.
-
-    Attributes
-    ----------
-    known : ndarray of bool, (n,)
-        Whether the table holds the image.
-    """
-
-    def __init__(self, table: dict[str, np.ndarray], key: np.ndarray):
-        from ..cache.keys import encode_keys, find_sorted
-
-        encoded = encode_keys(table["key"].tolist())
-        order = np.argsort(encoded)
-        rows = find_sorted(encoded[order], key)
-        self.known = rows >= 0
-        self._columns = {name: np.append(table[name][order], 0)[rows] for name in COLUMNS[1:]}  # 0 of unknown images
-
-    def same_margin(self, rows: slice | np.ndarray, margins: np.ndarray) -> np.ndarray:
-        """Which of some rows the table holds with these margins, bool (b,)."""
-        old = self._columns["margin"][rows]
-        same = (six_digits(old) == six_digits(margins)) | (old.astype(np.float32) == margins)
-        return np.asarray(self.known[rows] & same)
-
-    def kept(self, blocks: Iterable[ScoredRows]) -> Iterator[ScoredRows]:
-        """Blocks of all rows in order, with posterior and label of the earlier run where there are any."""
-        stop = 0
-        for block in blocks:
-            rows = slice(stop, stop := stop + len(block["margin"]))
-            old = self.same_margin(rows, block["margin"])
-            posterior, label = (self._columns[name][rows] for name in ("posterior", "label"))
-            if block["posterior"] is not None:
-                block["posterior"] = np.where(old, posterior, block["posterior"])
-            yield block | {"label": np.where(old, label, block["label"]).astype(np.int8)}
 
 
 def _format(out: str | Path) -> str:

@@ -5,6 +5,7 @@ Commands that read and write no such table import none of this.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, BinaryIO
@@ -14,6 +15,7 @@ import pyarrow
 from pyarrow import csv, ipc, parquet, types
 
 from ..errors import LabelError, one_line
+from .limits import UNPACKED_TIMES
 from .table_columns import plain_name
 from .table_formats import Finder, Table, as_text, new_row
 from .table_writer import Columns, six_digits
@@ -89,11 +91,12 @@ def floats_of(kind: Any) -> np.dtype | None:
 def texts(column: Any) -> list[str | None]:
     """Cells of a column as text, None where there is none; raises ValueError where bytes are not UTF-8."""
     kind = plain_type(column.type)
+    exact = 1 << {16: 11, 32: 24}.get(kind.bit_width, 53) if types.is_floating(kind) else 0
     if types.is_floating(kind) or (types.is_temporal(kind) and not types.is_interval(kind)):
         if column.type != kind:  # no cast knows all dictionaries
             column = pyarrow.array(column.to_pylist(), kind)
         values = column.cast(pyarrow.string()).to_pylist()  # the shortest digits that name a float32
-        return [as_text(float(value)) if value else None for value in values] if types.is_floating(kind) else values
+        return [as_text(float(value), exact) if value else None for value in values] if exact else values
     values = column.to_pylist()
     if is_text(kind) and not isinstance(column.type, pyarrow.BaseExtensionType):
         return values
@@ -125,7 +128,16 @@ def arrow_table(stream: BinaryIO, name: str, what: str, find: Finder) -> Table:
         columns = {names[number]: column for number, column in zip(kept, read(kept), strict=True)}
     except Exception as error:
         raise LabelError(f"cannot read {name} as {what}: {one_line(error)}") from error
-    cells = {each: _texts(column, name, each) for each, column in columns.items()}
+    cells = {}
+    for each, column in columns.items():
+        try:
+            cells[each] = [text or "" for text in texts(column)]
+        except (ValueError, ArithmeticError, pyarrow.ArrowException) as error:
+            if each in found.values():
+                raise LabelError(
+                    f"{name} has the column {each!r} of {column.type} that cannot be read as text "
+                    f"({one_line(error)}); expected text, numbers or yes and no"
+                ) from error
     rows = [
         new_row(list(cells), row, number) for number, row in enumerate(zip(*cells.values(), strict=True), 1) if any(row)
     ]
@@ -135,21 +147,15 @@ def arrow_table(stream: BinaryIO, name: str, what: str, find: Finder) -> Table:
 def _opened(stream: BinaryIO, what: str) -> tuple[Any, Callable[[list[int]], Sequence[Any]]]:
     """The schema, and a function that reads columns by their numbers."""
     if what == "Parquet":
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
         file = parquet.ParquetFile(stream)
+        if file.metadata.num_rows > UNPACKED_TIMES * size:
+            raise ValueError(f"it has more than {UNPACKED_TIMES} rows for each of its {size:,} bytes")
         names = file.schema_arrow.names
         return file.schema_arrow, lambda kept: file.read(columns=[names[number] for number in kept]).columns
     reader = ipc.open_stream(stream) if what == "an Arrow stream" else ipc.open_file(stream)
     return reader.schema, lambda kept: reader.read_all().select(kept).columns
-
-
-def _texts(column: Any, name: str, title: str) -> list[str]:
-    try:
-        return [text or "" for text in texts(column)]
-    except (ValueError, pyarrow.ArrowException) as error:
-        raise LabelError(
-            f"{name} has the column {title!r} of {column.type} that cannot be read as text ({one_line(error)}); "
-            "expected text, numbers or yes and no"
-        ) from error
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -34,6 +34,9 @@ CACHE_FORMAT = "pucache-cache"
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _TENSOR_FILE = re.compile(rb'.{8}\{"__metadata__":\{"(pucache-[a-z]+)":', re.DOTALL)
 PARTIAL_SUFFIX = ".partial"
+LFS_POINTER = b"version https://git-lfs"
+_POINTER_BYTES = 1024  # which none exceeds
+NOT_FETCHED = "is the pointer of Git LFS to a file that was not fetched; run git lfs pull"
 _STANDARD_OUTPUT = ("-", "/dev/stdout")
 # What flock fails with where a file system has no locks: network disks differ.
 _NO_LOCKS = {errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL}
@@ -78,6 +81,12 @@ def _nearest_folder(path: Path) -> Path:
     while not os.path.lexists(folder):
         folder = folder.parent
     return folder
+
+
+def parent_folder() -> Path:
+    """Parent of the working folders: ``$PUCACHE_WORK``, else ``pucache`` in the user's cache folder."""
+    default = os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "pucache")
+    return Path(os.environ.get("PUCACHE_WORK") or default).absolute()
 
 
 def make_folder(folder: Path) -> list[Path]:
@@ -266,14 +275,35 @@ def _prefix(path: Path) -> str:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading; a folder, a device, or a pipe, whose opening may block for ever, raises OSError."""
+    """Open a file that a user names, for reading; everything else that is opened by a name goes through here first.
+
+    A folder, a device, a pipe, whose opening may block for ever, and the pointer that Git LFS leaves in the place of a
+    file raise OSError.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode):
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        number, reason = errno.EISDIR, "is a directory"
+    elif not stat.S_ISREG(status.st_mode):
+        number, reason = errno.EINVAL, "is not a regular file"
+    elif status.st_size < _POINTER_BYTES and os.pread(descriptor, len(LFS_POINTER), 0) == LFS_POINTER:
+        number, reason = errno.EINVAL, NOT_FETCHED
+    else:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    number, reason = (errno.EISDIR, "is a directory") if stat.S_ISDIR(mode) else (errno.EINVAL, "is not a regular file")
     raise OSError(number, reason, str(path))
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """All bytes of a file; raises OSError as `open_regular`."""
+    with open_regular(path) as stream:
+        return stream.read()
+
+
+def check_regular(path: str | os.PathLike[str]) -> os.stat_result:
+    """Status of a file that a library opens by its name; raises OSError as `open_regular`."""
+    with open_regular(path) as stream:
+        return os.fstat(stream.fileno())
 
 
 def format_of(path: str | os.PathLike[str]) -> str:

@@ -20,6 +20,7 @@ ONNX, TEXT, BINARY = "an ONNX model", "a text file", "a file of another kind"
 EMPTY, SAFETENSORS, PICKLE = "an empty file", "a safetensors file", "a pickle"
 PARQUETS = (PARQUET, SCORES, EXPORT)
 ARRAY, ZIP, FAISS = "a NumPy array", "a ZIP archive", "an index of faiss"
+_TENSOR_HEADER_BYTES = 100_000_000  # the limit of safetensors; text of eight characters is more
 _MAGIC = {
     b"\x89PNG": PNG,
     b"\xff\xd8\xff": "a JPEG picture",
@@ -92,7 +93,7 @@ def kind_of_content(name: str, size: int, read: Read) -> str:
         if beginning.startswith(magic):
             return kind
     ending = os.path.splitext(name)[1].lower()
-    if beginning[8:10] == b'{"':
+    if beginning[8:10] == b'{"' and int.from_bytes(beginning[:8], "little") <= _TENSOR_HEADER_BYTES:
         return SAFETENSORS
     if ending == ".onnx" and beginning[:1] == b"\x08":
         return ONNX

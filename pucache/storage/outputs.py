@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 
 from ..errors import OutputError
-from .atomic import check_writable, is_standard_output, remove_partials
+from .atomic import check_writable, is_standard_output, read_regular, remove_partials
 from .file_kinds import EMPTY, IMAGE_ENDINGS, JSON, ONNX, PAGE, TABLE, TEXT, is_of_pucache, kind_of
 from .urls import is_url, path_or_url, without_secrets
 
@@ -46,7 +46,7 @@ def check_replaces(name: str, kind: str, existing: str, inputs: Paths, *, force:
         raise OutputError(f"{shown} is also an input, which would be overwritten; name another file to write")
     if not force and existing not in (kind, EMPTY):
         what = f"{shown} is {existing}, where {kind} is to be written"
-        raise OutputError(f"{what}; name another file, or pass --force to replace it")
+        raise OutputError(f"{what}; remove it first, or name another file")
 
 
 def may_replace_derived(path: Path, inputs: Paths = ()) -> bool:
@@ -145,7 +145,7 @@ def _is_listed(path: str, listing: str) -> bool:
     """Whether a cell of a list or a table is the path of a file, from the folder of the list."""
     if kind_of(listing) not in (TEXT, TABLE, JSON):
         return False
-    content, name = Path(listing).read_bytes(), os.fsencode(os.path.basename(path))
+    content, name = read_regular(listing), os.fsencode(os.path.basename(path))
     if content.startswith(_UTF_16):
         content = content.decode("utf-16", "replace").encode("utf-8", "surrogatepass")
     folder, spelled = os.path.dirname(os.path.abspath(listing)), {name, name.replace(b'"', b'""')}  # inside quotes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from ..errors import LabelError
+from ..errors import LabelError, MissingColumnError
 
 # The most usual first; case, spaces, hyphens and underscores make no difference where no name fits as it is
 _FILE_NAMES = ("image", "file", "file_path", "image_file", "image_name", "img")
@@ -20,15 +20,22 @@ GROUP_NAMES = ("group", "groups", "group_id", "patient", "patient_id", "subject"
 Wanted = Mapping[str, Sequence[str]]
 KEY_COLUMNS: Wanted = {"key": KEY_NAMES}
 MANIFEST_COLUMNS: Wanted = {"path": PATH_NAMES, "key": ("key",)}
-BOX_COLUMNS: Wanted = {side: (side,) for side in ("x", "y", "w", "h")}  # of a manifest that has all four
 _REVIEW = {"reviewed": ("reviewed",), "digest": ("digest",)}
 LABEL_COLUMNS: Wanted = {"key": KEY_NAMES, "label": LABEL_NAMES, **_REVIEW}
+CANONICAL_COLUMNS: Wanted = {
+    "key": KEY_NAMES,
+    "concept": ("concept",),
+    "label": LABEL_NAMES,
+    "group": ("group",),
+    **_REVIEW,
+}
 CONCEPT_COLUMNS: Wanted = {
     "key": KEY_NAMES,
     "concept": ("concept", "concepts", "class", "category"),
     "label": ("label", "labels"),
     **_REVIEW,
 }
+TRUTH_COLUMNS: Wanted = {**LABEL_COLUMNS, "table": ("table",)}
 GROUP_COLUMNS: Wanted = {"key": KEY_NAMES, "group": GROUP_NAMES}
 _OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column", "group": "--groups TABLE:COLUMN"}
 
@@ -91,4 +98,4 @@ def check_found(found: Mapping[str, str], columns: Sequence[str], wanted: Wanted
             text += ": each row is one quoted cell, remove the quotes around rows"
         elif more:
             text += f", {', '.join(more[:4])} or the like: name the one to take by {_OPTIONS[meaning]}"
-        raise LabelError(text)
+        raise MissingColumnError(text, first if meaning in named else "")

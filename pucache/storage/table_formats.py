@@ -19,6 +19,8 @@ from typing import Any
 
 from ..errors import LabelError, one_line
 from .file_kinds import BINARY, TEXT, kind_of_content
+from .limits import SHEET_BYTES, SHEET_CELLS, SHEET_SECONDS
+from .spreadsheet import read_sheets
 from .table_columns import plain_name
 
 _BLANK_LINES = r'(?:(?:[ \t,;]|"")*(?:\r\n?|\n))*'
@@ -27,6 +29,23 @@ _PREAMBLE = re.compile(rf'{_BLANK_LINES}(?:"?sep=([^\w"\r\n])"?[,;\t]*(?:\r\n?|\
 _MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # the longer ones first
 _OLD = "cp1252"  # code page of most old tables
 _SEPARATORS = ",;\t|"
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, as JSON may write one
+COCO, MEGADETECTOR = "COCO annotations", "detections of MegaDetector"
+_BOXES_OF = "embed its boxes: pucache embed FILE parts.h5 --images PHOTOS"
+_ANNOTATIONS = {
+    MEGADETECTOR: _BOXES_OF,
+    COCO: _BOXES_OF,
+    "an export of Label Studio": "export it as CSV there",
+    "an export of FiftyOne": "write its file paths and labels as CSV",
+}
+_NAMES_IN = dict(  # names in an object of each kind
+    zip(
+        _ANNOTATIONS,
+        ({"images", "detection_categories"}, {"images", "annotations"}, {"data", "annotations"}, {"samples"}),
+        strict=True,
+    )
+)
 
 log = logging.getLogger("pucache")
 
@@ -71,16 +90,37 @@ def _table(columns: Iterable[object], rows: Iterable[Sequence[object]], lines: I
     return Table(names, [new_row(names, cells, line) for cells, line in numbered if any(cells)])
 
 
-def as_text(value: Any) -> str:
-    """A cell as a person would write it: 1 in place of 1.0, and nothing for a missing value."""
+class Rounded(str):
+    """Text of a floating-point number so large that it stands for its neighbours too, such as an id of 17 digits."""
+
+    __slots__ = ()
+
+
+def require_exact(cells: Iterable[Any], where: str) -> None:
+    """Raise `LabelError` where numbers that stand for names are rounded, and may be those of others."""
+    if rounded := next((cell for cell in cells if type(cell) is Rounded), None):
+        raise LabelError(
+            f"{where} holds names as floating-point numbers, in which {rounded} and its neighbours are one; save them "
+            "as text"
+        )
+
+
+def as_text(value: Any, exact: int = 1 << 53) -> str:
+    """A cell as a person would write it: 1 in place of 1.0, and nothing for a missing value.
+
+    From `exact` on a whole floating-point number is `Rounded`: the next ones are none of its type.
+    """
     if isinstance(value, str):
         return value
     if value is None or value != value:
         return ""
     if isinstance(value, bool):
         return "true" if value else "false"
-    if isinstance(value, float | Decimal) and value % 1 == 0:
-        return str(int(value))
+    if isinstance(value, Decimal):
+        whole = value.to_integral_value()
+        return f"{whole if value == whole else value:f}"
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value)) if abs(value) < exact else Rounded(int(value))
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -186,27 +226,71 @@ def json_table(text: str, name: str, find: Finder, *, must: bool) -> Table | Non
     JSON is an array of objects or of keys, an object of columns or of rows as pandas writes them, or an object of
     labels by key. Raises `LabelError` where it is anything else.
     """
-    content, lines = _parsed(text)
+    content, lines = parse_json(text, name)
+    if kind := annotation_kind(content):
+        raise LabelError(f"{name} is {kind}, not a table of keys; {_ANNOTATIONS[kind]}")
     if isinstance(content, list) and (not lines or not isinstance(content[0], str)):
         table = _records(content, lines)
     else:
         table = _object(content, find) if isinstance(content, dict) else None
     if table is None and must:
         raise LabelError(f"{name} is not JSON of a table; expected an array or lines of objects, or an array of keys")
+    if table is not None and _HALF.search(text):
+        _require_whole(table, name)
     return table
 
 
-def _parsed(text: str) -> tuple[Any, list[int]]:
-    """What the text says, and numbers of lines where each is a value; None where it is no JSON."""
+def annotation_kind(content: Any) -> str:
+    """What JSON of another program's annotations is, such as `COCO`; else ""."""
+    first = content[0] if isinstance(content, list) and content else content
+    names = first.keys() if isinstance(first, dict) else set()
+    return next((kind for kind, its in _NAMES_IN.items() if its <= names), "")
+
+
+def parse_json(text: str, name: str) -> tuple[Any, list[int]]:
+    """What the text says, and numbers of lines where each is a value; None where it is no JSON.
+
+    Raises `LabelError` where a name stands twice in an object, with two values.
+    """
     try:
-        return json.loads(text), []
+        return _parsed(text)
+    except _TwiceError as error:
+        raise LabelError(f"{name} has the name {error} in one object; keep one") from error
+
+
+def _parsed(text: str) -> tuple[Any, list[int]]:
+    try:
+        return json.loads(text, object_pairs_hook=_unique), []
     except (ValueError, RecursionError):
         pass
     numbered = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     try:
-        return [json.loads(line) for _, line in numbered], [number for number, _ in numbered]
+        values = [json.loads(line, object_pairs_hook=_unique) for _, line in numbered]
+        return values, [number for number, _ in numbered]
     except (ValueError, RecursionError):
         return None, []
+
+
+class _TwiceError(Exception):
+    """A name stands twice in an object, with two values."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these pairs, of which Python's reader would keep the last of each name."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        for name, value in pairs:
+            if value != found[name]:
+                raise _TwiceError(f"{name!r:.200} twice, with {value!r:.80} and {found[name]!r:.80}")
+    return found
+
+
+def _require_whole(table: Table, name: str) -> None:
+    """Raise `LabelError` for a cell or a column with half of a character, which no file can hold."""
+    for line, cells in [(0, table.columns), *((row.line, row.values()) for row in table.rows)]:
+        for cell in cells:
+            if cell and any("\ud800" <= character <= "\udfff" for character in cell):
+                raise LabelError(f"{name} has half of a character (a lone surrogate) in row {line}: {cell!r:.80}")
 
 
 def _object(content: dict[str, Any], find: Finder) -> Table | None:
@@ -235,9 +319,10 @@ def _records(rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
 
 
 def _cells(columns: list[Any], rows: list[Any], lines: Sequence[int] = ()) -> Table | None:
-    """A table of JSON's values; those of a column with objects or arrays are not read."""
+    """A table of JSON's values; those of a column with objects or arrays are not read, but for boxes."""
     if not all(isinstance(row, list | tuple) and len(row) <= len(columns) for row in rows):
         return None
+    rows = [[str(cell) if _is_box(cell) else cell for cell in row] for row in rows]
     nested = {number for row in rows for number, cell in enumerate(row) if isinstance(cell, dict | list)}
     texts = (["" if number in nested else cell for number, cell in enumerate(row)] for row in rows)
     table = _table(columns, texts, lines)
@@ -245,23 +330,19 @@ def _cells(columns: list[Any], rows: list[Any], lines: Sequence[int] = ()) -> Ta
     return table
 
 
+def _is_box(cell: Any) -> bool:
+    """Whether a value of JSON is four numbers in an array."""
+    return isinstance(cell, list) and [type(number) in (int, float) for number in cell] == [True] * 4
+
+
 # --- spreadsheets --------------------------------------------------------------------------------
 
 
 def spreadsheet_table(data: bytes, name: str) -> Table:
     """The first sheet with rows of .xlsx, .ods or .xls; raises `LabelError` where there is none."""
-    import python_calamine  # for these files alone
-
     try:
-        with python_calamine.load_workbook(io.BytesIO(data)) as book:
-            sheets = {
-                sheet.name: _sheet(book, sheet.name)
-                for sheet in book.sheets_metadata
-                if str(sheet.visible).endswith(".Visible") and str(sheet.typ).endswith(".WorkSheet")
-            }
-    except BaseException as error:  # a panic of Rust is no Exception
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        sheets = read_sheets(data, SHEET_CELLS, SHEET_BYTES, SHEET_SECONDS)
+    except ValueError as error:
         raise LabelError(
             f"{name} is a spreadsheet (.xlsx, .ods or .xls) or a ZIP archive that cannot be read: {one_line(error)}; "
             "save its sheet as CSV, or unpack it"
@@ -275,9 +356,3 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
         log.warning("%s: the sheet %r is read; %s, which has rows too, is not", name, title, more)
     (_, columns), *cells = rows
     return _table(columns, [row for _, row in cells], [line for line, _ in cells])
-
-
-def _sheet(book: Any, title: str) -> list[tuple[int, list[Any]]]:
-    """Number and cells of each row that is not blank."""
-    rows = enumerate(book.get_sheet_by_name(title).to_python(skip_empty_area=False), 1)
-    return [(number, row) for number, row in rows if any(cell not in ("", None) for cell in row)]

@@ -1,34 +1,28 @@
-"""Estimates of the prior, the share of positives among the unlabelled, by several methods; the tilt has an interval."""
+"""Estimates of the prior, the share of positives among the unlabelled: by the labels, and by the audit of a review."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from ..cache.embedding_cache import EmbeddingCache, open_cache
-from ..estimates.priors import METHODS, PriorEstimate, estimate, profile_interval
-from ..labels.groups import GroupSource, read_groups
-from ..labels.labels import TWIN_COSINE, Labels
+from ..cache.embedding_cache import CacheLike, open_cache
+from ..estimates.priors import PriorEstimate, profile_interval
+from ..labels.labels import TWIN_COSINE, Labels, PULabels
+from ..labels.read_labels import open_labels
 from ..labels.row_values import RowValues
 from ..progress import Progress
 from ..seeds import Seed, drawn_seed
-from .labelled_cache import LabelledCache
-from .model_file import label_count
 from .sklearn_classifier import PULinearClassifier
-from .train_on_cache import is_audited, train_on_cache
+from .training_set import TrainingRows, TrainingSet
 
 
 def estimate_prior(
-    cache: str | Path | Sequence[str | Path] | EmbeddingCache,
-    positives: str | Path | RowValues | Labels,
+    cache: CacheLike,
+    positives: str | Path | RowValues | PULabels | Labels,
     *,
-    negatives: str | Path | RowValues | None = None,
-    groups: GroupSource | None = None,
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
-    methods: Sequence[str] = tuple(METHODS),
     level: float = 0.9,
     n_folds: int = 5,
     seed: Seed = 0,
@@ -39,53 +33,47 @@ def estimate_prior(
 
     Parameters
     ----------
-    cache, positives, negatives, groups, twins, all_rows
-        As for `pucache.train_pu`.
-    methods, level, n_folds, seed, device, progress
+    cache, positives, twins, all_rows
+        As for `pucache.train_pu`, with the labels of one list.
+    level, n_folds, seed, device, progress
         As for `estimate_prior_on`.
 
     Returns
     -------
     list of PriorEstimate
-        One per method, in the order given.
+        As of `estimate_prior_on`.
 
     Raises
     ------
     LabelError, CacheError
-        As `LabelledCache.of`.
+        As `pucache.train_pu`.
     ValueError
-        Unknown method, or a number outside its domain.
+        A number outside its domain.
     """
-    check_request(methods, level=level, n_folds=n_folds)
+    check_request(level=level, n_folds=n_folds)
     opened, number = open_cache(cache), drawn_seed(seed)
-    clusters = None if groups is None else read_groups(opened, groups)
-    data = LabelledCache.of(
-        opened, positives, twins, negatives=negatives, all_rows=all_rows, clusters=clusters, seed=number, device=device
-    )
-    return estimate_prior_on(
-        data, methods=methods, level=level, n_folds=n_folds, seed=number, device=device, progress=progress
-    )
+    labels = open_labels(opened, positives)
+    rows = TrainingRows.of_cache(opened, labels, twins=twins, all_rows=all_rows, seed=number, device=device)
+    data = rows.labelled_by(labels.only)
+    return estimate_prior_on(data, level=level, n_folds=n_folds, seed=number, device=device, progress=progress)
 
 
 def estimate_prior_on(
-    data: LabelledCache,
+    data: TrainingSet,
     *,
-    methods: Sequence[str] = tuple(METHODS),
     level: float = 0.9,
     n_folds: int = 5,
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
-    """Estimate the prior by the training that `pucache.train_pu` does by default; by the tilt it is the same estimate.
+    """Estimate the prior by the training that `pucache.train_pu` does by default: it is the same estimate.
 
     Parameters
     ----------
-    data : LabelledCache
-    methods : sequence of str
-        Names in `pucache.estimates.priors.METHODS`.
+    data : TrainingSet
     level : float
-        Nominal coverage of the interval of the tilt, in (0, 1). The other methods have none.
+        Nominal coverage of the interval, in (0, 1).
     n_folds, seed : int
     device : str
     progress : Progress, optional
@@ -93,50 +81,39 @@ def estimate_prior_on(
     Returns
     -------
     list of PriorEstimate
-        One per method, in the order given; before them that of the audit of a review, where the labels have one. Where
-        they are too few, numbers are None, and intervals too wide to say anything (`PriorEstimate.stated`).
+        By the tilt; before it that of the audit of a review, where the labels have one. Where they are too few, numbers
+        are None, and intervals too wide to say anything (`PriorEstimate.stated`).
 
     Raises
     ------
     ValueError
-        Unknown method, or a number outside its domain.
+        A number outside its domain.
     """
-    check_request(methods, level=level, n_folds=n_folds)
+    check_request(level=level, n_folds=n_folds)
     model = PULinearClassifier(n_folds=n_folds, random_state=seed, device=device)
-    train_on_cache(model, data, progress=progress)
-    count = label_count(model)
-    by_audit = [model.prior_estimate_] if is_audited(model) and model.prior_estimate_ else []
-    return by_audit + [estimate.stated(count) for estimate in estimates_by_method(data, model, methods, level)]
+    model.train(data, progress)
+    figures = model.figures_
+    by_audit = [figures.prior] if figures.is_audited and figures.prior else []
+    return [*by_audit, prior_by_labels(data, model, level).stated(figures.labels)]
 
 
-def estimates_by_method(
-    data: LabelledCache, model: PULinearClassifier, methods: Sequence[str] = tuple(METHODS), level: float = 0.9
-) -> list[PriorEstimate]:
-    """Estimate the prior by held-out margins of a model that was trained on these data, however few the labels are.
-
-    The tilt takes those of the final head, as training does; the other methods those of the classifier before
-    distillation, on which they were measured.
-    """
-    labels, count = data.training_labels, label_count(model).labels
-    effect = model.estimates_.get("design_effect", 1.0)
-    grouped = {"design_effect": effect, "most_labels": np.inf if effect == 1 else count}
-    return [
-        labels.within_review(
-            profile_interval(model.held_out_margins_, data.s, level, bounds=labels.interval_bounds, **grouped)
-        )
-        if method == "tilt"
-        else PriorEstimate(
-            method, estimate(model.classifier_margins_, data.s, method, bounds=labels.bounds), level=level
-        )
-        for method in methods
-    ]
+def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float = 0.9) -> PriorEstimate:
+    """Estimate the prior by held-out margins of a model that was trained on these data, however few the labels are."""
+    labels, count = data.training, model.figures_.labels.labels
+    effect = model.figures_.design_effect or 1.0
+    found = profile_interval(
+        model.held_out_margins_,
+        labels.s,
+        level,
+        bounds=labels.interval_bounds,
+        design_effect=effect,
+        most_labels=np.inf if effect == 1 else count,
+    )
+    return labels.within_review(found)
 
 
-def check_request(methods: Sequence[str], *, level: float, n_folds: int = 5) -> None:
+def check_request(*, level: float, n_folds: int = 5) -> None:
     """Raise `ValueError` for arguments of `estimate_prior_on` that are outside their domain."""
-    unknown = [method for method in methods if method not in METHODS]
-    if unknown or not methods:
-        raise ValueError(f"unknown method {', '.join(map(repr, unknown)) or 'none'}; use {', '.join(METHODS)}")
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), such as 0.9; got {level:g}")
     if n_folds < 2:

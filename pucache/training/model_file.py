@@ -6,7 +6,7 @@ float32 and ``numbers`` (7,) float64, those of `PileMargins` and `PileSample`, a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ import numpy as np
 
 from ..encoders.spec import EncoderSpec
 from ..errors import ModelError
-from ..estimates.audited_prior import METHOD as AUDIT
 from ..estimates.calibration import Tilt
 from ..estimates.dataset_shift import PileSample
+from ..estimates.figures import Figures
 from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import PileMargins
@@ -63,8 +63,7 @@ class FittedState:
     penalty_: float
     seed_: int
     tilt_: Tilt
-    prior_estimate_: PriorEstimate | None
-    estimates_: dict[str, Any]
+    figures_: Figures
     n_labelled_: int
     n_unlabelled_: int
     n_confirmed_: int
@@ -78,6 +77,16 @@ class FittedState:
     pile_margins_: PileMargins | None = None
     pile_sample_: PileSample | None = None
 
+    @property
+    def prior_estimate_(self) -> PriorEstimate | None:
+        """`figures_.prior`."""
+        return self.figures_.prior
+
+    @property
+    def estimates_(self) -> dict[str, Any]:
+        """`figures_` as the file and ``--json`` have them."""
+        return self.figures_.to_json()
+
 
 @dataclass(kw_only=True, eq=False)
 class TrainedState(FittedState):
@@ -87,11 +96,6 @@ class TrainedState(FittedState):
     classifier_margins_: np.ndarray
 
 
-def label_count(state: FittedState) -> LabelCount:
-    """Number of labels that the estimates of a fitted model rest on."""
-    return replace(_label_count(state.estimates_, state.n_labelled_), grouped=state.n_groups_ is not None)
-
-
 def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState, *, force: bool = False) -> None:
     """Write a fitted classifier; a model is replaced as a whole, a file of another kind where it is forced."""
     parameters = {name: value for name, value in parameters.items() if name != "random_state"} | {"seed": state.seed_}
@@ -99,7 +103,7 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
         parameters["protocol"] = vars(parameters.pop("sgd_settings"))
     content: dict[str, Any] = {
         "parameters": parameters,
-        "estimates": state.estimates_,
+        "estimates": state.figures_.to_json(),
         "counts": [state.n_labelled_, state.n_unlabelled_],
         "reviewed": [state.n_confirmed_, state.n_negatives_],
         "classes": [state.classes_.tolist(), state.classes_.dtype.str],
@@ -145,9 +149,10 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
     *numbers, alpha, slope = tensors["numbers"].tolist()
     values = dict(zip(_NUMBERS, numbers, strict=True))
     n_labelled, n_unlabelled = content["counts"]
-    parameters, estimates, estimate = content["parameters"], content["estimates"], content["prior_estimate"]
-    if estimate:
-        estimate = stated_estimate(PriorEstimate(**estimate), estimates, n_labelled)
+    parameters = content["parameters"]
+    assumed = None if parameters.get("prior") is not None else values["prior"]
+    count = LabelCount(n_labelled, grouped=content.get("groups") is not None)
+    figures = Figures.from_json(content["estimates"], content["prior_estimate"], count, assumed)
     n_confirmed, n_negatives = content.get("reviewed", (0, 0))  # missing in files of before there were reviews
     classes, dtype = content["classes"]
     sample = content.get("unlabelled_sample")  # missing where all rows were trained on
@@ -156,13 +161,12 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
         coef_=tensors["coef"][None],
         intercept_=np.array([values["intercept"]]),
         threshold_=values["threshold"],
-        prior_=parameters.get("prior", estimate.prior if estimate else None),
+        prior_=parameters.get("prior", figures.prior.prior if figures.prior else None),
         share_=values["share"],
         penalty_=values["penalty"],
         seed_=parameters.get("seed", 0),
         tilt_=Tilt(alpha, slope, values["prior"]),
-        prior_estimate_=estimate or None,
-        estimates_=estimates,
+        figures_=figures,
         n_labelled_=n_labelled,
         n_unlabelled_=n_unlabelled,
         n_confirmed_=n_confirmed,
@@ -204,22 +208,6 @@ def _parse_parameters(content: dict[str, Any]) -> dict[str, Any]:
     if not (counts_fit and numbers["learning_rate"] > 0):
         raise ValueError(f"settings of its protocol are not positive: {settings}")
     return parameters | {"sgd_settings": settings}
-
-
-def stated_estimate(estimate: PriorEstimate, estimates: dict[str, Any], n_labelled: int) -> PriorEstimate | None:
-    """An estimate of the prior as far as it is stated: without its number, or None, where the labels are too few.
-
-    `estimates` are `estimates_` of the model; that of an audit has a number where the audit has figures.
-    """
-    count = _label_count(estimates, n_labelled)
-    if estimate.method == AUDIT:
-        return estimate if estimates["recall"] is not None else replace(estimate, prior=None)
-    return estimate.stated(count) if count.has_estimates else None
-
-
-def _label_count(estimates: dict[str, Any], n_labelled: int) -> LabelCount:
-    labels = estimates.get("labels")
-    return LabelCount(labels if isinstance(labels, int) else n_labelled)
 
 
 def _numbers(state: FittedState) -> np.ndarray:

@@ -25,13 +25,14 @@ from ..progress import Progress, Silent
 from ..seeds import Seed
 from ..storage.rows import RowMatrix, as_float32, rows_not_finite
 from ..threads import one_blas_thread
-from .model_file import NO_SAMPLE, FittedState, label_count, read_model, write_model
+from .model_file import NO_SAMPLE, FittedState, read_model, write_model
 
 if TYPE_CHECKING:
     from ..heads.minibatch import SGDSettings
-    from ..neighbours.graph import NeighbourGraph
+    from .training_set import TrainingSet
 
 _VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
+_ROUTED = ("sample_weight", "groups", "reviewed")  # arguments of fit that metadata routing may pass on
 _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
 
 
@@ -107,9 +108,9 @@ class PULinearClassifier(FittedState):
         Seed of folds and initial coefficients, by `random_state`.
     tilt_ : Tilt
         Posterior as a function of the margin; its `prior` is the one it rests on.
-    estimates_ : dict
-        `pucache.estimates.intervals.stated_estimates` on cross-fitted margins, with the risk and the clamp's
-        activity. Figures that the labels are too few for are None.
+    figures_ : Figures
+        Figures of cross-fitted margins, as far as they may be stated (`pucache.estimates.figures`); ``estimates_`` are
+        the same as a dict.
     method_ : {"distilled", "linear"}
         Kind of the head; ``linear`` where neighbours do not help or the labels are too few to tell.
     neighbours_ : NeighbourSettings or None
@@ -189,6 +190,43 @@ class PULinearClassifier(FittedState):
         vars(self).update(parameters)
         return self
 
+    def set_fit_request(
+        self,
+        *,
+        sample_weight: bool | str | None = None,
+        groups: bool | str | None = None,
+        reviewed: bool | str | None = None,
+    ) -> Self:
+        """Say which arguments of `fit` scikit-learn's metadata routing passes on, and return the classifier itself.
+
+        True: the argument is passed on; False: it is not; a name: under this name; None: it is refused where it is
+        given. See "Metadata routing" in the user guide of scikit-learn.
+        """
+        self._fit_request = {"sample_weight": sample_weight, "groups": groups, "reviewed": reviewed}
+        return self
+
+    def get_metadata_routing(self) -> Any:
+        """The arguments that `fit` asks for, as scikit-learn's metadata routing reads them."""
+        from sklearn.utils.metadata_routing import MetadataRequest
+
+        request = MetadataRequest(owner=self)
+        for name, asked in getattr(self, "_fit_request", dict.fromkeys(_ROUTED)).items():
+            request.fit.add_request(param=name, alias=asked)
+        return request
+
+    def __sklearn_clone__(self) -> Self:
+        copied = type(self)(**self.get_params())
+        if hasattr(self, "_fit_request"):
+            copied._fit_request = dict(self._fit_request)
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "coef_" in state and "figures_" not in state:
+            raise ModelError(
+                "this classifier was pickled by pucache 0.4 or older; train it again, or load the file that save wrote"
+            )
+        vars(self).update(state)
+
     def __sklearn_tags__(self) -> Any:
         from sklearn.utils import ClassifierTags, Tags, TargetTags
 
@@ -246,10 +284,10 @@ class PULinearClassifier(FittedState):
         from sklearn.utils.validation import validate_data
 
         from ..devices import choose_device
-        from ..heads.design_matrix import DesignMatrix
-        from .train_head import TrainingRows, TrainingSettings, train_head
+        from .train_head import TrainingSettings
+        from .training_set import TrainingRows, TrainingSet
 
-        settings = TrainingSettings.of(self.get_params())
+        TrainingSettings.of(self.get_params())  # wrong ones are refused before X is read
         check_same_rows(X, y=y, sample_weight=sample_weight, groups=groups, reviewed=reviewed)
         checked, y = validate_data(self, X, y, dtype=[np.float32, np.float16], ensure_all_finite=False)
         rows = np.asarray(checked)
@@ -259,23 +297,16 @@ class PULinearClassifier(FittedState):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}, or numbers beyond float32")
         decisions = None if reviewed is None else _decisions(reviewed, s)
         labels = TrainingLabels.of(s, decisions, _row_weights(sample_weight, rows, s))
-        device = choose_device(self.device)
-
-        def graph(numbers: np.ndarray | None) -> NeighbourGraph:
-            from ..neighbours.graph import neighbour_graph
-
-            return neighbour_graph(rows, rows=numbers, device=str(device))
-
         group = None if groups is None else np.unique(groups, return_inverse=True)[1]
-        data = TrainingRows(
-            design=DesignMatrix(rows, labels.training_s, None, device),
-            labels=labels,
-            graph=graph,
-            groups=group,
-            clusters=group,
-            classes=classes,
-        )
-        return self.adopt(train_head(data, settings, progress))
+        self.train(TrainingSet(TrainingRows(rows, choose_device(self.device), group=group), labels), progress)
+        self.classes_ = classes
+        return self
+
+    def train(self, data: TrainingSet, progress: Progress | None = None) -> Self:
+        """Train on rows of a cache, or of a matrix, with labels."""
+        from .train_head import TrainingSettings, train_head
+
+        return self.adopt(train_head(data, TrainingSettings.of(self.get_params()), progress))
 
     def adopt(self, state: FittedState) -> Self:
         """Take the fitted attributes from the result of training, or of a file."""
@@ -340,8 +371,8 @@ class PULinearClassifier(FittedState):
             Columns in the order of `classes_`; the second one is that of the positives.
         """
         posterior = self.posterior(self.margins(self._validated(X)))
-        if not (count := label_count(self)).has_points:
-            warnings.warn(count.probabilities_warning, stacklevel=2)
+        if not self.figures_.has_probabilities:
+            warnings.warn(self.figures_.labels.probabilities_warning, stacklevel=2)
         return np.column_stack([1 - posterior, posterior])
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
@@ -409,6 +440,10 @@ class PULinearClassifier(FittedState):
         """Probability of being positive, float64 (n,), given margins (n,), where the share of positives is `share_`."""
         return self.tilt_.posterior(margins, self.share_)
 
+    def stated_posterior(self, margins: np.ndarray) -> np.ndarray | None:
+        """`posterior`, as far as it is stated: None below 30 labelled positives."""
+        return self.posterior(margins) if self.figures_.has_probabilities else None
+
     def at_share(self, share: float) -> Self:
         """Return this model with posterior and threshold for another share of positives; the margins stay.
 
@@ -434,7 +469,7 @@ class PULinearClassifier(FittedState):
             raise ModelError(NO_SAMPLE)
         model = copy(self)
         model.deploy_prior = model.share_ = share
-        model.threshold_ = self.pile_margins_.threshold(self.threshold, self.tilt_.prior, share, label_count(self))
+        model.threshold_ = self.pile_margins_.threshold(self.threshold, self.tilt_.prior, share, self.figures_.labels)
         return model
 
     def check_fits(self, cache: EmbeddingCache) -> None:

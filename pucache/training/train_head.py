@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..encoders.spec import EncoderSpec
-from ..estimates.audited_prior import COMBINED, AuditedPrior, audited_figures, of_new_images, within_both
+from ..estimates.audited_prior import AuditedPrior, audited_figures
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
-from ..estimates.intervals import prior_range, stated_estimates
+from ..estimates.figures import OF_NEW, Figures
+from ..estimates.intervals import prior_range
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
 from ..estimates.share_of_new_images import PileMargins, on_one_scale
 from ..estimates.thresholds import choose_threshold, parse_rule
-from ..heads.design_matrix import DesignMatrix
 from ..heads.risks import PURisk
 from ..heads.solve import SOLVERS
-from ..labels.sample import UnlabelledSample
 from ..progress import Progress, Silent
 from ..seeds import check_seed, drawn_seed
 from ..storage.rows import take_rows
 from .cross_fitting import PENALTIES, CrossFit, CrossFitter, HeadSettings, deal_folds
-from .distillation import Distillation, DistillationRows, GraphSource, distil
-from .model_file import TrainedState, stated_estimate
+from .distillation import Distillation, DistillationRows, distil
+from .model_file import TrainedState
 from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
+from .training_set import TrainingSet
 
 METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
@@ -38,23 +37,6 @@ _STAGES = 3  # steps of progress: prior for training, heads, distillation
 log = logging.getLogger("pucache")
 _INTEGER = (int, np.integer)
 _NUMBER = (*_INTEGER, float, np.floating)
-
-
-@dataclass(frozen=True)
-class TrainingRows:
-    """Rows to train on, of a cache or of a matrix."""
-
-    design: DesignMatrix  # finite rows, with `labels.training_s`
-    labels: TrainingLabels
-    graph: GraphSource  # of the nearest neighbours of some rows, given their numbers, or of all rows, given None
-    groups: np.ndarray | None = None  # (n,): rows of one group stay in one fold
-    clusters: np.ndarray | None = None  # (n,): these groups, where their rows may be different pictures
-    sample: UnlabelledSample | None = None  # of the unlabelled rows, where the matrix has not all of them
-    encoder: EncoderSpec | None = None
-    # (m,): rows that any of several concepts labels: a sample for the graph holds them, so that one serves all
-    labelled_by_any: np.ndarray | None = None
-    # labels of the unlabelled and of the positives
-    classes: np.ndarray = field(default_factory=lambda: np.array([0, 1], np.int8))
 
 
 @dataclass(frozen=True)
@@ -109,52 +91,55 @@ class TrainingSettings:
         )
 
 
-def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progress | None = None) -> TrainedState:
+def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress | None = None) -> TrainedState:
     """Choose the penalty, train one head on all rows, distil it where neighbours help, calibrate and estimate."""
-    labels, rule = rows.labels, settings.threshold
+    labels, rule = data.training, settings.threshold
     audited = labels.audited if settings.prior is None else None
     given = settings.prior if audited is None else audited.likeliest
-    linear, distillation = _trained(rows, settings, given, progress)
+    linear, distillation = _trained(data, settings, given, progress)
     chosen = distillation if distillation is not None and distillation.evidence.weight else linear
     margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
-    final = rows.design.margins(chosen.head)[:, 0]
-    count = LabelCount.of(labels.s, groups=rows.groups, weights=labels.weights)
-    effect = _design_effect(rows, margins, count, linear.fold)
+    final = data.design.margins(chosen.head)[:, 0]
+    count = LabelCount.of(labels.s, groups=data.rows.together, weights=labels.weights)
+    effect = _design_effect(data, margins, count, linear.fold)
     prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited, effect)
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
     if of_figures is not None:
-        count = LabelCount.of(labels.training_s, groups=rows.groups, weights=labels.weights)
+        count = LabelCount.of(labels.training_s, groups=data.rows.together, weights=labels.weights)
     of_figures = of_figures or (margins, labels.s, labels.weights)
     n_labelled = int(labels.s.sum())
-    n_unlabelled = len(unlabelled) if rows.sample is None else rows.sample.unlabelled
+    n_unlabelled = len(unlabelled) if data.rows.sample is None else data.rows.sample.unlabelled
     share = settings.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
     tilt = fit_tilt(*of_figures, prior)
     threshold = choose_threshold(tilt, unlabelled, rule, share, near=None if count.has_estimates else prior)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
-    by_labels: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate)}
+    count = replace(count, grouped=data.rows.group is not None)
+    known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
     drawn: dict[str, Any] = {"prior": prior, "design_effect": effect}
 
-    def figures_at(values: np.ndarray) -> dict[str, Any]:
+    def figures_at(values: np.ndarray) -> Figures:
         """Figures of held-out margins (n,) on one scale, by the labels and by the audit."""
-        stated = stated_estimates(values, labels.s, threshold=threshold, seed=settings.heads.seed, **by_labels, **drawn)
+        figures = Figures.of(values, labels.s, seed=settings.heads.seed, **known, **drawn)
         if audited is None:
-            return stated
+            return figures
         called = values[labels.s == 0] > threshold
         by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, tilt=tilt, **drawn)
-        return stated | (within_both(by_audit, stated) if sources == COMBINED else by_audit)
+        return figures.audited(by_audit, sources)
 
-    risk, clamped = (float(values[0]) for values in (chosen.head.risk, chosen.head.clamped))
     # on the scale of the final head as many rows are above the threshold as it calls positive; new images are unknown
     # to it, as the rows are to the heads that give their held-out margins
-    estimates = {"risk": risk, "clamped": clamped, **figures_at(on_one_scale(margins, final, labels.s))}
-    if audited is not None:
-        estimates |= {"sources": sources, **of_new_images(figures_at(margins))}
-    estimates |= {} if rows.clusters is None else {"design_effect": effect}
-    _warn_of_chance(estimates)
-    reportable = None if prior_estimate is None else stated_estimate(prior_estimate, estimates, n_labelled)
-    estimated = None if reportable is None else reportable.prior
+    figures = figures_at(on_one_scale(margins, final, labels.s)).with_prior(prior_estimate)
+    figures = replace(
+        figures,
+        counted={"risk": float(chosen.head.risk[0]), "clamped": float(chosen.head.clamped[0]), **figures.counted},
+        assumed_prior=prior if settings.prior is None and not count.has_estimates else None,
+        of_new_images={} if audited is None else {name: figures_at(margins)[name] for name in OF_NEW},
+        design_effect=None if data.rows.group is None else effect,
+    )
+    _warn_of_chance(figures)
+    estimated = None if figures.prior is None else figures.prior.prior
     return TrainedState(
         coef_=chosen.head.coef[:1],
         intercept_=np.array(chosen.head.intercept[:1], np.float64),
@@ -164,72 +149,70 @@ def train_head(rows: TrainingRows, settings: TrainingSettings, progress: Progres
         penalty_=linear.penalty,
         seed_=settings.heads.seed,
         tilt_=stated_by,
-        prior_estimate_=reportable,
-        estimates_=estimates,
+        figures_=figures,
         n_labelled_=n_labelled,
         n_unlabelled_=n_unlabelled,
         n_confirmed_=int((labels.training_s > labels.s).sum()),
         n_negatives_=int(labels.known_negative.sum()),
-        unlabelled_sample_=rows.sample,
-        classes_=rows.classes,
-        encoder_=rows.encoder,
+        unlabelled_sample_=data.rows.sample,
+        classes_=np.array([0, 1], np.int8),
+        encoder_=None if data.rows.cache is None else data.rows.cache.encoder,
         neighbours_=None
         if distillation is None
         else _neighbour_settings(distillation, given, rule, share, sum_to, effect),
         method_="linear" if chosen is linear else "distilled",
-        n_groups_=None if rows.clusters is None else len(np.unique(rows.clusters)),
+        n_groups_=None if data.rows.group is None else len(np.unique(data.rows.group)),
         pile_margins_=PileMargins.of(*of_figures, given, effect),
-        pile_sample_=_pile_sample(rows, margins, final, settings.heads.seed),
+        pile_sample_=_pile_sample(data, margins, final, settings.heads.seed),
         held_out_margins_=margins,
         classifier_margins_=linear.margins,
     )
 
 
 def _trained(
-    rows: TrainingRows, settings: TrainingSettings, given: float | None, progress: Progress | None
+    data: TrainingSet, settings: TrainingSettings, given: float | None, progress: Progress | None
 ) -> tuple[CrossFit, Distillation | None]:
     """The linear heads at the best penalty, and what is distilled from them where neighbours are looked at."""
-    labels, seed = rows.labels, settings.heads.seed
+    labels, seed = data.training, settings.heads.seed
     with progress or Silent() as stages:
         stages.start(_STAGES, "training")
-        deals = deal_folds(labels.training_s, settings.n_folds, seed, rows.groups)
-        fitter = CrossFitter(rows.design, labels, deals, _training_prior(rows, deals, given, settings), settings.heads)
+        deals = deal_folds(labels.training_s, settings.n_folds, seed, data.rows.together)
+        fitter = CrossFitter(data.design, labels, deals, _training_prior(data, deals, given, settings), settings.heads)
         stages.advance(1)
-        halves = _halves(rows, deals, seed) if settings.method == "distilled" else None
+        halves = _halves(data, deals, seed) if settings.method == "distilled" else None
         linear = fitter.cross_fit(settings.penalties, halves)
         stages.advance(1)
-        distillation = None if halves is None else _distil(rows, linear, halves, given)
+        distillation = None if halves is None else _distil(data, linear, halves, given)
         stages.advance(1)
     return linear, distillation
 
 
-def _warn_of_chance(stated: dict[str, Any]) -> None:
+def _warn_of_chance(figures: Figures) -> None:
     """Say where the interval of PAUC, the ranking of held-out labels, covers that of chance."""
-    low, high = stated.get("pauc_low"), stated.get("pauc_high")
-    if low is not None and high is not None and low <= _CHANCE:
+    if (interval := figures["pauc"].interval) is not None and interval[0] <= _CHANCE:
         log.warning(
             "held-out ranking is no better than chance (PAUC %.2f to %.2f, chance has %.1f): look whether the labels "
             "are of these rows, whether a few columns outweigh the others, and whether the labelled look alike",
-            *(low, high, _CHANCE),
+            *(*interval, _CHANCE),
         )
 
 
-def _pile_sample(rows: TrainingRows, margins: np.ndarray, final: np.ndarray, seed: int) -> PileSample:
+def _pile_sample(data: TrainingSet, margins: np.ndarray, final: np.ndarray, seed: int) -> PileSample:
     """Draw labelled and unlabelled rows, with which new images are compared, and their held-out margins.
 
     `final` (n,) are the margins of all rows by the head of all rows.
     """
-    labels, generator, drawn = rows.labels, np.random.default_rng(seed), []
+    labels, generator, drawn = data.training, np.random.default_rng(seed), []
     for value, most in ((1, MOST_POSITIVES), (0, MOST_ROWS - min(MOST_POSITIVES, int(labels.s.sum())))):
         weights = (labels.s == value) * (1.0 if labels.weights is None else labels.weights.astype(np.float64))
         size = min(most, int(np.count_nonzero(weights)))
         drawn.append(np.sort(generator.choice(len(weights), size, replace=False, p=weights / weights.sum())))
-    q = min(64, MOST_BYTES // (2 * (rows.design.d + MOST_ROWS)))
-    moments, leading = rows.design.moments, rows.design.leading
+    q = min(64, MOST_BYTES // (2 * (data.design.d + MOST_ROWS)))
+    moments, leading = data.design.moments, data.design.leading
     directions = leading.directions.cpu().numpy()[:, ::-1][:, :q].astype(np.float16)
     middle = moments.centre + moments.spread * leading.centre.cpu().numpy()
     centre = middle @ directions.astype(np.float32)
-    X = np.concatenate([take_rows(rows.design.X, numbers) for numbers in drawn])
+    X = np.concatenate([take_rows(data.design.X, numbers) for numbers in drawn])
     return PileSample(
         directions=np.ascontiguousarray(directions),
         centre=centre,
@@ -241,20 +224,20 @@ def _pile_sample(rows: TrainingRows, margins: np.ndarray, final: np.ndarray, see
     )
 
 
-def _training_prior(rows: TrainingRows, deals: np.ndarray, given: float | None, settings: TrainingSettings) -> float:
+def _training_prior(data: TrainingSet, deals: np.ndarray, given: float | None, settings: TrainingSettings) -> float:
     """Prior that the risk is minimised with; where none is given, by heads of the default risk, which needs none."""
-    labels, prior = rows.labels, given
+    labels, prior = data.training, given
     if prior is not None:
         labels.check(prior)
     elif settings.heads.risk.needs_prior:
-        default = CrossFitter(rows.design, labels, deals, settings=HeadSettings(seed=settings.heads.seed)).cross_fit()
-        prior = estimate(default.margins, labels.s, weights=labels.weights, bounds=labels.bounds)
+        default = CrossFitter(data.design, labels, deals, settings=HeadSettings(seed=settings.heads.seed)).cross_fit()
+        prior = estimate(default.margins, labels.s, labels.weights, bounds=labels.bounds)
     return labels.training_prior(prior) if prior else 0.5
 
 
-def _halves(rows: TrainingRows, deals: np.ndarray, seed: int) -> np.ndarray | None:
+def _halves(data: TrainingSet, deals: np.ndarray, seed: int) -> np.ndarray | None:
     """Halves of the labels, by which neighbours are judged; None where they are too few, or no chain sees one."""
-    labels, groups = rows.labels, rows.groups
+    labels, groups = data.training, data.rows.together
     weighted = np.ones(len(deals), bool) if labels.weights is None else labels.weights > 0
     positives = np.flatnonzero((labels.training_s == 1) & weighted)
     different = len(positives) if groups is None else len(np.unique(groups[positives]))
@@ -263,21 +246,21 @@ def _halves(rows: TrainingRows, deals: np.ndarray, seed: int) -> np.ndarray | No
     return halves_of(labels, groups, seed)
 
 
-def _distil(rows: TrainingRows, linear: CrossFit, halves: np.ndarray, given: float | None) -> Distillation | None:
+def _distil(data: TrainingSet, linear: CrossFit, halves: np.ndarray, given: float | None) -> Distillation | None:
     """Distil the linear head, with the evidence on what neighbours are worth.
 
     None after a review that left few positives hidden: the margins of the pile then follow from known neighbours, and
     threshold and precision would not hold for new images.
     """
-    labels = rows.labels
+    labels = data.training
     tilt = fit_tilt(linear.margins, labels.s, labels.weights, given)
     if labels.confirmed_weight and labels.hidden(tilt.prior) < _LEAST_HIDDEN * labels.known_positive_weight:
         return None
-    sampled = DistillationRows.of(rows.design, labels, linear.fold, rows.graph, rows.labelled_by_any)
+    sampled = DistillationRows.of(data.design, labels, linear.fold, data.rows.graph, data.rows.labelled)
     margins = sampled.design.margins(linear.of_halves)
     agreement = agreement_gains(margins, sampled.take(halves), sampled.labels, sampled.graph, prior=tilt.prior)
-    count = LabelCount.of(labels.training_s, groups=rows.clusters, weights=labels.training_weights)
-    return distil(sampled, rows.design, linear, tilt, agreement, count.labels)
+    count = LabelCount.of(labels.training_s, groups=data.rows.group, weights=labels.training_weights)
+    return distil(sampled, data.design, linear, tilt, agreement, count.labels)
 
 
 def _neighbour_settings(
@@ -302,9 +285,9 @@ def _neighbour_settings(
     )
 
 
-def _design_effect(rows: TrainingRows, margins: np.ndarray, count: LabelCount, fold: np.ndarray) -> float:
+def _design_effect(data: TrainingSet, margins: np.ndarray, count: LabelCount, fold: np.ndarray) -> float:
     """Rows that are worth an independent one; 1 without groups, and where the labels are too few for estimates."""
-    labels, groups = rows.labels, rows.clusters
+    labels, groups = data.training, data.rows.group
     if groups is None:
         return 1.0
     if count.labels == 1 < labels.s.sum():

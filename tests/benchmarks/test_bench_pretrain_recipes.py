@@ -1,5 +1,6 @@
 """Ranking recipes and the long run, tried small on the CPU; ranking leaves the test set shut."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -36,14 +37,22 @@ def test_candidates_are_ranked_without_the_test_set_and_only_once(cifar, tmp_pat
     for path in (cifar / "test").rglob("*.png"):
         path.write_bytes(b"no image")
     words = ["rank", str(cifar), str(tmp_path / "work"), "--quick", "--device", "cpu"]
+    ranked = ["modern", "strong colours", "published, 0.06, four views of half the batch"]
     for _ in range(2):
-        pretrain_recipes.main([*words, "--only", "modern", "strong colours"])
+        pretrain_recipes.main([*words, "--only", *ranked])
         shown = capsys.readouterr().out
-        assert "| modern |" in shown and "| strong colours |" in shown and "left" not in shown
+        assert all(f"| {name} |" in shown for name in ranked) and "left" not in shown
     [results] = (tmp_path / "work").glob("recipes-*.jsonl")
     rows = [json.loads(line) for line in results.read_text().splitlines()]
-    assert [row["candidate"] for row in rows] == ["modern", "strong colours"]
+    assert [row["candidate"] for row in rows] == ranked
     assert all(0 <= row["held-out AUC"] <= 1 for row in rows)
+
+
+def test_a_published_rate_is_the_greatest_that_its_recipe_reaches():
+    for name, rate in (("published, 0.12", 0.12), ("published, 0.06, four views of half the batch", 0.06)):
+        settings = pretrain_recipes.CANDIDATES[name] | {"views": "natural"}
+        recipe = dataclasses.replace(pretrain_recipes.BASE, **settings)
+        assert max(recipe.learning_rate(step, 1000) for step in range(1000)) == pytest.approx(rate)
 
 
 def test_the_long_run_stops_and_goes_on(cifar, tmp_path, capsys, all_labelled_late):

@@ -203,7 +203,7 @@ def test_an_object_is_replaced_by_its_own_kind_alone_and_never_where_it_is_read(
         destination.check(TABLE)
     store.put("made/scores.csv", b"\x89PNG\r\n")
     text = one_line(OutputError, destination.check, TABLE)
-    assert text.startswith(f"{SCORES} is a PNG picture, where a table is to be written; name another file")
+    assert text.startswith(f"{SCORES} is a PNG picture, where a table is to be written; remove it first")
     destination.check(TABLE, force=True)
     for where in (SCORES, "s3://bucket/made", "s3://bucket/made/*.csv"):
         assert f"{SCORES} is also an input" in one_line(

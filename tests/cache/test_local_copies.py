@@ -8,7 +8,7 @@ from pucache.cache.destination import open_destination
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.local_copies import cache_dir, working_folder
 from pucache.cache.remote import local_copies
-from pucache.reviewing.session_start import session_folder
+from pucache.reviewing.resume import session_folder
 
 X, *_ = planted(40)
 VERSION = "0123456789abcdef"

@@ -71,7 +71,7 @@ def test_a_file_that_would_be_lost_is_replaced_only_if_forced(tmp_path, name):
     make(out)
     before = out.read_bytes()
     text = one_line(OutputError, pack, [first], out)
-    assert re.search(f"{expected}.*; name another file, or pass --force to replace it", text), text
+    assert re.search(f"{expected}.*; (remove it first, or )?name another file", text), text
     assert out.read_bytes() == before
     assert pack([first], out, force=True) == 2
     assert list(EmbeddingCache(out).keys) == ["a", "b"]

@@ -97,7 +97,7 @@ def test_results_go_along(caches):
         pucache.estimate_prior(caches, S),
         pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]),
         pucache.info(caches),
-        pucache.Labels.of(S),
+        pucache.PULabels.of(S),
     ]
     for result in results:
         assert repr(pickle.loads(pickle.dumps(result))) == repr(copy.deepcopy(result)) == repr(result)
@@ -111,12 +111,12 @@ def test_what_a_notebook_shows_is_short(caches):
         (caches.files[0], "50 rows"),
         (caches.keys, "Keys(80: 0000, 0001, 0002, ...)"),
         (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
-        (pucache.Labels.of(S), "Labels(80 rows: 20 labelled positive)"),
-        (pucache.Labels(S, S - 1), "20 labelled positive, 60 negative"),
+        (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
+        (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
         (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
         (model, "PULinearClassifier(method='linear')"),
         (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
-        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(1 priors, 1 seeds: "),
+        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
     ]
     for thing, text in shown:
         assert text in repr(thing) and len(repr(thing)) < 400

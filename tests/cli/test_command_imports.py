@@ -20,7 +20,7 @@ for command in sys.argv[1:]:
     main(shlex.split(command), standalone_mode=False)
     print("imported:", *sorted({LARGE!r} & set(sys.modules)))
 """
-LABELS = "--positives positives.txt --twins 2"
+LABELS = "--positives positives.txt"
 ALLOWED = {  # what a command may import, beside what those before it may
     "--help": set(),
     "cache-dir": set(),
@@ -30,6 +30,7 @@ ALLOWED = {  # what a command may import, beside what those before it may
     "pack cache.h5 --out packed.h5": {"h5py"},
     "import-embeddings X.npy imported.h5": {"h5py"},
     "export cache.h5 cache.parquet": {"h5py"},
+    "labels cache.h5 truth.csv": {"h5py"},
     "score model.safetensors cache.h5 --out new.csv": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py"},
@@ -37,7 +38,7 @@ ALLOWED = {  # what a command may import, beside what those before it may
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     **{f"{verb} --help": {"h5py"} for verb in sorted(main.commands)},
     f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
-    f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1 --no-plot --device cpu": {"h5py", "torch"},
+    f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1": {"h5py", "torch", "matplotlib"},
 }
 
 

@@ -16,6 +16,7 @@ from helpers.command_line import (
     LABELLED,
     REST,
     SMALL,
+    refused,
     run,
     run_json,
     save_images,
@@ -72,17 +73,15 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
 
 
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
-    shutil.copy(world / "truth.csv", "truth.csv")
     command = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1,0.2 --seeds 2"
-    told = run(command + " --truth truth.csv", w=world).stdout
-    assert "flat: the sigmoid loss at target prior 0.5" in told and "wrote sweep.csv and sweep.png" in told
+    verdict, *_, written = run(command, w=world).stdout.splitlines()
+    assert verdict.startswith("flat: imbupu gives the same heads") and written == "wrote sweep.csv and sweep.png"
     rows = table(here / "sweep.csv")
     assert [(row["prior"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.1", "1"), ("0.2", "0"), ("0.2", "1")]
-    assert float(rows[0]["true_auc"]) > 0.8
     with Image.open("sweep.png") as picture:
         assert picture.format == "PNG" and picture.width > 1000
-    other = run_json(command + " --loss nnpu --no-plot --out other.csv", w=world)
-    assert len(other["rows"]) == 4 and not Path("other.png").exists()
+    other = run_json(command + " --loss nnpu --out other.csv", w=world)
+    assert len(other["rows"]) == 4 and Path("other.png").exists()
 
 
 def test_train_writes_a_model_and_its_metrics(world, trained):
@@ -121,13 +120,13 @@ def test_train_says_its_method_and_why(world, trained, here):
     assert too_few in run(few, w=world).stdout.splitlines()
 
 
-FOUND = "retrieve-positives {w}/cache.h5 --positives {w}/positives.txt --twins 2 "
+FOUND = "retrieve-positives {w}/cache.h5 --positives {w}/positives.txt "
 FUSED = "classifier and neighbours, fused"
 WAYS = {
     "": ("similarity (whitened)", "numpy on the CPU"),
     "--model {w}/with_neighbours.safetensors": (FUSED, "faiss on the CPU"),
     "--model {w}/model.safetensors --by classifier": ("classifier", None),
-    "--similarity topk": ("similarity (topk)", "faiss on the CPU"),
+    "--by topk": ("similarity (topk)", "faiss on the CPU"),
 }
 
 
@@ -138,6 +137,14 @@ def indexed(world, trained, here):
     model = PULinearClassifier.load(world / "model.safetensors")
     with_neighbours(model, 2.0).save(here / "w" / "with_neighbours.safetensors")
     return here / "w"
+
+
+def hidden_without_twins(cache):
+    """Keys of the hidden positives that are not the same picture as a labelled one."""
+    X = np.asarray(cache.X, np.float64)
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    is_twin = (X @ X[:LABELLED].T).max(axis=1) >= 0.999  # the labelled are the first of the sorted keys
+    return [cache.keys[row] for row in range(LABELLED, LABELLED + HIDDEN) if not is_twin[row]]
 
 
 @pytest.mark.parametrize("how", WAYS)
@@ -152,17 +159,18 @@ def test_retrieve_finds_the_hidden_positives_first(indexed, here, how):
     assert list(rows[0]) == ["rank", "key", "score"] and [row["rank"] for row in rows] == [str(n) for n in range(1, 21)]
     scores = [float(row["score"]) for row in rows]
     assert scores == sorted(scores, reverse=True)
-    assert {row["key"] for row in rows[:HIDDEN]} == {f"red/{LABELLED + number:03}.png" for number in range(HIDDEN)}
+    hidden = set(hidden_without_twins(EmbeddingCache(indexed / "cache.h5")))
+    assert len(hidden) > HIDDEN / 2 and {row["key"] for row in rows[: len(hidden)]} == hidden
     kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
     assert kept == ["cache.h5.neighbours"] * is_fused
 
 
 def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):
-    told = run_json(FOUND + "-k 5 --review review.html --images {w}/images", w=world)
-    assert told["review"] == "review.html" and told["shown"] == 5 and told["without_picture"] == 0
+    told = run_json(FOUND + "-k 5 --page review.html --images {w}/images", w=world)
+    assert told["page"] == "review.html" and told["shown"] == 5 and told["without_picture"] == 0
     page = Path("review.html").read_text()
     assert all(row["key"] in page for row in table(here / "ranked.csv"))
-    said = run(FOUND + "-k 5 --review again.html", w=world).stdout.splitlines()
+    said = run(FOUND + "-k 5 --page again.html", w=world).stdout.splitlines()
     assert said[-1].startswith("wrote again.html: open it in a browser")
 
 
@@ -172,8 +180,8 @@ REVIEW += "".join(f"red/{n:03}.png,1,1\n" for n in (8, 9, 10)) + "".join(f"rest/
 
 def test_known_negatives_change_training_and_are_told(world, embedded, here):
     Path("review.csv").write_text(REVIEW)
-    asked = "train-pu {w}/cache.h5 --positives review.csv --prior 0.15 --penalty 0.01 --method linear --device cpu "
-    without, told = (run(asked + more, w=world).stdout for more in ("", "--negatives review.csv"))
+    asked = "train-pu {w}/cache.h5 --prior 0.15 --penalty 0.01 --method linear --device cpu "
+    without, told = (run(asked + given, w=world).stdout for given in ("--positives review.csv", "--labels review.csv"))
     assert "8 labelled positives, 52 unlabelled (of them reviewed: 3 positive, 12 negative)" in told
     assert "(of them reviewed: 3 positive, 0 negative)" in without
     assert PULinearClassifier.load("model.safetensors").n_negatives_ == 12
@@ -181,8 +189,8 @@ def test_known_negatives_change_training_and_are_told(world, embedded, here):
 
 def test_scores_of_a_cache_and_of_its_images_are_the_same_whether_strict_or_not(world, trained, here):
     told = run_json("score {w}/model.safetensors {w}/cache.h5", w=world)
-    assert (told["out"], told["rows"], told["failures"]) == ("scores.csv", N, 1)
-    rows = table(here / "scores.csv")
+    assert (told["out"], told["rows"], told["failures"]) == ("cache.scores.csv", N, 1)
+    rows = table(here / "cache.scores.csv")
     assert list(rows[0]) == ["key", "margin", "posterior", "label"]
     assert [row["key"] for row in rows] == list(EmbeddingCache(world / "cache.h5").keys)
     threshold = PULinearClassifier.load(world / "model.safetensors").threshold_
@@ -192,36 +200,31 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same_whether_strict_or_not(
 
     images = "score {w}/model.safetensors {w}/images --out new.csv --weights {w}/weights.safetensors --device cpu"
     assert "1 images could not be read and have no score" in run(images + " --strict", 3, w=world).stdout
-    assert (here / "new.csv").read_bytes() == (here / "scores.csv").read_bytes()
+    assert (here / "new.csv").read_bytes() == (here / "cache.scores.csv").read_bytes()
     written = (here / "new.h5").stat()
     assert run_json(images, w=world)["cache"] == "new.h5"
     assert (here / "new.h5").stat() == written, "what is embedded is not embedded again"
 
 
-def test_a_weekly_table_refuses_a_day_before_and_a_source_that_moved_keeps_its_days(world, trained, here):
-    score = "score {w}/model.safetensors {a} --out weekly.csv --append --weights {w}/weights.safetensors --device cpu"
-    shutil.copytree(world / "images", here / "old/week")
-    run(score + " --day 2026-01-05", w=world, a="old/week")
-    before = table(here / "weekly.csv")
-    assert (
-        "the day 2026-01-04 lies before 2026-01-05" in run(score + " --day 2026-01-04", 2, w=world, a="old/week").stderr
-    )
-    (here / "old").rename(here / "new")
-    assert "pass --moved" in run(score + " --day 2026-01-12", 1, w=world, a="new/week").stderr
-    assert table(here / "weekly.csv") == before
-    run(score + " --day 2026-01-12 --moved", w=world, a="new/week")
-    assert table(here / "weekly.csv") == [row | {"source": str(here / "new/week")} for row in before]
+def test_a_table_of_other_images_is_refused_and_names_a_free_file(world, trained, here):
+    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
+    before = Path("scores.csv").read_bytes()
+    made = "score {w}/model.safetensors few --out scores.csv --weights {w}/weights.safetensors --device cpu"
+    save_images(here / "few", 3, (128, 128, 128), np.random.default_rng(0))
+    assert "few.scores.csv" in refused(made, w=world)
+    assert Path("scores.csv").read_bytes() == before
 
 
 def test_evaluate_holds_scores_against_the_truth(world, trained, here):
-    run("score {w}/model.safetensors {w}/cache.h5", w=world)
+    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
     told = run_json("evaluate scores.csv --truth {w}/truth.csv --at 5 --at 1000", w=world)
     assert (told["n"], told["n_positive"], told["without_truth"]) == (N, LABELLED + HIDDEN, 0)
     assert told["auc"] > 0.95 and told["precision@5"] == 1 and "precision@1000" not in told
     hidden = "evaluate scores.csv --truth {w}/truth.csv --positives {w}/positives.txt"
     assert run_json(hidden, w=world)["n_positive"] == HIDDEN
     Path("reviewed.csv").write_text("key,label\nred/000.png,1\nrest/000.png,0\n")
-    assert run_json("evaluate scores.csv --truth {w}/truth.csv --positives reviewed.csv", w=world)["n"] == N - 1
+    for labels, left in {"--positives": N - 1, "--labels": N - 2}.items():  # a list of positives; what is decided
+        assert run_json(f"evaluate scores.csv --truth {{w}}/truth.csv {labels} reviewed.csv", w=world)["n"] == left
     assert re.search(rf"^n_positive +{HIDDEN}$", run(hidden, w=world).stdout, re.MULTILINE)
     Path("all.csv").write_text("key,label\n" + "".join(f"{row['key']},1\n" for row in table(here / "scores.csv")))
     assert run_json("evaluate scores.csv --truth all.csv")["auc"] is None  # in JSON null, and no NaN
@@ -239,10 +242,10 @@ def test_embeddings_made_elsewhere_go_all_the_way(here):
     assert run_json("info c.h5")["encoder"]["name"] == "imported:vit"
     Path("positives.csv").write_text("key\n" + "".join(f"{row:03}.png\n" for row in np.flatnonzero(s)))
     Path("truth.csv").write_text("key,label\n" + "".join(f"{row:03}.png,{y[row]}\n" for row in range(80)))
-    train = "train-pu c.h5 --positives positives.csv --prior 0.3 --out m.safetensors --metrics m.json --device cpu"
-    assert "wrote m.safetensors and m.json" in run(train).stdout
+    train = "train-pu c.h5 --positives positives.csv --prior 0.3 --out m.safetensors --device cpu"
+    assert "wrote m.safetensors and m.metrics.json" in run(train).stdout
     run("score m.safetensors c.h5")
-    assert run_json("evaluate scores.csv --truth truth.csv")["auc"] > 0.9
+    assert run_json("evaluate c.scores.csv --truth truth.csv")["auc"] > 0.9
 
 
 def test_progress_goes_to_stderr_and_leaves_json_alone(embedding, embedded):
@@ -281,13 +284,10 @@ def few(here):
 
 
 def test_a_profile_says_where_the_time_went(world, few):
-    shown = run("embed few c.h5 --strict --profile" + SMALL, w=world).stdout.splitlines()
-    assert all(re.search(rf"{stage} \d+\.\d\d s", shown[-1]) for stage in STAGES)
-    assert re.search(r"the encoder waited \d+%$", shown[-1])
-    told = run_json("embed few d.h5 --profile" + SMALL, w=world)["profile"]
+    told = run_json("embed few c.h5" + SMALL, w=world)["profile"]
     assert set(STAGES) <= set(told["seconds"]) and 0 <= told["device_waited"] <= 1
-    assert "profile" not in run_json("embed few d.h5" + SMALL, w=world)
-    assert "the encoder waited 0%" in run("embed few d.h5 --profile" + SMALL, w=world).stdout
+    again = run_json("embed few c.h5" + SMALL, w=world)["profile"]
+    assert (again["device_waited"], again["first_batch"]) == (0, None)
 
 
 def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few):

@@ -1,4 +1,4 @@
-"""`--concepts` of the commands: many concepts on one cache."""
+"""Several concepts in the labels of the commands, on one cache."""
 
 import json
 import shutil
@@ -30,9 +30,9 @@ def folder(tmp_path_factory):
     X = (draw.normal(size=(500, 8)) + 3 * np.eye(5, 8)[y]).astype(np.float32)
     keys = list(write_cache(folder / "cache.h5", X).keys)
     rows = [(keys[row], name) for kind, name in enumerate(["red", "old red"]) for row in np.flatnonzero(y == kind)[:35]]
-    text = "".join(f"{key},{name}\n" for key, name in [*rows, ("gone.png", "blue")])
-    (folder / "labels.csv").write_text("key,concept\n" + text)
-    (folder / "cache.csv").write_text("key,red_label\n")
+    text = "key,concept,label\n" + "".join(f"{key},{name},1\n" for key, name in rows)
+    (folder / "all.csv").write_text(text)
+    (folder / "labels.csv").write_text(f"{text}{keys[0]},blue,0\n")
     (folder / "labels").mkdir()
     for name in ("red", "old red"):
         (folder / f"labels/{name}.txt").write_text("".join(f"{key}\n" for key, of in rows if of == name))
@@ -48,7 +48,7 @@ def in_folder(folder, monkeypatch):
 def trained(folder):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        return run("train-pu cache.h5 --concepts labels.csv --device cpu", 3)
+        return run("train-pu cache.h5 --labels labels.csv --device cpu", 3)
 
 
 def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
@@ -57,7 +57,7 @@ def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
     metrics = json.loads((folder / "models/metrics.json").read_text())
     assert [row["concept"] for row in metrics["concepts"]] == ["old red", "red"]
     assert list(metrics["failures"]) == ["blue"] and metrics["concepts"][0]["labelled_positives"] == 35
-    assert "blue" in trained.stderr and "not in the cache" in trained.stderr and "blue" not in trained.stdout
+    assert "blue" in trained.stderr and "no keys with the label 1" in trained.stderr and "blue" not in trained.stdout
     run("train-pu cache.h5 --positives labels/red.txt --device cpu --out alone.safetensors")
     alone = json.loads((folder / "alone.metrics.json").read_text())
     of_concept = {name: value for name, value in metrics["concepts"][1].items() if name != "concept"}
@@ -85,57 +85,9 @@ def test_score_writes_one_wide_table_that_agrees_with_single_ones(trained, out):
     assert said["concepts"]["red"] == single["label"].sum() and said["positives"] == sum(said["concepts"].values())
 
 
-@pytest.fixture(scope="module")
-def kinds(folder, trained):
-    """The truth of both concepts, and models of them that exclude each other."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        run("train-pu cache.h5 --concepts labels.csv --exclusive --device cpu --out kinds", 3)
-        metrics = json.loads(Path("kinds/metrics.json").read_text())
-        Path("kinds.csv").write_text(Path("labels.csv").read_text().replace("gone.png,blue\n", ""))
-    return metrics
-
-
-@pytest.mark.parametrize("out", ["one.csv", "one.parquet"])
-def test_of_concepts_that_exclude_each_other_an_image_has_one_or_none(kinds, out):
-    assert {row["known_negatives"] for row in kinds["concepts"]} == {35}
-    said = run(f"score kinds cache.h5 --out {out} --exclusive").stdout
-    rows = table(out) if out.endswith("csv") else pyarrow.parquet.read_table(out).to_pylist()
-    names = ["old red", "red"]
-    assert list(rows[0])[:3] == ["key", "kind", "old red_margin"]
-    for row in rows:
-        posteriors = {name: float(row[f"{name}_posterior"]) for name in names}
-        none = 1 - sum(posteriors.values())
-        assert none > -1e-5 and max([*posteriors.values(), none]) <= {**posteriors, "": none}[row["kind"]] + 1e-5
-        assert [int(row[f"{name}_label"]) for name in names] == [row["kind"] == name for name in names]
-    kind = {row["key"]: row["kind"] for row in rows}
-    assert f"{sum(not one for one in kind.values()):,} of no kind" in said
-    told = json.loads(run(f"evaluate {out} --truth kinds.csv --exclusive --json").stdout)
-    right = {row["key"]: kind[row["key"]] == row["concept"] for row in table("kinds.csv")}
-    assert told["accuracy"] == sum(right.values()) / 70 > 0.9
-    assert (told["n"], told["without_truth"], told["kinds_without_model"]) == (70, len(rows) - 70, 0)
-    truth = "key,concept\n" + "".join(f"{key},{one or 'blue'}\n" for key, one in kind.items())
-    Path("as called.csv").write_text(truth)
-    told = json.loads(run(f"evaluate {out} --truth 'as called.csv' --exclusive --json").stdout)
-    assert told["accuracy"] == told["macro_f1"] == told["red_recall"] == 1
-    assert told["kinds_without_model"] == told["called_none"] == sum(not one for one in kind.values())
-
-
-def test_a_table_of_kinds_grows_with_its_option_alone(kinds):
-    score = "score kinds cache.h5 --out grown.csv --append"
-    run(score + " --exclusive --day 2026-01-05")
-    before = Path("grown.csv").read_bytes()
-    assert "has the column kind" in run(score, 1).stderr
-    run(score + " --exclusive --day 2026-01-12")
-    assert Path("grown.csv").read_bytes() == before
-    run("score kinds cache.h5 --out alone.csv --exclusive")
-    assert [row["kind"] for row in table("alone.csv")] == [row["kind"] for row in table("grown.csv")]
-    assert "alone.csv names no model" in run("score kinds cache.h5 --out alone.csv --append --exclusive", 1).stderr
-
-
 @pytest.mark.parametrize("model", ["", " --model models"])
 def test_retrieve_writes_the_best_of_each(trained, model):
-    said = run(f"retrieve-positives cache.h5 --concepts labels.csv -k 7 --out best.csv{model}", 3)
+    said = run(f"retrieve-positives cache.h5 --labels labels.csv -k 7 --out best.csv{model}", 3)
     rows = table("best.csv")
     assert list(rows[0]) == ["concept", "rank", "key", "score"] and "blue" in said.stderr
     assert [row["concept"] for row in rows] == ["old red"] * 7 + ["red"] * 7
@@ -147,17 +99,13 @@ def test_retrieve_writes_the_best_of_each(trained, model):
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        ("train-pu cache.h5 --concepts labels.csv --positives labels/red.txt", 2, "leave out --positives"),
+        ("train-pu cache.h5 --labels labels.csv --positives labels/red.txt", 2, "give one of them"),
         ("retrieve-positives cache.h5", 2, "Missing option '--positives'"),
-        ("retrieve-positives cache.h5 --concepts labels --review page.html", 2, "--review is for one list"),
-        ("retrieve-positives cache.h5 --concepts labels --by fused", 2, "needs a model"),
+        ("retrieve-positives cache.h5 --labels all.csv --page page.html", 2, "--page"),
+        ("retrieve-positives cache.h5 --labels all.csv --by fused", 2, "needs a model"),
         ("score models cache.h5 --neighbours cache.h5", 2, "for one model"),
-        ("score models/red.safetensors cache.h5 --exclusive", 2, "leave it out with one model"),
-        ("train-pu cache.h5 --positives labels/red.txt --exclusive", 2, "--exclusive is for --concepts"),
-        ("evaluate cache.csv --truth labels.csv --exclusive", 1, "no column kind"),
-        ("evaluate cache.csv --truth labels.csv --exclusive --concept red", 2, "leave out exclusive, or concept"),
         ("score labels cache.h5", 1, "holds no models"),
-        ("train-pu cache.h5 --concepts gone", 1, "no such file"),
+        ("train-pu cache.h5 --labels gone", 1, "no such file"),
     ],
 )
 def test_wrong_usage_is_one_line(trained, command, code, text):
@@ -168,23 +116,23 @@ def test_wrong_usage_is_one_line(trained, command, code, text):
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        ("train-pu cache.h5 --concepts labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),
-        ("estimate-prior cache.h5 --concepts labels.csv --method some", "unknown method 'some'"),
-        ("retrieve-positives cache.h5 --concepts labels.csv --model empty --out new/a.csv", "holds no model"),
-        ("report cache.h5 --concepts labels.csv --model empty --out new/a.html", "holds no model"),
+        ("train-pu cache.h5 --labels labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),
+        ("estimate-prior cache.h5 --labels labels.csv --level 2", "level must be in (0, 1)"),
+        ("retrieve-positives cache.h5 --labels labels.csv --model empty --out new/a.csv", "holds no model"),
+        ("report cache.h5 --labels labels.csv --model empty --out new/a.html", "holds no model"),
     ],
 )
 def test_where_every_concept_fails_nothing_is_written_and_the_command_has_failed(folder, trained, command, reason):
     (folder / "empty").mkdir(exist_ok=True)
     shutil.copy(folder / "models/red.safetensors", folder / "empty/other.safetensors")
-    said = run(command, 2 if "some" in command else 1)
+    said = run(command, 2 if "--level" in command else 1)
     assert not said.stdout and reason in said.stderr and said.stderr.count("\n") == 1
     assert not [path for path in folder.glob("new/**/*") if path.is_file()]
 
 
 @pytest.mark.slow
 def test_report_writes_a_page_each_and_what_concepts_share(folder, trained):
-    said = json.loads(run("report cache.h5 --concepts labels.csv --model models --sample 50 --json", 3).stdout)
+    said = json.loads(run("report cache.h5 --labels labels.csv --model models --json", 3).stdout)
     pages = [f"report/{name}.html" for name in ("old red", "red")]
     overview = (folder / "report.html").read_text()
     assert all((folder / page).is_file() and page.replace(" ", "%20") in overview for page in pages)

@@ -14,29 +14,36 @@ from helpers.planted import planted
 from PIL import Image
 
 from pucache.cli.main import main
+from pucache.reviewing.session import open_session
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 # Parameters of text that name no file; those of OUTPUTS are written, all others are read
 WORDS = set(
-    "device key_column label_column label_value loss surrogate penalty solver prior priors threshold k index address "
-    "shard methods embedding_column name backbone reviewer host deploy_prior".split()
+    "device key_column label_column label_value label_separator undecided match_keys encoding concept_column concept "
+    "loss penalty solver prior priors threshold k address shard tiles embedding_column name backbone reviewer host "
+    "words not_words deploy_prior".split()
 )
 # Folders that a command owns: each refuses one that holds other files, or holds a log that nothing replaces
 FOLDERS = {("demo", "folder"), ("pretrain", "run_dir"), ("review", "session"), ("audit", "session")}
-LABELS = "--positives positives.txt --negatives negatives.csv"
+LABELS = "--positives positives.txt"
 OUTPUTS = {  # command and parameter: command lines, {out} of which is a link with the ending that the output must have
-    ("train-pu", "out"): [f"cache.h5 {LABELS} --out {{out}}", "cache.h5 --session cache.h5.review --out {out}"],
-    ("train-pu", "metrics"): [
-        f"cache.h5 {LABELS} --metrics {{out}}",
-        "shards --session cache.h5.review --metrics {out}",
-        "cache.h5 --concepts concepts --metrics {out}",
+    ("train-pu", "out"): [
+        f"cache.h5 {LABELS} --out {{out}}",
+        "cache.h5 --labels reviewed --out {out}",
+        "cache.h5 --labels negatives.csv --out {out}",
     ],
-    ("sweep-priors", "out"): [f"cache.h5 {LABELS} --truth truth.csv --out {{out}}.csv"],
+    ("labels", "out"): [
+        "cache.h5 positives.txt --negatives negatives.csv --groups groups.csv --out {out}.csv",
+        "cache.h5 concepts --groups groups.csv:site --out {out}.csv",
+        "shards cache.h5.review --out {out}.csv",
+        "cache.h5 photos.parquet --label-column kind --out {out}.csv",
+    ],
+    ("sweep-priors", "out"): [f"cache.h5 {LABELS} --out {{out}}.csv"],
     ("retrieve-positives", "out"): [
         f"cache.h5 {LABELS} --model model.safetensors --out {{out}}",
-        "cache.h5 --concepts labels.csv --model models --out {out}",
+        "cache.h5 --labels labels.csv --model models --like photos --out {out}",
     ],
-    ("retrieve-positives", "review"): [f"cache.h5 {LABELS} --images photos.csv --review {{out}}"],
+    ("retrieve-positives", "page"): [f"cache.h5 {LABELS} --images photos.csv --page {{out}}"],
     ("score", "out"): [
         "model.safetensors cache.h5 --neighbours pile.h5 --out {out}.csv",
         "models shards --out {out}.parquet",
@@ -45,17 +52,13 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
     ],
     ("score", "cache"): ["model.safetensors photos --neighbours pile.h5 --weights w.safetensors --cache {out}"],
     ("export", "out"): [
-        "cache.h5 {out}.parquet --scores scores.csv --session cache.h5.review --thumbnails --images photos",
+        "cache.h5 {out}.parquet --session cache.h5.review --thumbnails --images photos",
         "model.safetensors {out}.onnx --weights w.safetensors",
     ],
     ("report", "out"): [
         f"cache.h5 {LABELS} --model model.safetensors --truth truth.csv --new-images pile.h5 --out {{out}}",
-        "shards --session cache.h5.review --out {out}",
-        "cache.h5 --concepts concepts --model models --out {out}",
-    ],
-    ("embed", "labels_to"): [
-        "photos.parquet c.h5 --label-column kind --reuse pile.h5 --encoder run --labels-to {out}",
-        "'photos.parquet#key=key' c.h5 --label-column kind --labels-to {out}",
+        "shards --labels cache.h5.review --beside reviewed --out {out}",
+        "cache.h5 --labels labels.csv --model models --out {out}",
     ],
     ("embed", "cache"): ["photos.csv {out}", "photos.parquet {out}", "photos {out} --weights w.safetensors"],
     ("pack", "out"): ["cache.h5 pile.h5 --out {out}", "shards --out {out}"],
@@ -74,6 +77,8 @@ READ = {  # files that are read where a word of a command line names more than i
     "packed/{0..9}.tar": ["packed/3.tar"],
     "concepts": ["concepts/deer.txt"],
     "cache.h5.review": SESSION,
+    "reviewed": ["reviewed/decisions.sqlite"],
+    "groups.csv:site": ["groups.csv"],
     "models": ["models/deer.safetensors"],
     "run": ["run/encoder.safetensors", "run/run.json", "run/log.csv"],
 }
@@ -90,7 +95,9 @@ def inputs(tmp_path_factory):
         Image.new("RGB", (8, 8)).save(folder / "photos" / name)
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"x"], "kind": ["a"]}), folder / "photos.parquet")
     (folder / "photos.csv").write_text('path,kind\n"photos/b.jpg",b\n')
-    write(folder / "cache.h5", ["a.png", "b.jpg"], source=str(folder / "photos"))
+    cache = write(folder / "cache.h5", ["a.png", "b.jpg"], source=str(folder / "photos"))
+    with open_session(cache, np.array([1, 0], np.int8), folder=folder / "reviewed"):
+        pass
     write(folder / "pile.h5", ["b.png"], source=str(folder / "photos.parquet"))
     write(folder / "shards/1.h5", ["c.png"], source=str(folder / "photos.csv"))
     write(folder / "shards/2.h5", ["d.png"])
@@ -103,15 +110,10 @@ def inputs(tmp_path_factory):
     (folder / "cache.h5.review/decisions.sqlite").write_bytes(b"SQLite format 3\0")
     for name in ("positives.txt", "keys.txt", "concepts/deer.txt"):
         (folder / name).write_text("a.png\n")
-    for name in (
-        "negatives.csv",
-        "truth.csv",
-        "labels.csv",
-        "scores.csv",
-        "run/log.csv",
-        "cache.h5.review/reviewed.csv",
-    ):
+    for name in ("negatives.csv", "truth.csv", "run/log.csv", "cache.h5.review/reviewed.csv"):
         (folder / name).write_text("key,label\na.png,1\n")
+    (folder / "labels.csv").write_text("key,concept\na.png,deer\n")
+    (folder / "groups.csv").write_text("key,site\na.png,x\n")
     for name in ("cache.h5.review/decisions.sqlite-wal", "cache.h5.review/pile.npz", "packed/3.tar"):
         (folder / name).write_bytes(b"\x00\x01 binary")
     (folder / "run/run.json").write_text("{}\n")
@@ -127,11 +129,13 @@ def test_every_parameter_that_names_a_file_is_known_to_be_read_or_written():
     assert written == OUTPUTS.keys() | FOLDERS
     for verb in main.commands:
         metavars = {one.name: one.metavar or "" for one in options_of(verb) if isinstance(one, click.Option)}
-        looks_written = {name for name in ("out", "metrics", "review", "labels_to", "preview") if name in metavars}
+        looks_written = {name for name in ("out", "page", "preview") if name in metavars}
         assert {(verb, name) for name in looks_written} <= OUTPUTS.keys()
         assert not any("FILE" in metavars.get(name, "") for name in WORDS)
-        if any(of == verb for of, _ in OUTPUTS):
-            assert "force" in {one.name for one in main.commands[verb].params}
+
+
+def forced(verb):
+    return ["--force"] if "force" in {one.name for one in main.commands[verb].params} else []
 
 
 @pytest.mark.parametrize(("verb", "line"), CASES)
@@ -146,12 +150,12 @@ def test_nothing_that_is_read_is_replaced_even_where_it_is_forced(inputs, monkey
         link = Path(f"{out}{ending}")
         link.unlink(missing_ok=True)
         link.symlink_to(inputs / file)
-        ended = CliRunner().invoke(main, [verb, *shlex.split(line.format(out=out)), "--force"])
+        ended = CliRunner().invoke(main, [verb, *shlex.split(line.format(out=out)), *forced(verb)])
         assert ended.exit_code == 1, (file, ended.output)
         assert ended.stderr.count("\n") == 1 and "Traceback" not in ended.stderr
-        said = "where a pucache cache is to be written" if verb == "embed" and "--labels-to" not in line else ""
+        said = "where a pucache cache is to be written" if verb == "embed" else ""
         assert (said or "is also an input") in ended.stderr, (file, ended.stderr)
-    assert snapshot(inputs) == before
+    assert before.items() <= snapshot(inputs).items()
 
 
 @pytest.mark.parametrize(("verb", "line"), CASES)
@@ -166,20 +170,24 @@ def test_a_file_of_another_kind_is_refused_and_stays_as_it_is(inputs, monkeypatc
     assert out.read_bytes() == b"\x00 precious" and list(tmp_path.iterdir()) == [out]
 
 
+def test_a_folder_of_models_keeps_what_is_of_another_kind(inputs, monkeypatch, tmp_path):
+    monkeypatch.chdir(inputs)
+    (tmp_path / "deer.safetensors").write_bytes(b"\x00 precious")
+    ended = CliRunner().invoke(main, shlex.split(f"train-pu cache.h5 --labels labels.csv --out {tmp_path}"))
+    assert ended.exit_code == 1 and "deer.safetensors is a file of another kind, where a" in ended.stderr
+    assert (tmp_path / "deer.safetensors").read_bytes() == b"\x00 precious" and len(list(tmp_path.iterdir())) == 1
+
+
 @pytest.mark.parametrize(
     "line",
     [
-        "train-pu cache.h5 --positives positives.txt --out {out} --metrics {same}",
-        "train-pu cache.h5 --concepts labels.csv --out {folder} --metrics {folder}/deer.safetensors",
-        "retrieve-positives cache.h5 --positives positives.txt --out {out} --review {same}",
+        "retrieve-positives cache.h5 --positives positives.txt --out {out} --page {same}",
         "score model.safetensors photos --out {out} --cache {same}",
-        "embed photos.parquet {same} --labels-to {out} --label-column kind",
     ],
 )
 def test_two_outputs_of_one_command_are_two_files(inputs, monkeypatch, tmp_path, line):
     monkeypatch.chdir(inputs)
-    places = {"out": tmp_path / "new.csv", "same": f"{tmp_path}/../{tmp_path.name}/new.csv", "folder": tmp_path}
-    (inputs / "labels.csv").write_text("key,concept\na.png,deer\n")
-    ended = CliRunner().invoke(main, [*shlex.split(line.format(**places)), "--force"])
+    places = {"out": tmp_path / "new.csv", "same": f"{tmp_path}/../{tmp_path.name}/new.csv"}
+    ended = CliRunner().invoke(main, shlex.split(line.format(**places)))
     assert ended.exit_code == 2 and "are one file" in ended.stderr and ended.stderr.endswith("; name two\n")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""`--groups` of the commands: images that are not independent."""
+"""Groups in the labels of the commands: images that are not independent."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,6 @@ def folder(tmp_path_factory):
     (folder / "one.txt").write_text("\n".join(labelled[:COPIES]))
     (folder / "g.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys))
     (folder / "half.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys[:200]))
-    (folder / "labels.csv").write_text("key,concept\n" + "".join(f"{key},found\n" for key in labelled))
     return folder
 
 
@@ -35,51 +34,52 @@ def in_folder(folder, monkeypatch):
     monkeypatch.chdir(folder)
 
 
+def grouped(groups, out, listed="found.txt"):
+    return run(f"labels cache.h5 {listed} --groups '{groups}' --out {out}")
+
+
 def test_a_table_and_a_pattern_train_one_model_whose_labels_and_intervals_count_groups():
-    train = "train-pu cache.h5 --positives found.txt --method linear --penalty 0.01 --device cpu"
-    of_table = run(f"{train} --groups g.csv --out t.safetensors").stdout
+    train = "train-pu cache.h5 --method linear --penalty 0.01 --device cpu"
+    assert "100 groups\n" in grouped("g.csv", "t.csv").stdout
+    grouped("g.csv:patient", "c.csv")
+    grouped("(.*)/[^/]*", "p.csv")
+    assert len({Path(f"{name}.csv").read_bytes() for name in "tcp"}) == 1
+    of_table = run(f"{train} --labels t.csv --out t.safetensors").stdout
     assert "100 groups of images; the labelled positives are of 32, and count as so many labels, " in of_table
-    run(f"{train} --groups g.csv:patient --out c.safetensors")
-    run(f"{train} --groups '(.*)/[^/]*' --out p.safetensors")
-    assert len({Path(f"{name}.safetensors").read_bytes() for name in "tcp"}) == 1
-    run(f"{train} --out alone.safetensors")
-    grouped, alone = (json.loads(Path(f"{name}.metrics.json").read_text()) for name in ("t", "alone"))
-    assert (grouped["groups"], grouped["estimates"]["labels"], grouped["labelled_positives"]) == (100, 32, 128)
+    run(f"{train} --positives found.txt --out alone.safetensors")
+    of_groups, alone = (json.loads(Path(f"{name}.metrics.json").read_text()) for name in ("t", "alone"))
+    assert (of_groups["groups"], of_groups["estimates"]["labels"], of_groups["labelled_positives"]) == (100, 32, 128)
     assert "groups" not in alone and "design_effect" not in alone["estimates"]
-    widths = [one["prior_estimate"]["high"] - one["prior_estimate"]["low"] for one in (grouped, alone)]
+    widths = [one["prior_estimate"]["high"] - one["prior_estimate"]["low"] for one in (of_groups, alone)]
     assert widths[0] > 1.2 * widths[1]
 
 
-def test_concepts_the_prior_and_the_report_take_groups():
-    concepts = run_json("train-pu cache.h5 --concepts labels.csv --groups g.csv --device cpu --json")
-    assert concepts["concepts"][0]["groups"] == 100
-    prior = run_json("estimate-prior cache.h5 --positives found.txt --groups g.csv --device cpu --json")
-    assert prior["estimates"]["tilt"] == pytest.approx(concepts["concepts"][0]["prior_estimate"])
-    page = "report cache.h5 --positives found.txt --groups g.csv --device cpu --sample 30 --out r.html"
+def test_the_prior_and_the_report_take_groups():
+    grouped("g.csv", "t.csv")
+    run("train-pu cache.h5 --labels t.csv --device cpu --out m.safetensors")
+    expected = json.loads(Path("m.metrics.json").read_text())["prior_estimate"]
+    prior = run_json("estimate-prior cache.h5 --labels t.csv")
+    assert prior["estimates"]["tilt"] == pytest.approx(expected)
+    page = "report cache.h5 --labels t.csv --model m.safetensors --out r.html"
     assert "known positives are in 32 of 100 groups; images of " in run(page).stdout
     assert "Groups with positives" in Path("r.html").read_text() and "32 groups" in Path("r.html").read_text()
 
 
 def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
-    ended = run("train-pu cache.h5 --positives one.txt --groups g.csv --device cpu --out f.safetensors")
+    grouped("g.csv", "few.csv", "one.txt")
+    ended = run("train-pu cache.h5 --labels few.csv --device cpu --out f.safetensors")
     assert "all 4 labelled positives are of one group and count as one label" in caplog.text
     assert "1 group of labelled positives is too few to estimate prior" in ended.stdout
 
 
 def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
-    run("train-pu cache.h5 --positives found.txt --groups half.csv --method linear --penalty 0.01 --device cpu")
+    grouped("half.csv", "h.csv")
     assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
-
-
-@pytest.mark.parametrize("command", ["train-pu", "estimate-prior", "report", "review"])
-@pytest.mark.parametrize(
-    ("groups", "message"), [("no.csv", "no such file"), ("(", "regular expression"), ("(\\.png)", "one group")]
-)
-def test_what_names_no_groups_is_refused_before_any_work(command, groups, message):
-    assert message in refused(f"{command} cache.h5 --positives found.txt --groups '{groups}'")
 
 
 def test_the_table_of_groups_is_never_replaced():
     before = Path("g.csv").read_bytes()
-    run("train-pu cache.h5 --positives found.txt --groups g.csv --out g.csv --force --device cpu", 1)
+    assert "g.csv" in refused("labels cache.h5 found.txt --groups g.csv --out g.csv")
+    grouped("g.csv", "t.csv")
+    assert "t.csv" in refused("train-pu cache.h5 --labels t.csv --out t.csv --device cpu")
     assert Path("g.csv").read_bytes() == before

@@ -33,6 +33,7 @@ LISTS = {  # files of labels as people write them
     "mixed.csv": b"key,label\nred/000.png;1\nred/001.png;0\n",
     "empty.csv": b"",
     "no_rows.csv": b"key,margin,posterior,label\n",
+    "kinds.csv": b"key,concept\nred/000.png,red\nrest/000.png,blue\n",
     "one_score.csv": b"key,margin,posterior,label\nred/000.png,1,0.5,1\n",
 }
 
@@ -78,7 +79,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
     "embed {b}/unreadable old.h5" + SMALL: (
         1,
-        "old.h5 holds images of .*images, not of .*unreadable; write another cache, or pass --moved",
+        "old.h5 holds images of .*images, and .*unreadable has others under their keys; write another cache",
     ),
     REPORT + " --model {b}/none.safetensors": (1, "no such model: .*none.safetensors"),
     "report {w}/cache.h5 --positives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt"),
@@ -88,13 +89,12 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --penalty much": (2, "--penalty must be a number or auto, got 'much'"),
     TRAIN + " --solver adam": (2, "unknown solver 'adam'; use batch or sgd"),
     TRAIN + " --deploy-prior 1": (2, "deploy_prior must lie strictly between 0 and 1, got 1.0"),
-    TRAIN + " --loss bce --surrogate sigmoid": (2, "bce is cross-entropy: its surrogate is logistic"),
+    TRAIN + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
+    TRAIN + " --labels {w}/truth.csv": (2, "--positives is a list of positives, --labels a table .*; give one of them"),
+    TRAIN + " --beside {b}/nothing": (2, "--beside is for labels of a review; name its folder with --labels"),
     TRAIN + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0"),
-    PRIOR + " --method best": (2, "unknown method 'best'; use tilt, bbe, dedpul, elkanoto"),
     PRIOR + " --level 90": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
-    SWEEP + " --penalty -1": (2, "penalty must be 'auto' or a finite number >= 0, got -1.0"),
-    SWEEP + " --truth {b}/nowhere.csv": (1, "cannot read .*nowhere.csv"),
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
@@ -112,46 +112,43 @@ BAD = {  # command: (exit code, what the one line must tell)
     EMBED + " old.h5" + SMALL + "--shard=-1/2": (2, "shard expects I/N such as 2/8, got '-1/2'"),
     TRAIN + " --prior nan": (2, "prior must lie strictly between 0 and 1, got nan; it is a share"),
     TRAIN + " --prior 0.1 --loss pu": (2, "unknown loss 'pu'; use upu, nnpu"),
-    TRAIN + " --prior 0.1 --target-prior 1": (2, "target_prior must lie strictly between 0 and 1, got 1.0"),
+    "train-pu {w}/cache.h5 --labels {b}/nothing": (2, "nothing is not the folder of a review; .*pucache labels CACHE"),
     "train-pu {b}/nowhere.h5 --positives red/** --prior 0.1": (1, "no such cache: .*nowhere.h5"),
     **{
         FIND + f" --positives {{b}}/{name}": (1, expected)
         for name, expected in {
             "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
-            "absolute.txt": "without the folders before them each names one image: --match-keys folders",
-            "quoted.txt": "without the quotes or spaces around them each names one image: --match-keys quotes",
+            "absolute.txt": "without the folders before them each names one image: .*labels --match-keys folders",
+            "quoted.txt": "without the quotes or spaces around them each names one image: .*labels --match-keys quotes",
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
         }.items()
     },
     FIND + " --words ''": (2, "words are empty; say what is looked for"),
     FIND + " --words dress": (1, "cache.h5 is of timm:.* which has no words: the bundled encoder and those"),
     FIND + " --words dress --model m": (2, "words and pictures rank by themselves; leave out model"),
-    FIND + " --words dress --engine ray": (2, "words and pictures rank on this machine; leave out --engine ray"),
-    FIND + " --words dress --concepts {w}/truth.csv": (2, "--concepts has the labels of every concept.*--words"),
+    FIND + " --words dress --labels {b}/kinds.csv": (2, "words and pictures rank one list; leave them out with the"),
     FIND + " --like {b}/nowhere": (1, "no such source: .*nowhere"),
-    FIND + " --like {b}/unreadable --weights {w}/weights.safetensors": (
+    FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
+    "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
+    "review {w}/cache.h5 --like {b}/unreadable --weights {w}/weights.safetensors --session {b}/new": (
         1,
         "none of the 2 images in .*unreadable can be read",
     ),
-    FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
-    "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
-    "review {w}/cache.h5 --words dress --concepts {w}/truth.csv": (2, "--concepts has the labels.*--words"),
+    "review {w}/cache.h5 --words dress --labels {b}/kinds.csv": (2, "words and pictures begin a single review; leave"),
     FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
-    FIND + " --positives red/** --similarity topk --model m": (2, "a similarity does nothing where a model ranks"),
     FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
-    FIND + " --positives red/** --images {w}/images": (2, "--images is for --review; leave it out, or name a page"),
-    TRAIN + " --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a text file of keys"),
-    FIND + " --positives red/** --by similarity --model m": (2, "ranking by similarity uses no model"),
+    FIND + " --positives red/** --images {w}/images": (2, "--images is for --page; leave it out, or name a page"),
+    FIND + " --positives red/** --by topk --model {w}/model.safetensors": (2, "ranking by topk uses no model"),
+    "labels {w}/cache.h5 {w}/positives.txt --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a"),
     FIND + " --positives red/** --device bogus": (2, "bogus"),
     FIND + " --positives red/** --model {b}/other.safetensors": (1, "cache.h5 holds .* of timm.* expects imported"),
     SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
     SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for a Ray cluster; add --engine ray, or leave it out"),
-    SCORE + " {w}/cache.h5 --shard 1/2": (2, "--shard is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for images that are to be embedded.*leave it out"),
     "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
         1,
         r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
@@ -170,9 +167,8 @@ BAD = {  # command: (exit code, what the one line must tell)
     "evaluate {b}/one_score.csv --truth {b}/prefix.txt": (1, "none of the 2 keys .*without the folders before them"),
     "score {w}/cache.h5 {w}/model.safetensors": (1, "cache.h5 is a cache, not a model; pass what train-pu wrote"),
     "train-pu {w}/model.safetensors --positives red/**": (1, "model.safetensors is not a pucache cache .not an HDF5"),
-    "review {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
-    "train-pu {w}/cache.h5 --session {w}/truth.csv": (2, "--session takes the folder of a review.*truth.csv is"),
-    EMBED + f" old.h5 --moved{SMALL} --shard 1/100000": (1, "share 1 of 100000 holds none of the 61 .*fewer shares"),
+    "review {w}/cache.h5 --session {w}/truth.csv": (1, "cannot lock .*truth.csv.*: Not a directory; write to another"),
+    EMBED + f" old.h5{SMALL} --shard 1/100000": (1, "share 1 of 100000 holds none of the 61 .*fewer shares"),
     "train-pu {b}/large.h5 --positives 0000?.png": (1, "the squares of the embeddings overflow float32; scale them"),
     "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
     "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
@@ -205,7 +201,7 @@ BAD = {  # command: (exit code, what the one line must tell)
 @pytest.mark.parametrize("command", BAD)
 def test_what_cannot_be_is_one_line_with_the_remedy_and_touches_nothing(world, bad, here, command):
     code, expected = BAD[command]
-    for name in ("model.metrics.json", "ranked.csv", "scores.csv", "old.json"):
+    for name in ("model.metrics.json", "ranked.csv", "old.json"):
         Path(name).write_text("precious")
     shutil.copy(world / "model.safetensors", "model.safetensors")
     shutil.copy(world / "cache.h5", "old.h5")
@@ -219,9 +215,8 @@ OUTPUTS = {  # command: each has a second flaw, which shows if the output is loo
     "embed {b}/nowhere {out}": "{out}",
     "import-embeddings {b}/nowhere.npy {out} --keys {b}/unknown.txt": "{out}",
     "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --out {out}": "{out}",
-    "train-pu {b}/nowhere.h5 --positives x --prior 0.1 --metrics {out}": "{out}",
     "retrieve-positives {b}/nowhere.h5 --positives x --out {out}": "{out}",
-    "retrieve-positives {b}/nowhere.h5 --positives x --review {out}": "{out}",
+    "retrieve-positives {b}/nowhere.h5 --positives x --page {out}": "{out}",
     "score {b}/nowhere {b}/nowhere.h5 --out {out}.csv": "{out}.csv",
     "score {w}/model.safetensors {w}/images --weights {b}/nowhere --cache {out}": "{out}",
     "pack {b}/nowhere.h5 --out {out}": "{out}",

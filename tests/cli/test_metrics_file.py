@@ -10,7 +10,7 @@ from PIL import Image
 from pucache.storage.file_kinds import MARK
 
 TRAIN = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --method linear --device cpu"
-SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1 --seeds 1 --penalty 0.001 --device cpu"
+SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1 --seeds 1"
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,6 @@ def test_two_models_in_one_folder_have_their_own_metrics(world):
     assert content("a.metrics.json") == before
 
 
-def test_metrics_that_are_named_replace_those_of_an_earlier_version(world):
-    Path("metrics.json").write_text('{\n  "labelled_positives": 8\n}\n')
-    named = run(TRAIN + " --metrics metrics.json", w=world).stdout.splitlines()
-    assert named[-1] == "wrote model.safetensors and metrics.json" and "estimates" in content("metrics.json")
-
-
 def test_metrics_of_others_that_nobody_named_are_left_and_the_model_is_written(world):
     Path("model.metrics.json").write_text('{"mine": 1}')
     told = run(TRAIN, w=world).stdout
@@ -47,7 +41,7 @@ def test_metrics_of_others_that_nobody_named_are_left_and_the_model_is_written(w
     (world / "labels.csv").write_text("key,concept\n" + "".join(f"red/{n:03}.png,red\n" for n in range(8)))
     Path("models").mkdir()
     Path("models/metrics.json").write_text('{\n  "concepts": []\n}')
-    command = "train-pu {w}/cache.h5 --concepts {w}/labels.csv --penalty 0.01 --method linear --device cpu"
+    command = "train-pu {w}/cache.h5 --labels {w}/labels.csv --penalty 0.01 --method linear --device cpu"
     told = run(command, w=world).stdout
     assert "wrote 1 models to models; models/metrics.json was left as it is, not updated" in told
     assert content("models/metrics.json") == {"concepts": []}
@@ -69,8 +63,9 @@ def test_a_picture_of_others_beside_a_table_is_left_and_the_table_is_written(wor
         "embed {w}/nowhere made/new.h5",
         "embed {w}/documents made/new.h5",
         "train-pu {w}/cache.h5 --positives none/** --out made/m.safetensors",
-        "retrieve-positives {w}/cache.h5 --positives none/** --out made/r.csv --review made/r.html",
+        "retrieve-positives {w}/cache.h5 --positives none/** --out made/r.csv --page made/r.html",
         "score {w}/model.safetensors {w}/nowhere --out made/s.csv",
+        "labels {w}/cache.h5 none/** --out made/l.csv",
         "report {w}/cache.h5 --positives none/** --out made/r.html",
         "export {w}/nowhere.h5 made/on/the/way/c.parquet",
         "pack {w}/cache.h5 {w}/cache.h5 --out made/c.h5",

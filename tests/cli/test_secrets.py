@@ -28,15 +28,16 @@ URLS = {  # an URL with a secret, as people write them
 ARGUMENTS = {  # of each command, so that all but one argument are right
     "embed": "source={w}/images cache=new.h5 --device=cpu",
     "import-embeddings": "source={w}/X.npy cache=new.h5 --row-numbers",
-    "pretrain": "source={w}/images run_dir=run --device=cpu --epochs=1 --backbone=test_resnet --stem=small",
+    "pretrain": "source={w}/images run_dir=run --device=cpu --epochs=1 --backbone=test_resnet",
     "train-pu": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
-    "sweep-priors": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
-    "estimate-prior": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
+    "labels": "cache={w}/cache.h5 table={w}/positives.txt",
+    "sweep-priors": "cache={w}/cache.h5 --positives={w}/positives.txt",
+    "estimate-prior": "cache={w}/cache.h5 --positives={w}/positives.txt",
     "retrieve-positives": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
-    "review": "cache={w}/none.h5 --positives={w}/positives.txt --device=cpu",  # would serve for ever
+    "review": "cache={w}/none.h5 --positives={w}/positives.txt",  # would serve for ever
     "score": "model={w}/model.safetensors what={w}/cache.h5 --device=cpu",
     "evaluate": "scores={w}/truth.csv --truth={w}/truth.csv",
-    "report": "cache={w}/cache.h5 --positives={w}/positives.txt --model={w}/model.safetensors --sample=3",
+    "report": "cache={w}/cache.h5 --positives={w}/positives.txt --model={w}/model.safetensors",
     "audit": "session={w}/cache.h5.review",
     "info": "cache={w}/cache.h5",
     "verify": "files={w}/cache.h5",

@@ -1,7 +1,7 @@
-"""Images and labels from tables, and scores, decisions and thumbnails into them, on the command line."""
+"""Images and labels from tables, and decisions and thumbnails into them, on the command line."""
 
-import importlib
 import io
+import json
 import re
 
 import numpy as np
@@ -15,7 +15,7 @@ from pyarrow import parquet
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 
 @pytest.fixture(scope="session")
@@ -29,44 +29,28 @@ def pile(world, trained):
 
 
 def test_embedding_and_training_from_one_parquet_file(world, pile, here):
-    run(f"embed {{w}}/pile.parquet c.h5 {SMALL} --labels-to kinds.csv --label-column kind", w=world)
-    assert table(here / "kinds.csv") == [{"key": key, "label": key.split("/")[0]} for key in pile]
+    run(f"embed {{w}}/pile.parquet c.h5 {SMALL}", w=world)
     a, b = EmbeddingCache(here / "c.h5"), EmbeddingCache(world / "cache.h5")
     assert list(a.keys) == pile
     np.testing.assert_array_equal(a.X, b.X)
-    labels = "--positives kinds.csv --label-value red --label-column Label"
-    train = "train-pu {cache} {labels} --prior 0.1 --device cpu --method linear"
-    assert run(train.format(cache="c.h5", labels=labels)).output.startswith("16 labelled positives, 44 ")
+    train = "train-pu {cache} --labels red.csv --prior 0.1 --device cpu --method linear"
+    only = "--label-value red --undecided rest --out red.csv"
+    beside = "labels c.h5 {w}/pile.parquet --label-column kind "
+    assert run(beside + only, w=world).output.startswith("16 positive\n44 without a label")
+    assert run(train.format(cache="c.h5")).output.startswith("16 labelled positives, 44 ")
     run(f"embed {{w}}/pile.parquet k.h5 {SMALL} --key-column id", w=world)
     assert list(EmbeddingCache(here / "k.h5").keys) == sorted(f"id {key}" for key in pile)
-    labels = "--positives {w}/pile.parquet --key-column id --label-column kind --label-value red"
-    ended = run(train.format(cache="k.h5", labels=labels), w=world)
-    assert ended.output.startswith("16 labelled positives, 44 ")
+    run(f"labels k.h5 {{w}}/pile.parquet --key-column id --label-column kind {only}", w=world)
+    assert run(train.format(cache="k.h5")).output.startswith("16 labelled positives, 44 ")
     score = "score model.safetensors '{w}/pile.parquet#key=id' --weights {w}/weights.safetensors --device cpu"
-    run(score + " --cache k.h5", w=world)
+    run(score + " --cache k.h5 --out scores.csv", w=world)
     assert [row["key"] for row in table(here / "scores.csv")] == sorted(f"id {key}" for key in pile)
 
 
 @pytest.mark.parametrize(
     ("command", "code", "reason"),
     [
-        ("embed {w}/images c.h5 --labels-to l.csv --label-column kind", 2, "labels are read from Parquet files"),
-        ("embed {w}/pile.parquet c.h5 --labels-to l.csv", 2, "go together; give both, or neither"),
-        ("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column x", 1, "has no column 'x' of text or numbers"),
-        ("embed {w}/pile.parquet l.csv --labels-to ./l.csv --label-column kind", 2, "are one file, ./l.csv; name two"),
-        ("embed {w}/pile.parquet c.h5 --labels-to {w}/pile.parquet --label-column kind", 1, "is also an input"),
-        ("embed {w}/pile.parquet c.h5 --encoder timm:x --labels-to l.csv --label-column kind", 2, "model called 'x'"),
         ("embed {w}/images c.h5 --key-column id", 2, "a column of keys is named, which is for Parquet"),
-        ("train-pu {w}/cache.h5 --positives a.txt --key-column x", 2, "are for a table of labels; name one"),
-        ("review {w}/cache.h5 --label-value x", 2, "are for a table of labels; name one"),
-        ("review {w}/cache.h5 --match-keys auto", 2, "--encoding and --match-keys are for files of labels; name one"),
-        ("train-pu {w}/cache.h5 --positives a.csv --label-value-exact", 2, "goes with --label-value; name the cell"),
-        (
-            "train-pu {w}/cache.h5 --positives {w}/positives.txt --match-keys x",
-            2,
-            "match_keys must be auto, or of quotes",
-        ),
-        ("train-pu {w}/cache.h5 --positives {w}/positives.txt --encoding x", 2, "encoding 'x' is not known"),
         (
             "embed {w}/images c.h5 --encoding cp1252",
             2,
@@ -83,7 +67,6 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
         ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
         ("export {w}/model.safetensors out.onnx --thumbnails", 2, "are for a cache; leave them out"),
         ("export {w}/cache.h5 out.onnx", 1, "cache.h5 is a cache, not a model"),
-        ("export {w}/cache.h5 out.parquet --scores {w}/truth.csv", 1, "is not a table of scores"),
         ("export {w}/cache.h5 out.parquet --session {w}/nowhere", 1, "nowhere"),
     ],
 )
@@ -92,37 +75,21 @@ def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, co
     assert list(here.iterdir()) == []
 
 
-def test_labels_of_images_of_which_none_could_be_embedded_are_not_written(world, here):
-    parquet.write_table(pyarrow.table({"image": [b"no picture"], "kind": ["red"]}), here / "x.parquet")
-    (here / "l.csv").write_text("before")
-    assert "none of the 1 images" in refused(
-        f"embed x.parquet c.h5 {SMALL} --labels-to l.csv --label-column kind", w=world
-    )
-    assert sorted(path.name for path in here.iterdir()) == ["l.csv", "x.parquet"]
-    assert (here / "l.csv").read_text() == "before"
-
-
-def test_a_table_of_scores_decisions_and_thumbnails(world, pile, here):
-    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
+def test_a_table_of_decisions_and_thumbnails(world, pile, here):
     with open_session(world / "cache.h5", world / "positives.txt", folder=here / "s") as session:
-        session.decide([Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE)])
-    command = "export {w}/cache.h5 out.parquet --scores scores.csv --session s --thumbnails 8"
-    assert run(command, w=world).output.strip().endswith(", margin, posterior, decision, thumbnail")
+        session.decide(Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE))
+    command = "export {w}/cache.h5 out.parquet --session s --thumbnails 8"
+    assert run(command, w=world).output.strip().endswith(", decision, thumbnail")
     rows = parquet.read_table(here / "out.parquet").to_pylist()
-    scores = {row["key"]: row for row in table(here / "scores.csv")}
     assert [row["key"] for row in rows] == pile
     positives = set((world / "positives.txt").read_text().split())
     for row in rows:
-        assert row["margin"] == pytest.approx(float(scores[row["key"]]["margin"]), rel=1e-5)
-        assert row["posterior"] is None, "too few labels for one"
         expected = 1 if row["key"] in positives else 0 if row["key"] == "rest/003.png" else None
         assert row["decision"] == expected or expected is None, "images that look the same share a decision"
         with Image.open(io.BytesIO(row["thumbnail"]["bytes"])) as image:
             assert (image.format, image.size) == ("JPEG", (8, 8))
     run("import-embeddings out.parquet again.h5")
     assert list(EmbeddingCache(here / "again.h5").keys) == pile
-    (here / "scores.csv").write_text("key,margin,posterior,label\nother.png,1,,1\n")
-    assert "1 of 1 keys in scores.csv are not in" in refused(command, w=world)
 
 
 @pytest.mark.slow
@@ -135,23 +102,45 @@ def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]
 
 
-def test_an_error_of_embedding_is_not_taken_for_one_of_the_labels(world, pile, here, monkeypatch):
-    def fails(*_, **__):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(importlib.import_module("pucache.cli.embed"), "run_embedding", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        run("embed {w}/pile.parquet c.h5 --labels-to l.csv --label-column kind", w=world)
-    assert list(here.iterdir()) == []
-
-
 def test_a_table_of_another_tool_is_taken_with_its_spelling(world, pile, trained, here):
     found = (world / "positives.txt").read_text().split()
     rows = [["C:\\photos\\" + key.replace("/", "\\"), "Ja"] for key in found]
     write_xlsx(here / "found.xlsx", {"Bilder": [["Datei", "Rot?"], *rows]})
-    train = "train-pu {w}/cache.h5 --positives found.xlsx --key-column datei --label-column rot? --label-value JA"
-    train += " --prior 0.1 --device cpu --method linear"
-    refusal = refused(train, 1, w=world)
-    assert "--match-keys slashes+folders" in refusal
-    ended = run(f"{train} --match-keys slashes+folders", w=world)
-    assert f"{len(found)} labelled positives" in ended.output
+    labels = "labels {w}/cache.h5 found.xlsx --key-column datei --label-column rot? --label-value JA"
+    assert "pucache labels --match-keys slashes+folders" in refused(labels, 1, w=world)
+    assert f"{len(found)} positive" in run(f"{labels} --match-keys slashes+folders", w=world).output
+    train = "train-pu {w}/cache.h5 --labels labels.csv --prior 0.1 --device cpu --method linear --out m.safetensors"
+    assert f"{len(found)} labelled positives" in run(train, w=world).output
+
+
+@pytest.fixture
+def detections(here, world):
+    """The JSON of MegaDetector beside no image: two boxes of one, and one of another."""
+    found = [
+        {"file": "red/000.png", "detections": [
+            {"category": "1", "conf": 0.9, "bbox": [0.0, 0.0, 0.5, 0.5]},
+            {"category": "2", "conf": 0.3, "bbox": [0.5, 0.5, 0.5, 0.5]},
+        ]},
+        {"file": "rest/000.png", "detections": [{"category": "1", "conf": 0.05, "bbox": [0.0, 0.0, 1.0, 1.0]}]},
+    ]  # fmt: skip
+    content = {"info": {}, "detection_categories": {"1": "animal", "2": "person"}, "images": found}
+    (here / "found.json").write_text(json.dumps(content))
+    return f"embed found.json parts.h5 --images {world}/images" + SMALL.format(w=world)
+
+
+def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, detections):
+    run(f"{detections}--min-confidence 0.1")
+    keys = ["red/000.png#xywh=percent:0,0,50,50", "red/000.png#xywh=percent:50,50,50,50"]
+    assert list(EmbeddingCache(here / "parts.h5").keys) == keys
+    expected = [{"key": key, "concept": concept} for key, concept in zip(keys, ("animal", "person"), strict=True)]
+    assert table(here / "parts.concepts.csv") == expected
+    (here / "parts.concepts.csv").write_text("key,concept\nmine,animal\n")
+    run(f"{detections}--min-confidence 0.1")
+    assert table(here / "parts.concepts.csv") == [{"key": "mine", "concept": "animal"}]  # it may have been edited
+
+
+def test_what_is_of_detections_alone_is_refused_for_others(here, detections, world):
+    (here / "m.csv").write_text(f"path\n{world}/images/red/000.png\n")
+    told = refused("embed m.csv c.h5 --category animal" + SMALL, code=2, w=world)
+    assert "a category is of detections" in told
+    assert "has no category 'dog'; it has animal, person" in refused(f"{detections}--category dog", code=2)

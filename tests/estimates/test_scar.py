@@ -5,7 +5,7 @@ from scipy.stats import mannwhitneyu
 
 from pucache.estimates.calibration import Tilt, fit_tilt
 from pucache.estimates.scar import LEAST, check_scar, two_sample
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -15,7 +15,7 @@ RARE = Tilt(alpha=0.0, slope=4.0, prior=0.1)  # half sure at a margin of 0.55
 def checked(X, s, **options):
     model = PULinearClassifier(device="cpu").fit(X, s)
     tilt = fit_tilt(model.held_out_margins_, s, prior=model.prior_)
-    return check_scar(X, Labels.of(s), model.held_out_margins_, tilt, **options)
+    return check_scar(X, PULabels.of(s), model.held_out_margins_, tilt, **options)
 
 
 # --- the verdict -------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_negatives_among_the_found_are_not_held_against_the_labels():
     X[500:, 0] += 8
     s = (np.arange(700) < 200).astype(np.int8)
     margin = RARE.margin(0.6)
-    found = check_scar(X, Labels.of(s), np.full(700, margin), RARE)
+    found = check_scar(X, PULabels.of(s), np.full(700, margin), RARE)
     assert found.p_value < 0.01 and found.auc > 0.55
     assert found.explained == pytest.approx(0.5 + 0.4 / 2) and found.verdict == "explained"
 
@@ -53,7 +53,7 @@ def test_too_few_likely_positives_of_either_kind_are_not_compared(labelled, foun
     s = (np.arange(200) < 60).astype(np.int8)
     margins = np.full(200, -9.0)
     margins[:labelled] = margins[60 : 60 + found] = 9.0
-    got = check_scar(np.eye(200, dtype=np.float32), Labels.of(s), margins, RARE)
+    got = check_scar(np.eye(200, dtype=np.float32), PULabels.of(s), margins, RARE)
     assert (got.n_labelled, got.n_likely, got.auc, len(got.rows_by_likeness)) == (labelled, found, None, 0)
     assert got.verdict == ("none found" if labelled > LEAST else "too few")
     assert ("hardly any unlabelled image looks like the labelled" if labelled > LEAST else "too few") in str(got)
@@ -64,7 +64,7 @@ def test_known_negatives_and_copies_of_labelled_positives_are_not_among_the_foun
     s, reviewed, group = (np.arange(100) < 40).astype(np.int8), np.zeros(100, np.int8), np.arange(100)
     reviewed[40:50], group[50:55], reviewed[60:70] = -1, 0, 1
     group[10:15], group[80:90] = 10, 80  # pictures that were labelled, or found, several times count once
-    got = check_scar(X, Labels(s, reviewed), np.full(100, 9.0), RARE, group=group)
+    got = check_scar(X, PULabels(s, reviewed), np.full(100, 9.0), RARE, group=group)
     assert (got.n_labelled, got.n_likely) == (36, 36)
     left_out = [*range(11, 15), *range(40, 55), *range(81, 90)]
     assert not np.isin(left_out, got.rows_by_likeness).any() and np.isin(np.arange(60, 70), got.rows_by_likeness).all()

@@ -26,7 +26,6 @@ ENCODER = "test_convnext"
 RED, REST = 20, 60
 BLOCK_ROWS = 16  # images in one part, so that a small source has several
 LEFTOVER = re.compile(r"(.*/)?\..*\.\w{8}\.partial|.*\.(parts|import)(/.*)?|(.*/)?\..*\.lock")
-WEEKLY = ("weekly.csv", "weekly.parquet")
 BUSY = "is being written by another process"
 State = dict[str, bytes | None]  # files by path, with their content; folders have none
 
@@ -147,8 +146,6 @@ class World:
         _change_images(self.images)
         self._make(*self._embed)
         self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15", "--device", "cpu")
-        for table in WEEKLY:
-            self._make("score", "model.safetensors", "old.h5", "--out", table, "--append", "--day", "2026-01-05")
         self.jobs = {job.name: job for job in self._jobs(small)}
 
     def _make(self, *command: str) -> None:
@@ -161,9 +158,9 @@ class World:
         shards = {f"shard-{number}.h5": f"shard-{number}.h5" for number in (1, 2, 3)}
         old, known = {"cache.h5": "old.h5"}, ["--positives", "positives.txt"]
         train = ["train-pu", "cache.h5", *known, "--prior", "0.15", "--device", "cpu"]
-        sweep = ["sweep-priors", "cache.h5", *known, "--priors", "0.1,0.2", "--seeds", "1", "--device", "cpu"]
+        sweep = ["sweep-priors", "cache.h5", *known, "--priors", "0.1,0.2", "--seeds", "1"]
+        weights = small[: small.index("--precision")]
         score, parquet = ["score", "model.safetensors"], "new/folder/scores.parquet"
-        grow = [*score, "cache.h5", "--append", "--day", "2026-01-12", "--out"]
         return [
             Job("embed", [*embed, "--workers", "0"], {}, ("cache.h5",)),
             Job("embed, workers", [*embed, "--workers", "2"], {}, ("cache.h5",)),
@@ -171,10 +168,9 @@ class World:
             Job("update, workers, prune", [*embed, "--workers", "2", "--prune"], old, ("cache.h5",)),
             Job("reuse", [*embed, "--reuse", "old.h5"], {"old.h5": "old.h5"}, ("cache.h5",)),
             Job("pack", ["pack", *shards, "--out", "packed.h5"], shards, ("packed.h5",)),
-            Job("score", [*score, "cache.h5"], model | cache, ("scores.csv",)),
+            Job("score", [*score, "cache.h5"], model | cache, ("cache.scores.csv",)),
             Job("score, Parquet", [*score, "cache.h5", "--out", parquet], model | cache, (parquet,)),
-            Job("score, images", [*score, str(self.images), *small], model, ("scores.h5", "scores.csv")),
-            *(Job(table, [*grow, table], model | cache | {table: table}, (table,)) for table in WEEKLY),
+            Job("score, images", [*score, str(self.images), *weights], model, ("images.h5", "images.scores.csv")),
             Job("train-pu", train, cache | listed, ("model.safetensors", "model.metrics.json")),
             Job("retrieve", ["retrieve-positives", "cache.h5", *known], cache | listed, ("ranked.csv",)),
             Job("sweep", sweep, cache | listed, ("sweep.csv", "sweep.png")),

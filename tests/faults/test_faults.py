@@ -6,12 +6,11 @@ import random
 import signal
 import time
 
-import numpy as np
 import pytest
 from helpers.slow import slow
 
 from faults.filling import can_mount, disk
-from faults.places import WEEKLY, After, Clock, ended, strike_each
+from faults.places import After, Clock, ended, strike_each
 from faults.powerloss import check_crash, crashes
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
@@ -56,7 +55,6 @@ FAULTS = {  # job: point, calls, signal or (negative) error
         ("fsync", [3], -errno.EIO),
         ("rename", [2], -errno.EIO),
     ],
-    **{table: [(point, ALL, KILL) for point in ("fsync", "rename", "new file")] for table in WEEKLY},
     "score, images": [("rename", ALL, KILL), ("fsync", [1, 9, 15], -errno.EIO)],
 }
 
@@ -77,14 +75,6 @@ def test_a_fault_at_any_point_leaves_outputs_whole_and_what_was_safe_is_not_comp
             done.error(os.strerror(-fault))
         else:
             assert done.code == (-KILL if fault == KILL else 128 + fault), done.stderr
-
-
-@pytest.mark.parametrize("table", WEEKLY)
-def test_a_growing_table_is_the_old_or_the_new_one_whenever_score_is_killed(world, table):
-    job = world.jobs[table]
-    seconds = world.undisturbed(job).seconds
-    for moment in np.linspace(0.2, 1, KILLS) * seconds:
-        world.strike(job, After(moment, KILL))
 
 
 def test_ctrl_c_again_while_it_is_ending_shows_no_traceback(world):
@@ -149,11 +139,11 @@ def test_a_clock_that_jumps_changes_nothing(world, name):
 
 @pytest.mark.parametrize(
     "name",
-    ["embed", "update", "score", *WEEKLY, *map(slow, ("import", "train-pu", "pack", "retrieve"))],
+    ["embed", "update", "score", *map(slow, ("import", "train-pu", "pack", "retrieve"))],
 )
 def test_of_two_at_once_both_end_well_or_the_second_writer_of_one_file_is_refused(world, name):
     refused = world.rivals(world.jobs[name], random.Random(0).uniform(0, 0.3))
-    assert not refused or name in ("embed", "update", "import", *WEEKLY)
+    assert not refused or name in ("embed", "update", "import")
 
 
 def test_readers_beside_a_writer_see_the_whole_old_or_the_whole_new_cache(world):

@@ -24,12 +24,13 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cache.reader import CacheFile
-from pucache.encoders import backbones
+from pucache.encoders.checkpoints import read_state
+from pucache.encoders.timm_weights import load_weights
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError, SourceError
 from pucache.images.decoding import MAX_PIXELS, decode
 from pucache.images.listing import MAX_KEY_BYTES
 from pucache.images.source import open_source
-from pucache.labels.label_files import find_keys
+from pucache.labels.listing import read_listing
 from pucache.scoring.score_tables import COLUMNS, read_scores
 
 # --- caches ------------------------------------------------------------------------------------
@@ -131,6 +132,13 @@ def manifest(path):
 # --- tables, arrays, weights -------------------------------------------------------------------
 
 
+def positives(path):
+    """Positive keys of a listing; the keys must be known, as those that a cache lacks are refused."""
+    listing = read_listing(Keys([encode_keys(KEYS)]), path)
+    listing.require_known(Keys([encode_keys(KEYS)]), listing.label == 1)
+    return set(listing.key[listing.label == 1].tolist())
+
+
 def table(path):
     read = read_scores(path)
     return list(zip(*(read[name].tolist() for name in COLUMNS), strict=True))
@@ -146,7 +154,7 @@ def weights(path):
     """Bytes of the tensors of a network that was blank before."""
     model = copy.deepcopy(samples.network())
     model.load_state_dict({name: torch.full_like(tensor, 7) for name, tensor in model.state_dict().items()})
-    backbones.load_weights(model, samples.ARCHITECTURE, path)
+    load_weights(model, samples.ARCHITECTURE, read_state(path), path)
     for name, values in model.state_dict().items():
         assert name.endswith("num_batches_tracked") or not bool((values == 7).all())
     return {name: tensor.numpy().tobytes() for name, tensor in model.state_dict().items()}
@@ -186,7 +194,7 @@ FILES = {
     "manifest": Format(lambda: samples.MANIFESTS, manifest, (SourceError, ValueError), text=True),
     "positives": Format(
         lambda: samples.POSITIVES,
-        lambda path: {KEYS[row] for row in find_keys(Keys([encode_keys(KEYS)]), path)},
+        positives,
         LabelError,
         samples.positives,
         text=True,

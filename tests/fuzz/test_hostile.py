@@ -17,7 +17,7 @@ from fuzz.samples import images, network, npy, saved
 from fuzz.test_damaged import array, image, weights
 from pucache.cli.main import main
 from pucache.errors import CacheError, EncoderError, ImageError
-from pucache.labels.label_files import find_keys
+from pucache.labels.read_labels import open_labels
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -62,7 +62,7 @@ def test_a_key_that_means_harm_is_kept_in_tables_and_escaped_on_the_terminal(tmp
     assert read_scores(tmp_path / "scores.csv")["key"].tolist() == list(made.keys)
     for key in made.keys:
         (tmp_path / "wish.csv").write_text('key\n"' + key.replace('"', '""') + '"\n', newline="")
-        assert [made.keys[int(row)] for row in find_keys(made.keys, tmp_path / "wish.csv")] == [key]
+        assert made.keys[np.flatnonzero(open_labels(made, tmp_path / "wish.csv").only.s)] == [key]
     (tmp_path / "found.txt").write_text("'; rm -rf\n")
     ranking = ("retrieve-positives", tmp_path / "cache.h5", "--positives", tmp_path / "found.txt")
     assert run(capfd, *ranking, "--out", tmp_path / "ranked.csv") == 0

@@ -56,6 +56,13 @@ def press(page, keys):
     return shown
 
 
+def tap(page, *keys):
+    """Press keys, each once the decision before it is saved."""
+    for key in keys:
+        page.keyboard.press(key)
+        wait_until_saved(page)
+
+
 def current_row(page):
     """Row of the image that the next decision is about."""
     return page.evaluate("items[current]?.row")
@@ -71,4 +78,4 @@ def wait_until(page, condition):
 
 def wait_until_saved(page):
     """Until every decision is acknowledged."""
-    wait_until(page, "!waiting.length && !failures")
+    wait_until(page, "!saving && !failures")

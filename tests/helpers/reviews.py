@@ -24,12 +24,13 @@ from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import image_digest
+from pucache.reviewing.address import listening_socket, printed_url
 from pucache.reviewing.app import Application
-from pucache.reviewing.audit import audit_entries
+from pucache.reviewing.history import History
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.serve import Server, identifier, listening_socket, printed_url
+from pucache.reviewing.serve import Server, identifier
 from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session
 
@@ -92,12 +93,12 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(cache, folder, positives=None, *, begin=True, port=0, **settings):
+def served(cache, folder, positives=None, *, begin=True, port=0, conflicts=(), **settings):
     """A review in this process, without a trainer; yields what it consists of, and the server."""
     session, pictures = open_session(cache, positives, folder=folder), Pictures(cache)
     queue, name = NextImages(session, np.random.default_rng(0)), identifier(session, TOKEN)
     vars(queue).update(settings)
-    service = ReviewService(session, queue, pictures, identifier=name, reviewer="tester")
+    service = ReviewService(session, queue, pictures, identifier=name, reviewer="tester", conflicts=conflicts)
     if begin:
         service.begin(None)
     server = Served(Application([service], TOKEN), port)
@@ -167,31 +168,26 @@ class Log:
 
     def __init__(self, copies):
         self.copies = [1] * copies if isinstance(copies, int) else list(copies)
-        self.entries, self.drawn, self.in_force, self.rechecked = [], set(), {}, set()
+        self.entries, self.drawn, self.rechecked, self.gone = [], set(), set(), set()
+        self.stacks = {}  # by group the decisions not taken back: choice, number, whether it had been drawn
+        self.in_force = {}  # last choice; none for a skip from before a draw, which does not answer it
 
     @property
     def pile(self):
         return sum(self.copies)
 
     @property
-    def out(self):
-        return self.drawn | {group for group, choice in self.in_force.items() if choice in LABELS}
-
-    @property
     def left(self):
-        """Groups in the urn."""
-        return [group for group, copies in enumerate(self.copies) if copies and group not in self.out]
+        """Groups that have neither been labelled nor drawn."""
+        return [group for group, copies in enumerate(self.copies) if copies and group not in self.gone]
 
     def common(self, group):
-        unknown = self.pile - sum(self.copies[one] for one in self.out)
-        positives = sum(self.copies[one] for one, choice in self.in_force.items() if choice is Choice.POSITIVE)
         return {
             "serial": len(self.entries) + 1,
             "row": group,
             "group": group,
             "copies": self.copies[group],
-            "unknown": unknown,
-            "positives": positives,
+            "unknown": self.pile - sum(self.copies[one] for one in self.gone),
             "time": 0.0,
         }
 
@@ -199,7 +195,8 @@ class Log:
         self.entries.append(Entry(stream=stream, **self.common(group)))
         if stream is Stream.AUDIT:
             self.drawn.add(group)
-            self.in_force.pop(group, None)  # a skip from before the draw does not answer it
+            self.gone.add(group)
+            self.in_force.pop(group, None)
         else:
             self.rechecked.add(group)
         return self if choice is None else self.decide(group, choice)
@@ -208,9 +205,26 @@ class Log:
         stream = stream or (
             Stream.RECHECK if group in self.rechecked else Stream.AUDIT if group in self.drawn else Stream.RANKED
         )
-        self.entries.append(Entry(request=f"r{len(self.entries)}", choice=choice, stream=stream, **self.common(group)))
-        self.in_force[group] = choice
+        stack, fields = self.stacks.setdefault(group, []), self.common(group) | {"choice": choice}
+        if choice is not Choice.UNDONE:
+            stack.append((choice, fields["serial"], group in self.drawn))
+        elif stack:
+            fields["replaces"] = stack.pop()[1]
+            if stack:  # what lay below is in force again
+                fields["choice"], fields["restores"], was_drawn = stack.pop()
+                stack.append((fields["choice"], fields["serial"], was_drawn))
+        else:
+            return self
+        self.entries.append(Entry(request=f"r{len(self.entries)}", stream=stream, **fields))
+        self.in_force[group] = fields["choice"]
+        if fields["choice"] is Choice.SKIP and group in self.drawn and not stack[-1][2]:
+            self.in_force.pop(group)
+        if fields["choice"] in LABELS:
+            self.gone.add(group)
         return self
 
-    def audit(self, **options):
-        return audit_entries(self.entries, [self.pile], **options)
+    def history(self):
+        return History([self.pile], self.entries)
+
+    def limits(self, **options):
+        return self.history().limits(**options)

@@ -1,13 +1,15 @@
 """Review sessions over small caches of bare arrays."""
 
 import hashlib
+import sqlite3
 import uuid
+from pathlib import Path
 
 import numpy as np
 
 from helpers.planted import write_cache
 from pucache.reviewing.log import Choice
-from pucache.reviewing.session_state import Proposal
+from pucache.reviewing.state import Proposal
 
 
 def digest_of(text):
@@ -41,6 +43,21 @@ def proposal(row, choice=Choice.POSITIVE, replaces=0, request=None, **rest):
 
 def decide(session, row, choice=Choice.POSITIVE, replaces=None):
     """Decide a row; what it replaces is looked up."""
-    current = session.decision_in_force(row)
+    current = session.state.in_force(row)
     replaces = (current.serial if current else 0) if replaces is None else replaces
-    return session.decide([proposal(row, choice, replaces)])[0]
+    return session.decide(proposal(row, choice, replaces))
+
+
+def decide_all(session, proposals):
+    return [session.decide(one) for one in proposals]
+
+
+def session_of(version, cache, folder=None):
+    """The folder of a session on this cache whose log a version of pucache wrote."""
+    script = Path(__file__).parents[1] / f"reviewing/session_of_{version}.sql"
+    folder = folder or Path(f"{cache.files[0].path}.review")
+    folder.mkdir(parents=True)
+    with sqlite3.connect(folder / "decisions.sqlite") as log:
+        log.executescript(script.read_text().replace("CHECKSUM", cache.files[0].checksum))
+    log.close()
+    return folder

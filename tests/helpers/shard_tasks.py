@@ -5,8 +5,6 @@ import pickle
 import signal
 from pathlib import Path
 
-from pucache.training.sklearn_classifier import PULinearClassifier
-
 
 class InProcess:
     """In place of `cluster_tasks`: applies functions in this process; what travels between processes is pickled."""
@@ -31,36 +29,6 @@ class InProcess:
     def outcomes(self, function, shared, items, *, gpu=False):
         for number, result in enumerate(self.map(function, shared, items)):
             yield number, result, None
-
-
-class Deadly(PULinearClassifier):
-    """A model that kills its process after the first block, so many times.
-
-    Attributes
-    ----------
-    lives : Path
-        A folder with a file for each time.
-    """
-
-    @classmethod
-    def of(cls, model, folder, times):
-        deadly = cls.__new__(cls)
-        deadly.__dict__.update(vars(model))
-        deadly.lives = Path(folder)
-        deadly.lives.mkdir()
-        for number in range(times):
-            (deadly.lives / str(number)).touch()
-        return deadly
-
-    def margins_of(self, cache):
-        for block in super().margins_of(cache):
-            yield block
-            for life in sorted(self.lives.iterdir()):
-                try:
-                    life.unlink()
-                except FileNotFoundError:
-                    continue  # another process has died for it
-                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_at_two(shared, item):

@@ -31,7 +31,7 @@ def recipe(name="modern", **changes):
 
 def with_norms():
     """A network with batch norms, in the projector too."""
-    return build_network(NetworkConfig("test_resnet", stem="small", size=SIDE), norm=True, seed=0)
+    return build_network(NetworkConfig("test_resnet", size=SIDE), norm=True, seed=0)
 
 
 def without_norms(dropout=0.0):

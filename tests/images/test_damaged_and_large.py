@@ -77,6 +77,6 @@ def test_a_real_jpeg_of_more_than_179_megapixels():
 def test_a_jpeg_that_its_decoder_keeps_as_a_whole_is_refused_beyond_its_memory(monkeypatch):
     monkeypatch.setattr(decoding, "MAX_PIXELS", 1000)
     assert decode(FILES["progressive JPEG"], None, LARGE).size == (30, 20)
-    monkeypatch.setattr(decoding, "_MOST_BUFFERED", 24_000)
+    monkeypatch.setattr(decoding, "JPEG_BYTES", 24_000)
     assert decode(FILES["JPEG"], None, LARGE).size == (30, 20)
     assert "of a progressive JPEG 4,000" in refusal(lambda data: decode(data, None, LARGE), FILES["progressive JPEG"])

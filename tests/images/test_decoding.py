@@ -112,8 +112,11 @@ def test_damaged_exif_does_not_cost_an_image_that_is_whole(exif, form):
         (FORMATS["JPEG"][:-30], "cannot be decoded: image file is truncated"),
         (FORMATS["PNG"][:-40], "cannot be decoded: image file is truncated"),
         (FORMATS["JPEG"][:20], "not an image in a known format"),
-        (encode(Image.new("F", (2, 2), 0.5), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
-        (encode(Image.new("I", (2, 2), -1), "TIFF"), "32-bit pixels have no defined white level; convert the image"),
+        (
+            encode(Image.new("F", (2, 2), 0.5), "TIFF"),
+            "floating-point pixels have no defined white level; convert the image",
+        ),
+        (encode(Image.new("I", (2, 2), -1), "TIFF"), "pixels from -1 to -1 have no defined white level; convert"),
         *((encode(SAMPLE, form), "not an image in a known format") for form in ("EPS", "TGA", "PCX", "ICO", "SGI")),
         (png(0, 5, NO_PIXELS), "not an image in a known format"),
     ],

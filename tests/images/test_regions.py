@@ -89,8 +89,9 @@ def test_squares_cover_the_image_with_at_least_the_overlap(side, overlap, width,
 @pytest.mark.parametrize(
     ("region", "reason"),
     [
-        (Region(90, 0, 11, 5), "outside of its 100 x 50 pixels"),
-        (Region(0, 50, 1, 1), "outside"),
+        (Region(90, 0, 12, 5), "outside of its 100 x 50 pixels"),
+        (Region(0, 51, 1, 1), "outside"),
+        (Region(0, 50, 1, 1), "no area"),
         (Region(10**9, 10**9, 10**9, 10**9), "outside"),
         (Region(0, 0, 1, 10**6, percent=True), "no area in its 100 x 50 pixels"),
     ],

@@ -64,10 +64,14 @@ def test_a_web_server_that_fails_or_refuses_does_not_say_that_there_is_no_such_f
     store, site, manifest, kind, reason
 ):
     fail(store, "site/b.png", kind)
-    counted = f"cannot look up 1 of the 2 images that {manifest} names; first {site}/b.png: "
+    listing = open_source(manifest).scan()
+    assert listing.keys == [f"{site}/a.png"] and listing.unanswered == listing.failures.keys() == {f"{site}/b.png"}
+    assert re.search(f"{reason}.*, or leave it out$", listing.failures[f"{site}/b.png"])
+    assert reason[:3] in refusal(open_source(manifest).read, f"{site}/b.png")
+    fail(store, "site/a.png", kind)
+    counted = f"cannot look up 2 of the 2 images that {manifest} names; first {site}/[ab].png: "
     with pytest.raises(SourceError, match=f"{counted}{reason}.*, or leave it out$"):
         open_source(manifest).scan()
-    assert reason[:3] in refusal(open_source(manifest).read, f"{site}/b.png")
 
 
 def test_what_a_web_server_does_not_have_any_more_is_a_failure(store, site, manifest):

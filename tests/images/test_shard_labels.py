@@ -8,7 +8,7 @@ import pytest
 from helpers.sources import tar
 
 from pucache.errors import SourceError
-from pucache.images.shards import expand_braces, label_rows
+from pucache.images.shards import expand_braces
 from pucache.images.source import open_source
 
 SAMPLES = {"0001.jpg": b"i", "0001.cls": b"3\n", "0001.json": json.dumps({"label": "car", "a": {"b": [1]}}).encode()}
@@ -48,21 +48,16 @@ def test_labels_are_members_beside_the_image(place, tmp_path_factory, kind, colu
     folder, put = place
     put(f"x.{kind}", packed(kind, tmp_path_factory.mktemp("made")))
     source = open_source(f"{folder}/x.{kind}")
-    assert dict(label_rows(source, column, str(tmp_path_factory.mktemp("out") / "labels.csv"))) == expected
+    assert dict(source.labels(column)) == expected
 
 
 def test_a_shard_without_such_labels_or_with_damaged_ones_is_refused(tmp_path):
     (tmp_path / "x.tar").write_bytes(tar(("a.png", b"i"), ("a.json", b"{"), ("b.png", b"i")))
     source = open_source(tmp_path / "x.tar")
     with pytest.raises(SourceError, match=r"holds no \.cls beside an image, such as 'a\.png'"):
-        label_rows(source, "cls", str(tmp_path / "labels.csv"))
+        list(source.labels("cls"))
     with pytest.raises(SourceError, match=r"cannot read the labels in .*x\.tar"):
-        label_rows(source, "json.label", str(tmp_path / "labels.csv"))
-
-
-def test_a_folder_has_no_labels_of_this_kind(tmp_path):
-    with pytest.raises(ValueError, match="labels are read from Parquet files, tars and ZIPs"):
-        label_rows(open_source(tmp_path), "cls", str(tmp_path / "labels.csv"))
+        list(source.labels("json.label"))
 
 
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
@@ -76,7 +71,7 @@ def test_ranges_in_braces_name_shards_and_those_that_are_missing(place, tmp_path
     (missing,) = listing.failures.items()
     assert missing[0] == f"002.{kind}/" and "cannot be read: " in missing[1]
     assert source.read(f"003.{kind}/0003.png") == b"i"
-    assert dict(label_rows(source, "cls", str(tmp_path_factory.mktemp("o") / "l.csv")))[f"001.{kind}/0001.jpg"] == "3"
+    assert dict(source.labels("cls"))[f"001.{kind}/0001.jpg"] == "3"
 
 
 def test_braces_and_wildcards_go_together_and_a_file_of_that_very_name_wins(place):

@@ -195,7 +195,7 @@ def test_damage_is_a_failure_or_one_line_and_never_other_bytes(tmp_path_factory,
 def test_a_tar_that_unpacks_to_far_too_much_is_refused(tmp_path, monkeypatch):
     from pucache.images import tar as room
 
-    monkeypatch.setattr(room, "MAX_BYTES", 1000)
+    monkeypatch.setattr(room, "IMAGE_BYTES", 1000)
     compressed(tmp_path / "x.tar.gz", tar(("a.png", bytes(10**7))))
     message = one_line(SourceError, lambda: open_source(tmp_path / "x.tar.gz").scan())
     assert message.endswith("x.tar.gz unpacks to more than 100 times its size; it holds no images")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import ExifTags, Image
 
 from pucache.images.decoding import DECODER, Decoding, decode, decode_and_note
-from pucache.images.white_level import range_note
+from pucache.images.white_level import peak, range_note
 
 
 def png(values):
@@ -199,3 +199,17 @@ def test_a_few_bright_marks_do_not_hide_that_an_image_is_dark():
     stream = io.BytesIO()
     Image.fromarray(values).save(stream, "PNG")
     assert decode_and_note(stream.getvalue()).peak == 4095
+
+
+@pytest.mark.parametrize(
+    ("fill", "share", "expected"), [(65535, 0.016, 4000), (40_000, 0.3, 4000), (65535, 0.6, 65535)]
+)
+def test_one_bright_value_that_fills_what_was_not_measured_does_not_hide_that_an_image_is_dark(fill, share, expected):
+    values = np.linspace(0, 4000, 10_000).astype(np.uint16)
+    values[: int(share * 10_000)] = fill
+    assert peak(values) == expected
+
+
+def test_a_bright_image_is_not_dark_whatever_fills_it():
+    values = np.concatenate([np.linspace(0, 4000, 6000), [20_000, 65_535] * 100]).astype(np.uint16)
+    assert peak(values) == 65_535

@@ -2,15 +2,18 @@
 
 import unicodedata
 
+import numpy as np
 import pytest
+from helpers.planted import write_cache
 from helpers.refusals import one_line
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pucache import read_labels
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
 from pucache.labels.key_matching import RULES, offered_rule, respelled
-from pucache.labels.label_files import find_keys, listed_positives, read_truth
+from pucache.labels.row_values import read_truth
 from pucache.storage.tables import LabelTable
 
 NAMES = [*(f"train/car/{number:04}.png" for number in range(6)), "train/cat/a b.jpg", "train/cat/Zoé.JPG", "v1.2"]
@@ -102,11 +105,12 @@ def test_what_is_matched_is_an_image_of_its_own(images, listed, rule):
     assert all(image == key for key, image in zip(listed, found, strict=True) if key not in named)
 
 
-def test_the_error_names_the_rule_and_the_rule_is_taken_and_said(write, caplog):
-    path = str(write("found.txt", "0001.png\n0002.png\n0002.png\n"))
-    text = one_line(LabelError, find_keys, KEYS, path)
-    assert "as the ends of keys each names one image: --match-keys ends" in text
-    assert find_keys(KEYS, LabelTable(path, match_keys="ends")).tolist() == [1, 2]
+def test_the_error_names_the_rule_and_the_rule_is_taken_and_said(tmp_path, write, caplog):
+    cache = write_cache(tmp_path / "c.h5", np.eye(len(IMAGES), dtype="f4"), IMAGES)
+    path = write("found.txt", "0001.png\n0002.png\n0002.png\n")
+    text = one_line(LabelError, read_labels, cache, path)
+    assert "as the ends of keys each names one image: pucache labels --match-keys ends" in text
+    assert np.flatnonzero(read_labels(cache, path, match_keys="ends").only.s).tolist() == [1, 2]
     assert "found.txt: 2 of 2 keys are matched by ends, such as '0001.png' as 'train/car/0001.png'" in caplog.text
 
 
@@ -130,6 +134,5 @@ def test_an_unknown_rule_is_refused():
 def test_truth_may_cover_other_images(write):
     path = str(write("truth.csv", "key,label\n0001.png,1\n0002.png,0\nelsewhere.png,1\n"))
     scored = [IMAGES[2], IMAGES[1], "other.png"]
-    assert "--match-keys ends" in one_line(LabelError, read_truth, path, scored)
+    assert "pucache labels --match-keys ends" in one_line(LabelError, read_truth, path, scored)
     assert read_truth(LabelTable(path, match_keys="ends"), scored).tolist() == [0, 1, -1]
-    assert listed_positives(LabelTable(path, match_keys="auto"), scored) == {IMAGES[1], "elsewhere.png"}

@@ -97,7 +97,7 @@ def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
 def drawings():
     """Each chart, by name."""
     held = normal_margins()
-    estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("bbe", 0.3, 0.0, 1.0, 0.9, 0)]
+    estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("audit", 0.3, 0.0, 1.0, 0.9, 0)]
     drawn_by = {
         "priors": (charts.paint_priors, estimates, 0.2, 0.21, True),
         "margins": (charts.paint_margins, charts.margin_histogram(held), 1.0),

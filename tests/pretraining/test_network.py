@@ -13,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def make(architecture="test_resnet", *, norm=True, seed=0, **changed):
-    return build_network(NetworkConfig(architecture, **{"stem": "small", **changed}), norm=norm, seed=seed)
+    return build_network(NetworkConfig(architecture, **{"size": 24, **changed}), norm=norm, seed=seed)
 
 
 def refusal(*arguments, **changed):
@@ -47,8 +47,8 @@ def test_weights_of_a_file_go_into_the_backbone_but_for_a_small_stem(tmp_path):
     torch.manual_seed(9)
     full = timm.create_model("test_convnext").state_dict()
     safetensors.torch.save_file(full, tmp_path / "w.safetensors")
-    for stem in ("standard", "small"):
-        made = make("test_convnext", stem=stem, size=32, weights=str(tmp_path / "w.safetensors"))
+    for stem, size in (("standard", 96), ("small", 64)):
+        made = make("test_convnext", size=size, weights=str(tmp_path / "w.safetensors"))
         differing = {n for n, tensor in made.backbone.state_dict().items() if not torch.equal(tensor, full[n])}
         assert differing == ({"stem.0.weight", "stem.0.bias"} if stem == "small" else set())
         assert made.description.stem == stem
@@ -60,10 +60,16 @@ def test_an_earlier_run_is_where_training_begins_and_images_are_brought_as_to_it
     copy = (tmp_path / "run" / pretrained_file.NAME).rename(tmp_path / "kept under another name")
     pretrained_file.write(tmp_path / "run" / pretrained_file.NAME, learned, description(stem=stem, size=40))
     for where in (tmp_path / "run", tmp_path / "run" / pretrained_file.NAME, copy):
-        made = make(stem=stem, weights=str(where))
+        made = make(size=None, weights=str(where))
         assert equal(made.backbone, learned)
         assert made.description == description(stem=stem, size=40, steps=0)
-    assert make(stem=stem, weights=str(copy), size=16).description.size == 16
+    for size in (16, 80):
+        made = make(weights=str(copy), size=size).description
+        assert (made.size, made.stem) == (size, stem)
+
+
+def test_a_network_that_begins_with_patches_keeps_them_at_any_size():
+    assert make("test_vit", size=32).description.stem == "standard"
 
 
 # --- what is refused -----------------------------------------------------------------------------
@@ -71,9 +77,9 @@ def test_an_earlier_run_is_where_training_begins_and_images_are_brought_as_to_it
 
 def test_a_run_of_another_network_is_refused_with_what_to_pass(tmp_path):
     write_run(tmp_path)
-    for changed in ({"stem": "standard"}, {"architecture": "test_convnext"}, {"architecture": "bundled"}):
-        told = refusal(**{"weights": str(tmp_path), **changed})
-        assert told.endswith("holds test_resnet with a small stem; pass --backbone test_resnet --stem small")
+    for architecture in ("test_convnext", "bundled"):
+        told = refusal(architecture, weights=str(tmp_path))
+        assert told.endswith("holds test_resnet; pass --backbone test_resnet")
 
 
 def test_weights_of_another_network_are_refused(tmp_path):

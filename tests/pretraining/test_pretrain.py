@@ -8,6 +8,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import filelock
 import numpy as np
@@ -23,12 +24,13 @@ from helpers.started import Started, Strike, torchrun_says
 from PIL import Image
 
 from pucache.encoders import pretrained_file
+from pucache.pretraining import network, trainer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 RED, REST, BATCH, EPOCHS = 10, 23, 8, 4
 STEPS = EPOCHS * ((RED + REST) // BATCH)
-NETWORK = ("--backbone", "test_resnet", "--stem", "small", "--size", 16, "--device", "cpu", "--workers", 0)
+NETWORK = ("--backbone", "test_resnet", "--size", 16, "--device", "cpu", "--workers", 0)
 SMALL = (*NETWORK, "--batch-size", BATCH, "--epochs", EPOCHS, "--precision", "fp32")
 
 
@@ -127,7 +129,7 @@ def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_p
     told = run_json("embed", photos, cache, "--encoder", folder, *how)
     assert told["rows"] == RED + REST and told["encoder"].startswith("pretrained:test_resnet-small")
     run("train-pu", cache, "--positives", "red/00[0-7].png", "--method", "linear", "--out", model, "--device", "cpu")
-    run("score", model, photos, "--weights", folder, "--out", scores, *how)
+    run("score", model, photos, "--weights", folder, "--out", scores, "--device", "cpu")
     with scores.open(newline="") as stream:
         assert len(list(csv.DictReader(stream))) == RED + REST
 
@@ -155,9 +157,22 @@ def newest(folder):
     return max((int(path.stem) for path in (folder / "checkpoints").glob("*.safetensors")), default=0)
 
 
-def run_struck(photos, folder, log, struck, code, *how):
-    """Run a command that one signal strikes; gives it, ended."""
-    with Started(["pretrain", photos, folder, *SMALL, *how], log, strike=struck) as command:
+@dataclass(frozen=True)
+class Saving:
+    """A process that saves every so many seconds, and that a signal may strike."""
+
+    seconds: float
+    strike: Strike | None = None
+
+    def prepare(self):
+        trainer.SAVE_EVERY = self.seconds
+        if self.strike is not None:
+            self.strike.prepare()
+
+
+def run_struck(photos, folder, log, struck, code):
+    """Run a command that saves after each step and that one signal strikes; gives it, ended."""
+    with Started(["pretrain", photos, folder, *SMALL], log, strike=Saving(0, struck)) as command:
         assert command.wait() == code, command.stderr
     return command
 
@@ -177,15 +192,15 @@ KILLS = {
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_in_the_same_bytes(photos, undisturbed, tmp_path):
-    how, folder, step = ("--precision", "fp32", "--save-every", 0), tmp_path / "run", 0
+    folder, step = tmp_path / "run", 0
     for number, place in enumerate(KILLS):
         (function, *call), kept = KILLS[place]
         after = place.endswith(("just begun", "too many"))
         struck = Strike(signal.SIGKILL, function, *call, after=after)
-        command = run_struck(photos, folder, tmp_path / str(number), struck, -signal.SIGKILL, *how)
+        command = run_struck(photos, folder, tmp_path / str(number), struck, -signal.SIGKILL)
         assert command.steps[:1] in ([], [step]) and newest(folder) == kept, place
         step = kept
-    assert run_struck(photos, folder, tmp_path / "last", None, 0, *how).steps == list(range(step, STEPS))
+    assert run_struck(photos, folder, tmp_path / "last", None, 0).steps == list(range(step, STEPS))
     assert outcome(folder) == outcome(undisturbed)
     assert {path.name for path in folder.rglob("*")} == {path.name for path in undisturbed.rglob("*")} | {
         f"{STEPS - 1:010}.safetensors"
@@ -198,8 +213,9 @@ def test_a_run_that_is_interrupted_loses_nothing(number, code, photos, undisturb
     for place, step in [(("os.replace", 1, "images.u8"), 0), ((STEP, 6), 6), ((SAVE, 1), STEPS)]:
         with monkeypatch.context() as patch:
             patch.setattr(place[0], pkgutil.resolve_name(place[0]))  # put back at the end
+            patch.setattr(trainer, "SAVE_EVERY", 1e6)
             Strike(number, *place).prepare()
-            ended = run("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 1000, code=code)
+            ended = run("pretrain", photos, tmp_path / "run", *SMALL, code=code)
         assert "it goes on from what is on disk" in ended.stderr and newest(tmp_path / "run") == step
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed)
@@ -226,6 +242,9 @@ def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, cap
         (("--seed", 1), "seed 0 (now 1)"),
         (("--views", "grey"), "views natural (now grey)"),
         (("--tau-plus", 0), "tau_plus 0.1 (now 0.0)"),
+        (("--weight-decay", 5e-4), "weight_decay 0.0001 (now 0.0005)"),
+        (("--n-views", 4), "n_views 2 (now 4)"),
+        (("--size", 80), "size 16 (now 80)"),  # its stem stays that of the run
     ],
 )
 def test_a_run_of_another_configuration_is_refused(changed, words, photos, undisturbed):
@@ -233,6 +252,14 @@ def test_a_run_of_another_configuration_is_refused(changed, words, photos, undis
     told = refused("pretrain", photos, undisturbed, *SMALL, *changed)
     assert "another configuration" in told and words in told and told.count("(now") == 1
     assert outcome(undisturbed) == before
+
+
+def test_a_run_of_0_4_with_another_stem_for_its_size_goes_on_with_it(photos, tmp_path, monkeypatch):
+    with monkeypatch.context() as before:
+        before.setattr(network, "SMALL_VIEWS", 0)  # where --stem standard was
+        sliced(photos, tmp_path / "run")
+    run("pretrain", photos, tmp_path / "run", *SMALL)
+    assert pretrained_file.read(tmp_path / "run")[1].stem == "standard" and newest(tmp_path / "run") == STEPS
 
 
 @pytest.mark.parametrize(
@@ -253,9 +280,10 @@ def test_a_folder_in_use_is_refused(photos, tmp_path):
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(photos, tmp_path):
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(photos, tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "SAVE_EVERY", 0)
     # the penalty on the weights, times such a rate, makes them grow at each step
-    how = (*NETWORK, "--batch-size", 32, "--epochs", 40, "--precision", "fp32", "--lr", 5e5, "--save-every", 0)
+    how = (*NETWORK, "--batch-size", 32, "--epochs", 40, "--precision", "fp32", "--lr", 5e5)
     told = refused("pretrain", photos, tmp_path / "run", *how)
     kept = int(re.search(r"not finite|is (nan|inf)", told) and re.search(r"after step (\d+) is kept", told)[1])
     assert int(re.search(r"at step (\d+) of 40", told)[1]) > kept > 0 and "lower --lr" in told
@@ -269,7 +297,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_what_was_good(photos,
 def test_a_collapse_is_said(photos, tmp_path):
     nothing = {name: torch.zeros_like(tensor) for name, tensor in timm.create_model("test_resnet").state_dict().items()}
     safetensors.torch.save_file(nothing, tmp_path / "nothing.safetensors")
-    how = (*SMALL, "--epochs", 1, "--stem", "standard", "--size", 32, "--weights", tmp_path / "nothing.safetensors")
+    how = (*SMALL, "--epochs", 1, "--size", 80, "--weights", tmp_path / "nothing.safetensors")
     said = run("pretrain", photos, tmp_path / "run", *how)
     assert "have collapsed: the network tells no images apart" in said.stdout
 
@@ -280,12 +308,12 @@ WRONG = {
     "no temperature": (("--temperature", 0), 2, "above 0"),
     "certainty": (("--tau-plus", 1), 2, "below 1"),
     "no time": (("--minutes", 0), 2, "above 0"),
-    "a time that is no number": (("--save-every", "nan"), 2, "--save-every must be 0 or more"),
+    "a decay that is below nothing": (("--weight-decay", -1), 2, "weight decay must not be below 0"),
+    "a view without another": (("--n-views", 1), 2, "x>=2"),
     "parts that are not equal": (("--accumulate", 3), 2, "3 equal parts"),
     "a rate of nothing": (("--lr", 0), 2, "above 0"),
     "a seed beyond all": (("--seed", 2**70), 2, "not in the range 0<=x<=18446744073709551615"),
     "an unknown network": (("--backbone", "resnet999"), 2, "no model called 'resnet999'"),
-    "a small stem for patches": (("--backbone", "test_vit"), 1, "--stem standard"),
     "weights that are not there": (("--weights", "missing.safetensors"), 1, "no such weights"),
     "unknown positives": (("--positives", "green/*"), 1, "green"),
     "positives that are not there": (("--positives", "missing.txt"), 1, "missing.txt"),
@@ -333,10 +361,11 @@ def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
     assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
 
 
-def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tmp_path, small_disk):
+def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tmp_path, small_disk, monkeypatch):
     sliced(photos, tmp_path / "run")
+    monkeypatch.setattr(trainer, "SAVE_EVERY", 0)
     with small_disk(1 << 20):
-        assert "encoder.safetensors" in refused("pretrain", photos, tmp_path / "run", *SMALL, "--save-every", 0)
+        assert "encoder.safetensors" in refused("pretrain", photos, tmp_path / "run", *SMALL)
     assert [path.stem for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["0000000001"]
     run("pretrain", photos, tmp_path / "run", *SMALL)
     assert outcome(tmp_path / "run") == outcome(undisturbed)
@@ -401,7 +430,7 @@ def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(("struck", "number", "code"), [(0, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
 def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
-    how = ("--epochs", 4000, "--save-every", 1000)
+    how = ("--epochs", 4000)
     told = Strike(number, STEP, 6)
     with start_two(photos, tmp_path / "run", tmp_path, *how, strike=told, struck=struck) as two:
         codes = [command.wait() for command in two]

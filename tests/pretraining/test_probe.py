@@ -18,7 +18,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def network():
-    return build_network(NetworkConfig("test_resnet", stem="small", size=32), norm=True, seed=0).train()
+    return build_network(NetworkConfig("test_resnet", size=32), norm=True, seed=0).train()
 
 
 @pytest.fixture(scope="module")

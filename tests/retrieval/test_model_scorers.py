@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from helpers import plain
+from helpers.few_labels import with_labels
 from helpers.neighbours import TILT, fused, with_neighbours
 from helpers.planted import planted, write_cache
 
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
@@ -16,7 +17,7 @@ X, S, Y = planted(N, labelled=30)
 REVIEWED = np.zeros(N, np.int8)
 REVIEWED[np.flatnonzero((Y == 1) & (S == 0))[:8]] = 1
 REVIEWED[np.flatnonzero(Y == 0)[:12]] = -1
-LABELS = Labels(S, REVIEWED)
+LABELS = PULabels(S, REVIEWED)
 CLOSE = 0.03  # cosines of a graph are float16, and products may be bfloat16
 
 
@@ -42,7 +43,7 @@ def no_graph(monkeypatch):
 
 @pytest.mark.parametrize("labels", [29, 30])
 def test_probabilities_take_thirty_labelled_positives(opened, model, labels):
-    model.estimates_ = model.estimates_ | {"labels": labels}
+    model = with_labels(model, labels)
     for scorer in (Margins(model), Fused(model)):
         assert (scorer(opened(X), LABELS).posterior is None) == (labels < 30)
 
@@ -92,7 +93,7 @@ def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
 @pytest.mark.parametrize("copies", [3, 40])
 def test_a_row_is_not_its_own_neighbour_among_its_copies(opened, model, no_graph, copies):
     group = np.arange(N) // copies
-    rows, labels = X[group], Labels(S[group], REVIEWED[group])  # any of the copies may be among the neighbours
+    rows, labels = X[group], PULabels(S[group], REVIEWED[group])  # any of the copies may be among the neighbours
     values = Fused(model, "cpu")(opened(rows), labels).values
     searched = labels.unlabelled
     np.testing.assert_allclose(values[searched], fused(model, rows, labels, 2.0)[searched], atol=CLOSE)

@@ -9,6 +9,7 @@ import pucache
 from pucache.encoders.class_words import score_by_classes
 from pucache.encoders.encoder import load_encoder
 from pucache.errors import CacheError, EncoderError, LabelError, SourceError
+from pucache.labels.labels import PULabels
 from pucache.retrieval.query import Query
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,11 +67,10 @@ def test_several_sources_are_one_query_and_a_vector_may_stand_alone(cache, tmp_p
 
 def test_what_is_labelled_is_left_out_of_the_ranking_by_a_query(cache, tmp_path):
     np.save(tmp_path / "query.npy", X[:3])
-    negatives = [cache.keys[9]]
-    ranked = pucache.retrieve_positives(cache, S, negatives=None, like=tmp_path / "query.npy", k=None, device="cpu")
-    assert sorted(ranked.rows) == np.flatnonzero(S == 0).tolist()
-    ranked = pucache.retrieve_positives(cache, negatives=negatives, like=tmp_path / "query.npy", k=None, device="cpu")
-    assert len(ranked.rows) == len(X) - 1 and 9 not in ranked.rows
+    reviewed = np.where((S == 0) & (np.arange(len(S)) % 2 == 0), -1, 0).astype(np.int8)
+    for labels in (PULabels.of(S), PULabels(S, reviewed)):
+        ranked = pucache.retrieve_positives(cache, labels, like=tmp_path / "query.npy", k=None, device="cpu")
+        assert sorted(ranked.rows) == np.flatnonzero(labels.unlabelled).tolist()
 
 
 BAD_VECTORS = {
@@ -113,15 +113,16 @@ def test_pictures_are_embedded_with_the_encoder_of_the_cache(image_folder, tmp_p
 
 
 @pytest.fixture
-def bundled(tmp_path):
-    """A cache of the bundled encoder's description, with rows of any kind."""
+def bundled(tmp_path, texts, monkeypatch):
+    """A cache of the bundled encoder's description, with rows of any kind, and a text encoder for its words."""
+    monkeypatch.setenv("PUCACHE_TEXT_ENCODER", str(texts))
     spec = load_encoder(device="cpu", precision="fp32", runtime="torch").spec
     rows = np.random.default_rng(0).random((300, 1280), np.float32)
     return write_cache(tmp_path / "bundled.h5", rows, encoder=spec)
 
 
 def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, texts, work, monkeypatch):
-    asked = {"words": ["a dress", "red car"], "not_words": "frog", "text_encoder": texts}
+    asked = {"words": ["a dress", "red car"], "not_words": "frog"}
     rows = bundled.take(np.arange(300))
     scores = score_by_classes(["a dress", "red car"], ["frog"], texts, work, rows)[0](rows)
     ranked = pucache.retrieve_positives(bundled, k=None, **asked)
@@ -133,7 +134,7 @@ def test_words_rank_by_the_classes_that_they_stand_for_in_any_blocks(bundled, te
 
 
 def test_words_and_pictures_rank_together_by_the_ranks_that_each_gives(bundled, texts, tmp_path):
-    words = {"words": "a dress", "text_encoder": texts}
+    words = {"words": "a dress"}
     np.save(tmp_path / "query.npy", bundled.take(np.arange(3)))
     like = {"like": tmp_path / "query.npy"}
     alone = [pucache.retrieve_positives(bundled, k=None, device="cpu", **asked).rows for asked in (words, like)]
@@ -151,7 +152,7 @@ def test_rows_that_are_not_finite_are_named(bundled, texts, tmp_path):
     rows[5] = np.nan
     broken = write_cache(tmp_path / "nan.h5", rows, encoder=bundled.encoder)
     with pytest.raises(CacheError, match=r"00005\.png"):
-        pucache.retrieve_positives(broken, words="a frog", text_encoder=texts)
+        pucache.retrieve_positives(broken, words="a frog")
 
 
 def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):
@@ -168,10 +169,9 @@ WRONG = {
     "an empty text": ({"words": " "}, "words are empty"),
     "one of them empty": ({"words": ["a", ""]}, "words are empty"),
     "only what it is not": ({"not_words": "a"}, "not_words goes with words"),
-    "a text encoder for pictures": ({"like": "a", "text_encoder": "b"}, "text_encoder goes with words"),
     "weights alone": ({"weights": "b"}, "weights are of the cache's encoder, for words or pictures"),
     "a model": ({"words": "a", "model": "m.safetensors"}, "rank by themselves"),
-    "a way to rank": ({"words": "a", "by": "similarity"}, "rank by themselves"),
+    "a way to rank": ({"words": "a", "by": "whitened"}, "rank by themselves"),
 }
 
 

@@ -5,12 +5,12 @@ import pytest
 from helpers import plain
 from helpers.planted import ODD_KEYS, planted, write_cache
 
-from pucache.labels.label_files import find_keys
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
+from pucache.labels.read_labels import open_labels, read_labels
 from pucache.progress import Silent
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
-from pucache.retrieval.retrieve import rank_unlabelled, retrieve_concepts
+from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -62,7 +62,7 @@ def scorers(model):
 def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
     reviewed = np.zeros(N, np.int8)
     reviewed[np.flatnonzero(S == 0)[:20]] = np.tile([1, -1], 10)
-    cache, labels = opened(X), Labels(S, reviewed)
+    cache, labels = opened(X), PULabels(S, reviewed)
     for scorer in scorers(model):
         rows = rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=None).rows
         assert sorted(rows) == np.flatnonzero(labels.unlabelled).tolist(), scorer.name
@@ -78,7 +78,7 @@ def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
     rows[a], rows[b], rows[c] = rows[labelled], 2 * rows[confirmed], 3 * rows[negative]
     for twin, of in ((d, labelled), (e, confirmed), (f, negative)):
         digests[twin] = digests[of]
-    cache, labels = opened(rows, digests), Labels(S, reviewed)
+    cache, labels = opened(rows, digests), PULabels(S, reviewed)
     for scorer in scorers(model):
         everything = set(np.flatnonzero(labels.unlabelled))
         assert set(rank_unlabelled(cache, labels, k=None, scorer=scorer).rows) == everything - {a, b, c, d, e, f}
@@ -132,7 +132,8 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     assert [int(row["rank"]) for row in table] == list(range(1, len(ODD_KEYS) + 1))
     assert [row["key"] for row in table] == ranking.keys and sorted(ranking.keys) == sorted(ODD_KEYS)
     np.testing.assert_allclose([float(row["score"]) for row in table], ranking.scores, rtol=1e-5)
-    assert find_keys(cache.keys, tmp_path / "out" / "ranked.csv").tolist() == np.flatnonzero(s == 0).tolist()
+    listed = open_labels(cache, tmp_path / "out" / "ranked.csv").only
+    np.testing.assert_array_equal(listed.s, 1 - s)
 
 
 def test_ranking_for_many_concepts_reports_each_of_them(tmp_path):
@@ -147,6 +148,7 @@ def test_ranking_for_many_concepts_reports_each_of_them(tmp_path):
 
     cache = write_cache(tmp_path / "cache.h5", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
     concepts = {"one": [cache.keys[0]], "two": [cache.keys[1]], "gone": ["no-such.png"]}
-    rankings, failures = retrieve_concepts(cache, concepts, k=3, progress=Counted())
+    rankings = retrieve_positives(cache, read_labels(cache, concepts), k=3, progress=Counted())
+    failures = rankings.failures
     assert set(rankings) == {"one", "two"} and set(failures) == {"gone"}
     assert told == [(2, "ranking for concepts"), 1, 1]

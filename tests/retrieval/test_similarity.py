@@ -3,7 +3,7 @@ import pytest
 from helpers import plain
 from helpers.planted import planted, write_cache
 
-from pucache.labels.labels import Labels
+from pucache.labels.labels import PULabels
 from pucache.retrieval.similarity import SIMILARITIES, TOP, Similarity
 
 N = 300
@@ -11,7 +11,7 @@ X, S, Y = planted(N, labelled=30)
 
 
 def score(cache, positive, kind):
-    return Similarity(kind, "cpu")(cache, Labels.of(positive.astype(np.int8))).values
+    return Similarity(kind, "cpu")(cache, PULabels.of(positive.astype(np.int8))).values
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32])
@@ -34,7 +34,7 @@ def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(t
     reviewed[np.flatnonzero((Y == 1) & (S == 0))[:9]] = 1
     reviewed[np.flatnonzero(Y == 0)[:9]] = -1
     for kind in SIMILARITIES:
-        got = Similarity(kind, "cpu")(cache, Labels(S, reviewed)).values
+        got = Similarity(kind, "cpu")(cache, PULabels(S, reviewed)).values
         assert (got == score(cache, (S == 1) | (reviewed == 1), kind)).all(), kind
         assert (got != score(cache, S == 1, kind)).any(), kind
 

@@ -1,11 +1,8 @@
 import http.client
-import itertools
 import json
 import shutil
 import socket
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS, STREAMS, Application
+from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS, Application
 from pucache.reviewing.log import Stream
-from pucache.reviewing.trainer import RankingResult
+from pucache.training.ranking_result import RankingResult
 
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "CONNECT", "PROPFIND", "get")
 READ, WRITTEN = {"GET", "HEAD"}, {"POST"}
@@ -28,13 +25,11 @@ TABLE = {  # every route: its methods, an address of it, and a body
     "/api/card/{row}": (READ, "/api/card/7", {}),
     "/api/past/{row}": (READ, "/api/past/7", {}),
     "/api/image/{row}": (READ, "/api/image/7", {}),
-    "/api/events": (READ, "/api/events", {}),
     "/api/next": (WRITTEN, "/api/next", {"count": 0}),
     "/api/decide": (WRITTEN, "/api/decide", {"decisions": []}),
     "/api/release": (WRITTEN, "/api/release", {}),
     "/api/closing-audit": (WRITTEN, "/api/closing-audit", {"on": False}),
     "/api/export": (WRITTEN, "/api/export", {}),
-    "/api/import": (WRITTEN, "/api/import", {"csv": "key,label\n"}),
 }
 BROKEN, GONE = 50, 51
 
@@ -90,7 +85,7 @@ def test_the_table_of_this_test_names_every_route():
 
 
 def ask(server, method, path, body=None, **headers):
-    """Status and headers; the connection is closed at once, as one answer has no end."""
+    """Status and headers."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
     try:
         connection.request(method, path, body, headers)
@@ -110,14 +105,13 @@ def test_each_route_answers_its_methods_alone_and_only_who_may(unchanged, visito
         assert ask(unchanged, method, address, content, **own)[0] == 403, "without the cookie"
         assert method in READ or ask(unchanged, method, address, content, **cookie)[0] == 403, "without an Origin"
         status, headers = ask(unchanged, method, address, content, **cookie, **own)
-        expected = {200, 400} if path == "/api/import" else {200}
-        assert status in (expected if method in methods else {405}), (method, path, status)
+        assert status == (200 if method in methods else 405), (method, path, status)
         assert headers["content-security-policy"].startswith("default-src 'self'")
 
 
 NOWHERE = (
-    "/x /api /api/ /api/state/ /favicon.ico /assets/ /assets/../app.py /assets/base.html /assets/review.js "
-    "/assets/live.css/ /assets/LIVE.CSS"
+    "/x /api /api/ /api/state/ /favicon.ico /assets/ /assets/../app.py /assets/base.html /assets/report.js "
+    "/assets/review.css/ /assets/REVIEW.CSS"
 ).split()
 
 
@@ -296,14 +290,15 @@ def test_a_closing_audit_shows_random_images_alone_and_needs_a_ranking_for_the_l
         assert "true or false" in client.post("/api/closing-audit", 400, on=on)["error"]
     assert client.post("/api/closing-audit", on=True)["state"]["closing_audit"] is True
     rows = {card["row"] for card in client.next(10)}
-    assert {draw.row for draw in opened.session.pending_draws()} == rows and len(rows) == 10
+    assert {draw.row for draw in opened.session.state.waiting()} == rows and len(rows) == 10
     assert client.post("/api/closing-audit", on=False)["state"]["closing_audit"] is False
     assert "all or likeliest" in client.post("/api/closing-audit", 400, on=True, zone="some")["error"]
     assert "no ranking" in client.post("/api/closing-audit", 400, on=True, zone="likeliest")["error"]
     scores = np.arange(len(opened.session.cache), dtype=np.float32)
+    best = np.flatnonzero(opened.session.state.untaken)[-1]
     opened.queue.set_ranking(scores, None, 1)
     state = client.post("/api/closing-audit", on=True, zone="likeliest")["state"]
-    assert state["closing_audit"] and state["closing_zone"] and opened.session.zone[scores.argmax()]
+    assert state["closing_audit"] and state["closing_zone"] and opened.session.state.zone[best]
 
 
 def test_what_is_no_json_object_is_refused(visitor):
@@ -332,7 +327,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = st.sampled_from(["tab", "count", "keep", "decisions", "on", "csv", "row", "request", "choice", "replaces"])
+FIELDS = st.sampled_from(["tab", "count", "keep", "decisions", "on", "row", "request", "choice", "replaces"])
 BODIES = st.dictionaries(FIELDS, JSON | st.lists(st.dictionaries(FIELDS, JSON)), max_size=5)
 
 
@@ -343,57 +338,20 @@ def test_no_body_is_an_error_of_the_server(client, path, body):
     assert status in (200, 400, 413) and isinstance(json.loads(content), dict), (status, content)
 
 
-# --- import, events ----------------------------------------------------------------------------
+# --- rankings ----------------------------------------------------------------------------------
 
 
-def test_a_table_that_is_none_is_refused_whole(visitor):
-    long = ["k" * length for length in (501, 131_073, 1 << 20)]  # a first line that is no header
-    for csv in (*long, "", "x", "key,label\nno-such.png,1\n", "key,label\n005.png,maybe\n", "\x00", "key\n005.png\n"):
-        error = visitor.post("/api/import", 400, csv=csv)["error"]
-        assert error and "\n" not in error and "/tmp" not in error
-        assert visitor.get("/api/state")["decided"] == 0
-
-
-class Events:
-    """An open event stream."""
-
-    def __init__(self, server, client):
-        self._connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
-        self._connection.request("GET", "/api/events", headers={"Cookie": client.cookie})
-        self.answer = self._connection.getresponse()
-
-    def lines(self):
-        """The next event or comment: its lines."""
-        taken = iter(lambda: self.answer.readline().decode().rstrip("\n"), "")
-        return list(itertools.takewhile(bool, taken))
-
-    def event(self):
-        name, data = self.lines()
-        assert name.startswith("event: ") and data.startswith("data: ")
-        return name[7:], json.loads(data[6:])
-
-    def close(self):
-        self.answer.close()
-        self._connection.close()
-
-
-def test_pages_hear_at_once_how_it_stands_and_then_of_decisions_and_rankings(opened, client):
-    events = Events(opened.server, client)
-    assert events.answer.getheader("content-type") == "text/event-stream; charset=utf-8"
-    name, state = events.event()
-    assert name == "state" and state["session"] == client.session and state["decided"] == 0
+def test_a_page_that_asks_hears_of_decisions_and_rankings(opened, client):
+    state = client.get(f"/api/state?session={client.session}&tab={client.tab}")
+    assert state["session"] == client.session and state["decided"] == 0 and 'id="found">0<' in state["panel"]
     client.decide({"row": 40, "serial": 0}, "positive")
-    while state["decided"] == 0:
-        name, state = events.event()
-    assert name == "state" and state["found"] == 1
+    state = client.get("/api/state")
+    assert state["found"] == 1 and 'id="found">1<' in state["panel"]
     result = RankingResult(np.arange(60, dtype=np.float32), np.full(60, 0.25, np.float32), 0.1)
     opened.service.take_ranking(result, 7)
-    while state["ranking_version"] != 7:
-        _, state = events.event()
-    assert "estimate" not in state, "one source: the audit, with its interval"
+    assert client.get("/api/state")["ranking_version"] == 7
     opened.queue.audit_share = 0.0
     assert client.next(3)[0]["row"] == 59
-    events.close()
 
 
 def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monkeypatch):
@@ -417,27 +375,6 @@ def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monk
         client.close()
 
 
-def test_events_leave_a_browser_connections_for_images_and_end_with_the_server(cache, pile, tmp_path):
-    with served(cache, tmp_path / "session", pile[1]) as (_, server):
-        client = server.client()
-        streams = [Events(server, client) for _ in range(STREAMS)]
-        for stream in streams:
-            stream.event()
-        more = Events(server, client)
-        assert more.answer.status == 204, "which ends the attempts of the browser"
-        more.close()
-        streams.pop().close()
-        until = time.monotonic() + HANG_SECONDS
-        while (another := Events(server, client)).answer.status != 200:  # the server sees the end of the connection
-            another.close()
-            assert time.monotonic() < until
-        client.close()
-    for stream in [*streams, another]:
-        while stream.answer.readline():
-            pass
-        stream.close()
-
-
 def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, monkeypatch, caplog):
     monkeypatch.setattr(opened.queue, "release", lambda tab: 1 / 0)
     error = client.post("/api/release", 500)["error"]
@@ -448,23 +385,9 @@ def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, mon
 
 
 def test_the_pages_of_a_session_that_has_closed_say_so(opened, client):
-    opened.session.lock.failure = "the review in S has closed: its log could neither be written nor read back"
+    opened.session.failure = "the review in S has closed: its log could neither be written nor read back"
     for path in ("/", "/api/state", "/api/past/0", "/api/card/7"):
         status, _, content = client.ask("GET", path)
-        assert status == (200 if path == "/" else 507) and (path == "/" or b"has closed" in content), path
+        assert status == 507 and b"has closed" in content, path
     assert "has closed" in client.post("/api/decide", 507, decisions=[])["error"]
     assert "has closed" in client.post("/api/next", 507, count=1)["error"]
-    events = Events(opened.server, client)
-    assert events.answer.status == 200 and not events.lines(), "it ends"
-    events.close()
-
-
-def test_of_many_streams_that_are_asked_for_at_once_no_more_than_the_limit_get_in(cache, pile, tmp_path):
-    with served(cache, tmp_path / "session", pile[1]) as (_, server):
-        client = server.client()
-        with ThreadPoolExecutor(40) as pool:
-            streams = list(pool.map(lambda _: Events(server, client), range(40)))
-        assert sum(stream.answer.status == 200 for stream in streams) == STREAMS
-        for stream in streams:
-            stream.close()
-        client.close()

@@ -15,6 +15,7 @@ from helpers.sessions import proposal
 from playwright.sync_api import expect
 
 from pucache.errors import LabelError, SessionError
+from pucache.labels.read_labels import read_labels
 from pucache.reviewing.app import Application
 from pucache.reviewing.log import Stream
 from pucache.reviewing.pictures import Pictures
@@ -38,7 +39,7 @@ def labelled_pile(folder):
 def served(cache, concepts, folder):
     """A review of concepts in this process, without a trainer; yields the service of each, and the server."""
     with ExitStack() as stack:
-        sessions, _ = open_concept_sessions(cache, concepts, folder, None, stack)
+        sessions, _ = open_concept_sessions(cache, read_labels(cache, concepts), folder, None, stack)
         pictures, services = Pictures(cache), []
         stack.callback(pictures.close)
         for name, session in sessions.items():
@@ -55,7 +56,7 @@ def test_what_cannot_be_reviewed_is_refused_before_a_page_opens(tmp_path):
     cache = pictured_pile(tmp_path, 12)
     (tmp_path / "labels.csv").write_text("key,concept\n000.png,../up\n")
     with pytest.raises(LabelError, match="plain file name"):
-        review(cache, concepts=tmp_path / "labels.csv", open_browser=False, port=0)
+        review(cache, read_labels(cache, tmp_path / "labels.csv"), open_browser=False, port=0)
     assert not (tmp_path / "pile.h5.review").exists()
 
 
@@ -63,14 +64,16 @@ def test_the_folder_of_a_single_review_is_left_alone(tmp_path):
     cache = labelled_pile(tmp_path)
     open_session(cache, tmp_path / "found.txt").close()
     with pytest.raises(SessionError, match="session of a single review"):
-        review(cache, concepts=tmp_path / "labels.csv", open_browser=False, port=0)
+        review(cache, read_labels(cache, tmp_path / "labels.csv"), open_browser=False, port=0)
 
 
 def test_sessions_may_hold_more_files_open_than_a_process_has_by_default(tmp_path):
     cache = pictured_pile(tmp_path, 30)
     with limited("NOFILE", len(os.listdir("/proc/self/fd")) + 40), ExitStack() as stack:
         concepts = {f"{number:02}": [cache.keys[number]] for number in range(25)}
-        sessions, failures = open_concept_sessions(cache, concepts, tmp_path / "reviews", None, stack)
+        sessions, failures = open_concept_sessions(
+            cache, read_labels(cache, concepts), tmp_path / "reviews", None, stack
+        )
         assert len(sessions) == 25 and not failures
 
 
@@ -78,7 +81,7 @@ def test_one_command_serves_all_concepts_that_can_be_opened(tmp_path):
     cache = labelled_pile(tmp_path)
     with open(tmp_path / "labels.csv", "a") as stream:
         stream.write("gone.png,lost\n")
-    with ReviewProcess(tmp_path, "--concepts", "labels.csv", "--port", "0") as process:
+    with ReviewProcess(tmp_path, "--labels", "labels.csv", "--port", "0") as process:
         client = process.client()
         page = client.ask("GET", "/")[2].decode()
         sessions = re.findall(r"/\?session=(\w+)", page)
@@ -134,10 +137,10 @@ def test_the_overview_fits_a_phone(tmp_path, browser, width):
         browser.new_context(viewport={"width": width, "height": 844}) as context,
     ):
         for service in services:
-            rows = np.flatnonzero(service.session.unknown)[:30].tolist()
+            rows = np.flatnonzero(service.session.state.untaken)[:30].tolist()
             for draw in service.session.draw(np.random.default_rng(0), Stream.AUDIT, 3):
                 service.decide("t", [proposal(draw.row)])
-            service.decide("t", [proposal(row, "negative") for row in rows if service.session.unknown[row]])
+            service.decide("t", [proposal(row, "negative") for row in rows if service.session.state.untaken[row]])
         page = context.new_page()
         page.goto(server.url)
         expect(page.locator("tbody th a")).to_have_text(list(NAMES))

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from helpers.browser import needs_chromium, violations
 from helpers.command_line import run_json
-from helpers.live_pages import DECIDABLE, another, current_row, press, visited, wait_until, wait_until_saved
+from helpers.live_pages import DECIDABLE, another, current_row, press, tap, visited, wait_until, wait_until_saved
 from helpers.reviews import BusyTrainer, ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
 from pucache.pages.html import read_asset
-from pucache.reviewing.app import ASSETS, live_page
+from pucache.reviewing.app import ASSETS, review_page
 from pucache.reviewing.session import read_session
-from pucache.reviewing.trainer import RankingResult
+from pucache.training.ranking_result import RankingResult
 
 WORDS = {"a": "positive", "r": "negative", "s": "skip"}
 PATTERN = "arasrarr"
@@ -42,7 +42,7 @@ def wanted(shown):
 
 
 def choice_of(session, row):
-    decision = session.decision_in_force(row)
+    decision = session.state.in_force(row)
     return None if decision is None else str(decision.choice)
 
 
@@ -57,7 +57,7 @@ def grid_rows(page):
 
 def held_rows(page):
     """Rows that the tab shows or is about to show."""
-    return set(page.evaluate("items.filter((item) => !decisionOf(item)).map((item) => item.row)"))
+    return set(page.evaluate("items.filter((item) => !item.decision).map((item) => item.row)"))
 
 
 def wait_for_grid(page):
@@ -79,7 +79,7 @@ def press_on_random(page, session, keys):
     shown = []
     for key in keys:
         page.wait_for_selector(DECIDABLE)
-        while current_row(page) not in {draw.row for draw in session.pending_draws()}:
+        while current_row(page) not in {draw.row for draw in session.state.waiting()}:
             press(page, "r")
             page.wait_for_selector(DECIDABLE)
         shown += press(page, key)
@@ -90,12 +90,21 @@ def press_on_random(page, session, keys):
 
 
 def test_nothing_of_the_page_is_inline_or_from_elsewhere_and_text_is_escaped():
-    html = live_page("<i>", session='"><script>', warnings=["<b>"])
+    state = {"session": '"><script>', "panel": "", "examples": [{"row": 1, "key": "<u>"}]}
+    html = review_page(state, title="<i>", warnings=["<b>"], overview=False)
     assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
     named = re.findall(r'(?:href|src)="/assets/([^"]+)"', html)
     assert sorted([*named, "concepts.css"]) == sorted(ASSETS), "the overview of concepts has one of its own"
-    assert all(path.startswith(("/assets/", "#")) for path in re.findall(r'(?:href|src)="([^"]*)"', html))
-    assert "<i>" not in html and "<b>" not in html and '"><script>' not in html and "&lt;b&gt;" in html
+    assert all(
+        path.startswith(("/assets/", "#", "/api/image/")) for path in re.findall(r'(?:href|src)="([^"]*)"', html)
+    )
+    assert (
+        "<i>" not in html
+        and "<b>" not in html
+        and "<u>" not in html
+        and '"><script>' not in html
+        and "&lt;b&gt;" in html
+    )
     text = "".join(map(read_asset, ASSETS)).replace("http://www.w3.org/2000/svg", "")
     assert not re.search(r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
 
@@ -109,14 +118,14 @@ def test_a_review_by_keyboard_in_which_keys_held_down_or_behind_a_dialog_do_noth
         session = opened.session
         pictures = page.locator("#examples img")
         expect(pictures).to_have_count(4)
-        keys = session.cache.keys[session.examples]
+        keys = session.cache.keys[session.state.examples]
         assert [picture.get_attribute("alt") for picture in pictures.all()] == list(keys)
         wait_until(page, "[...document.querySelectorAll('#examples img')].every((image) => image.naturalWidth)")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the images"
         page.keyboard.press("Enter")
         first = press(page, "aars")
-        assert re.fullmatch(r"skipped\. Next: \d{3}\.png", page.text_content("#announcement"))
+        expect(page.locator("#announcement")).to_have_text(re.compile(r"^skipped\. Next: \d{3}\.png$"))
         shown = {"#found": "2", "#decided": "3", "#skipped": "1", "#rate": "67 %", "#rate-of": "Found in last 3"}
         for place, text in shown.items():
             expect(page.locator(place)).to_have_text(text)
@@ -124,14 +133,14 @@ def test_a_review_by_keyboard_in_which_keys_held_down_or_behind_a_dialog_do_noth
         for _ in range(4):
             page.keyboard.press("ArrowLeft")
         expect(page.locator("#stage-badge")).to_have_text("✓ accepted")
-        page.keyboard.press("r")
-        assert page.evaluate("!decisionOf(items[current])"), "goes on where the review was"
-        page.keyboard.press("u")
+        tap(page, "r")
+        assert page.evaluate("!items[current].decision"), "goes on where the review was"
+        tap(page, "u")
         assert current_row(page) == first[0][0]
         wait_until_saved(page)
         assert choices_of(session, [row for row, _ in first]) == ["positive", "positive", "negative", "skip"]
         for row, _ in reversed(first):
-            page.keyboard.press("u")
+            tap(page, "u")
             assert current_row(page) == row
         page.keyboard.press("Control+z")
         assert page.text_content("#announcement") == "nothing to undo"
@@ -144,6 +153,7 @@ def test_a_review_by_keyboard_in_which_keys_held_down_or_behind_a_dialog_do_noth
         for _ in range(5):
             page.keyboard.down("a")
         page.keyboard.up("a")
+        wait_until_saved(page)
         for key in ("Alt+a", "Meta+r", "Control+a", "Control+s", "Shift+s", "Shift+R", "?", "a", "r", "u", "g"):
             page.keyboard.press(key)
         assert page.is_visible("#help") and not page.evaluate("isPage")
@@ -162,16 +172,11 @@ def test_a_page_of_twelve_by_keys_and_by_mouse_with_images_that_come_late(tmp_pa
         page.keyboard.press("g")
         wait_for_grid(page)
         rows = grid_rows(page)
-        for key in ("a", "s", "Shift+R"):
-            page.keyboard.press(key)
-        wait_until_saved(page)
+        tap(page, "a", "s", "Shift+R")
         assert choices_of(session, rows) == ["positive", "skip", *["negative"] * 10]
         wait_for_grid(page)
         assert not set(grid_rows(page)) & set(rows) and focused(page) == 12
-        page.keyboard.press("Shift+A")
-        page.keyboard.press("u")
-        page.keyboard.press("u")
-        wait_until_saved(page)
+        tap(page, "Shift+A", "u", "u")
         assert badges(page) == ["accepted", "skipped", *[""] * 10] and grid_rows(page) == rows
         assert choices_of(session, rows) == ["positive", "skip", *[None] * 10], "the rest was one step"
         page.locator("#grid .name").nth(5).click()
@@ -181,8 +186,10 @@ def test_a_page_of_twelve_by_keys_and_by_mouse_with_images_that_come_late(tmp_pa
         assert focused(page) == 1
         accept = page.locator("#grid [data-decision=accepted]").nth(3)
         accept.click()
+        wait_until_saved(page)
         assert accept.get_attribute("aria-pressed") == "true" and badges(page)[3] == "accepted"
         accept.click()
+        wait_until_saved(page)
         assert badges(page)[3] == ""
         page.click("[data-rest=rejected]")
         wait_until_saved(page)
@@ -192,7 +199,7 @@ def test_a_page_of_twelve_by_keys_and_by_mouse_with_images_that_come_late(tmp_pa
         held = []
         page.route("**/api/next", lambda route: held.append(route))
         while page.locator("#end").is_hidden():
-            page.keyboard.press("Shift+R")
+            tap(page, "Shift+R")
         wait_until(page, "document.activeElement === document.body")
         for route in held:
             route.continue_()
@@ -205,9 +212,12 @@ def test_buttons_and_the_enlarged_image_decide_as_keys_do_and_the_focus_stays(tm
     with reviewing(browser, tmp_path) as (page, opened, _):
         row = current_row(page)
         page.click("[data-decide=accepted]")
+        wait_until_saved(page)
         second = current_row(page)
         page.click("[data-decide=skipped]")
+        wait_until_saved(page)
         page.click("#one [data-undo]")
+        wait_until_saved(page)
         page.click("[data-step='-1']")
         assert current_row(page) == row and page.get_attribute("[data-decide=accepted]", "aria-pressed") == "true"
         page.click("[data-step='1']")
@@ -216,18 +226,18 @@ def test_buttons_and_the_enlarged_image_decide_as_keys_do_and_the_focus_stays(tm
         expect(picture).to_have_attribute("src", re.compile(f"/api/image/{second}.*size=original"))
         page.keyboard.press("f")
         assert picture.evaluate("one => one.clientWidth") == 40 + second, "one pixel is one pixel"
-        page.keyboard.press("a")
+        tap(page, "a")
         assert current_row(page) != second and page.is_visible("#zoom")
         assert re.match("accepted. Next: ", page.text_content("#zoom-announcement"))
-        page.keyboard.press("u")
+        tap(page, "u")
         page.click("[data-zoom=rejected]")
+        wait_until_saved(page)
         page.keyboard.press("z")
         assert not page.is_visible("#zoom")
         wait_until_saved(page)
         assert choices_of(opened.session, [row, second]) == ["positive", "negative"]
         page.focus("[data-decide=accepted]")
-        page.keyboard.press("Space")
-        page.keyboard.press("r")
+        tap(page, "Space", "r")
         assert page.evaluate("document.activeElement.dataset.decide") == "accepted"
         page.keyboard.press("g")
         wait_for_grid(page)
@@ -255,7 +265,7 @@ def test_the_pile_ends_and_skipped_images_come_again_in_a_browser_that_stores_no
         served(cache, tmp_path / "session") as (opened, server),
         visited(browser, server.url) as first,
     ):
-        first.context.route("**/assets/views.js", ask_soon)
+        first.context.route("**/assets/review.js", ask_soon)
         page, wrong = another(first.context, server.url, init=REFUSED)
         expect(page.locator("#end-title")).to_have_text("No image is free")
         first.goto("about:blank")  # its images are shown here now
@@ -269,7 +279,7 @@ def test_the_pile_ends_and_skipped_images_come_again_in_a_browser_that_stores_no
         expect(page.locator("#end-title")).to_have_text("Every image is decided")
         assert violations(page) == [] and not page.is_visible("#one")
         page.keyboard.press("a")
-        page.keyboard.press("u")
+        tap(page, "u")
         assert current_row(page) == again[-1][0] and page.is_visible("#one")
         press(page, "r")
         wait_until_saved(page)
@@ -317,7 +327,7 @@ def test_two_tabs_show_different_images_and_neither_loses_or_overwrites_a_decisi
         assert dict(logged(opened.session)) == dict(wanted(shown))
         page.wait_for_selector(DECIDABLE)
         row = current_row(page)
-        other.evaluate(f"put({row}, 'negative', 0); send()")
+        other.evaluate(f"save([{{ row: {row}, choice: 'negative', replaces: 0, shown_version: 0 }}])")
         wait_until_saved(other)
         press(page, "a")
         stands = "was decided elsewhere before: rejected. That decision stands"
@@ -331,7 +341,7 @@ def test_two_tabs_show_different_images_and_neither_loses_or_overwrites_a_decisi
 
 
 @needs_chromium
-def test_a_reload_keeps_what_can_be_undone_and_waits_for_images_and_closing_frees_them(tmp_path, browser):
+def test_a_reload_waits_for_images_and_what_a_closed_page_held_is_free(tmp_path, browser):
     with reviewing(browser, tmp_path) as (page, opened, server):
         shown = press(page, "ars")
         wait_until_saved(page)
@@ -346,24 +356,21 @@ def test_a_reload_keeps_what_can_be_undone_and_waits_for_images_and_closing_free
             route.continue_()
         wait_until(page, "items[current] && isReady(items[current])")
         assert current_row(page) not in [row for row, _ in shown]
-        for row, _ in reversed(shown):
-            page.keyboard.press("u")
-            assert current_row(page) == row
-        wait_until_saved(page)
-        assert choices_of(opened.session, [row for row, _ in shown]) == [None] * 3
-        assert len(logged(opened.session)) == 6, "nothing is decided before it is seen"
+        page.keyboard.press("u")
+        assert page.text_content("#announcement") == "nothing to undo", "past decisions are corrected in their list"
         ahead = held_rows(page)
         other, wrong = another(page.context, server.url)
         assert not ahead & held_rows(other)
         page.goto("about:blank")
-        other.evaluate("wantsBetter = true; refill()")
+        other.evaluate("exchange()")
         wait_until(other, "!asking")
         third, wrong_there = another(page.context, server.url)
         assert ahead & held_rows(third) and not wrong + wrong_there
+        assert len(logged(opened.session)) == 3
 
 
 @needs_chromium
-def test_the_page_goes_on_by_itself_after_the_server_has_ended_and_started_again(tmp_path, browser):
+def test_the_page_waits_for_a_server_that_has_ended_and_goes_on_when_it_is_started_again(tmp_path, browser):
     place = pictured_pile(tmp_path, 120), tmp_path / "session", tmp_path / "found.txt"
     with contextlib.ExitStack() as stack:
         with served(*place) as (_, first):
@@ -371,9 +378,10 @@ def test_the_page_goes_on_by_itself_after_the_server_has_ended_and_started_again
             shown = press(page, PATTERN)
             wait_until(page, "!asking && items.length > 14 && items.every(isReady)")
             wait_until_saved(page)
-        shown += press(page, "arasra")
-        expect(page.locator("#trouble")).to_have_text(re.compile("Not saved yet: [1-9]|the server does not answer"))
-        assert page.evaluate("waiting.length") == page.evaluate("Object.keys(localStorage).length") == 6
+        shown += press(page, "a")
+        expect(page.locator("#trouble")).to_contain_text("This decision is not saved yet; the server does not answer")
+        page.keyboard.press("r")
+        assert current_row(page) == shown[-1][0], "it stays, and takes no further decision"
         with served(*place, port=first.port) as (opened, second):
             wait_until_saved(page)
             other, wrong = another(page.context, second.url)
@@ -381,8 +389,7 @@ def test_the_page_goes_on_by_itself_after_the_server_has_ended_and_started_again
             other.close()
             shown += press(page, "ra")
             wait_until_saved(page)
-            assert page.evaluate("Object.keys(localStorage).length") == 0 and not wrong
-            assert logged(opened.session) == wanted(shown)
+            assert not wrong and logged(opened.session) == wanted(shown)
 
 
 @needs_chromium
@@ -417,9 +424,7 @@ def test_what_is_not_saved_is_said_and_sent_again_until_it_is_decided_once(tmp_p
         answer = {"status": 507, "content_type": "application/json", "body": json.dumps({"error": "the disk is full"})}
         page.route("**/api/decide", lambda route: route.fulfill(**answer))
         shown = press(page, "a")
-        expect(trouble).to_have_text("Not saved yet: 1 decision; the disk is full: trying again.")
-        shown += press(page, "rs")
-        expect(trouble).to_contain_text("Not saved yet: 3 decisions")
+        expect(trouble).to_have_text("This decision is not saved yet; the disk is full: trying again.")
         page.unroute("**/api/decide")
         wait_until_saved(page)
         expect(trouble).to_contain_text("every decision is saved")
@@ -434,8 +439,7 @@ def test_what_is_not_saved_is_said_and_sent_again_until_it_is_decided_once(tmp_p
         shown += press(page, "ar")
         wait_until_saved(page)
         assert lost and logged(opened.session) == wanted(shown)
-        page.evaluate("put(10 ** 9, 'positive', 0)")
-        shown += press(page, "a")
+        page.evaluate("change([[{ row: 10 ** 9, serial: 0 }, 'accepted']], () => {})")
         expect(page.locator("#overruled")).to_contain_text("A decision was not taken: ")
         wait_until_saved(page)
         page.context.clear_cookies()
@@ -444,22 +448,29 @@ def test_what_is_not_saved_is_said_and_sent_again_until_it_is_decided_once(tmp_p
         another(page.context, server.url)[0].close()
         wait_until_saved(page)
         assert logged(opened.session) == wanted(shown)
-        page.route("**/api/decide", lambda route: route.abort())
-        closed = press(page, "as")
-        page.keyboard.press("u")
-        context = page.context
-        page.close()
-        page, wrong = another(context, server.url, lost=True)
-        wait_until_saved(page)
-        assert logged(opened.session) == [*wanted(shown + closed), (closed[-1][0], "undone")], (
-            "the next page sends them"
-        )
         own = page.evaluate("session")
         page.route("**/decide", lambda route: route.continue_(post_data=route.request.post_data.replace(own, "gone")))
         press(page, "a")
         expect(page.locator("#trouble")).to_contain_text("reload")
-        assert len(logged(opened.session)) == len(shown) + 3
-        assert page.evaluate("Object.keys(localStorage).length") == 1 and not wrong
+        assert len(logged(opened.session)) == len(shown)
+
+
+@needs_chromium
+def test_one_key_that_is_pressed_while_a_decision_is_saved_is_remembered(tmp_path, browser):
+    with reviewing(browser, tmp_path, 30, audit_share=0.0) as (page, opened, _):
+        held = []
+        page.route("**/api/decide", lambda route: held.append(route))
+        ((row, _),) = press(page, "s")
+        for key in "ra":
+            page.keyboard.press(key)
+        assert current_row(page) == row, "the page goes on when it is on disk"
+        wait_until(page, "saving")
+        (first,) = held
+        page.route("**/api/decide", lambda route: route.continue_())
+        first.continue_()
+        wait_until_saved(page)
+        wait_until(page, "items.filter((item) => item.decision).length === 2")
+        assert [choice for _, choice in logged(opened.session)] == ["skip", "positive"]
 
 
 # --- closing audit, files ----------------------------------------------------------------------
@@ -491,32 +502,15 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
             page.wait_for_selector(DECIDABLE)
         assert [row for row, _ in press(page, "rs")] == skipped
         expect(page.locator("#end-title")).to_have_text("1 random image has no decision")
-        page.keyboard.press("u")
+        tap(page, "u")
         press(page, "r")
         wait_until_saved(page)
         expect(page.locator("#end-title")).to_have_text("Every random image is decided")
-        assert session.random_undecided() == []
+        assert session.state.random_undecided() == []
         page.click("#back")
         page.wait_for_selector(DECIDABLE)
         assert current_row(page) not in skipped
         expect(page.locator("#finish")).to_be_hidden()
-
-
-@needs_chromium
-def test_a_decision_undone_and_made_anew_while_the_first_is_on_its_way_is_the_last_one(tmp_path, browser):
-    with reviewing(browser, tmp_path, 30, audit_share=0.0) as (page, opened, _):
-        held = []
-        page.route("**/api/decide", lambda route: held.append(route))
-        ((row, _),) = press(page, "s")
-        for key in "ra":
-            page.keyboard.press("u")
-            assert press(page, key) == [(row, key)]
-        wait_until(page, "sending")
-        (first,) = held
-        page.route("**/api/decide", lambda route: route.continue_())
-        first.continue_()
-        wait_until_saved(page)
-        assert opened.session.decision_in_force(row).choice == "positive"
 
 
 @needs_chromium
@@ -527,7 +521,7 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         expect(page.locator("#again")).to_be_hidden()
         doubted = [shown[at][0] for at in (3, 40, 50)]
         ranking = RankingResult(np.zeros(300, np.float32), None, 0.0, np.array(doubted))
-        opened.service.take_ranking(ranking, opened.session.label_serial)
+        opened.service.take_ranking(ranking, opened.session.state.label_serial)
         expect(page.locator("#again")).to_have_text("Look again at 3 decisions")
         page.click("#again")
         wait_until(page, "!asking && exhausted")
@@ -538,8 +532,7 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         wait_until_saved(page)
         assert choices_of(opened.session, doubted) == ["negative", "negative", "positive"]
         expect(page.locator("#end-title")).to_have_text("You have looked again at every doubted decision")
-        page.keyboard.press("u")
-        wait_until_saved(page)
+        tap(page, "u")
         assert choice_of(opened.session, doubted[-1]) == "negative", "the answer of before stands again"
         press(page, "r")
         wait_until_saved(page)
@@ -556,14 +549,14 @@ def hold_against_the_truth(page, cache, folder, hidden, decided):
     told = run_json("audit {session}", session=folder)
     expect(page.locator("#sentence, #statements li")).to_have_text(told["statements"])
     with read_session(cache, folder) as session:
-        zone = set(np.flatnonzero(session.zone).tolist())
+        zone = set(np.flatnonzero(session.state.zone).tolist())
     left = hidden - {row for row, key in decided.items() if key == "a"}
     shown = [page.text_content(f"#{name}") for name in ("found", "decided")]
     assert shown == [str(len(hidden) - len(left)), str(len(decided))] and told["found"] == len(hidden) - len(left)
     if told["draws"]:
         limits = [page.text_content(f"#{name}") for name in ("hidden-low", "hidden-high")]
         assert limits == [str(told["hidden_low"]), str(told["hidden_high"])]
-    assert told["hidden_low"] <= len(left) <= min(told["hidden_high"], told["chance_high"])
+    assert told["hidden_low"] <= len(left) <= told["hidden_high"]  # some look like negatives: no limit by chance
     if zone:
         assert len(left & zone) <= told["zone"]["hidden_high"] and len(left - zone) <= told["rest_high"]
     return zone, told
@@ -609,8 +602,8 @@ def test_a_review_to_the_sentence_that_one_may_stop_says_what_is_true(tmp_path, 
 
 
 @needs_chromium
-def test_past_decisions_are_corrected_and_labels_exported_and_taken_in_again(tmp_path, browser):
-    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+def test_past_decisions_are_corrected_and_labels_exported(tmp_path, browser):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, _, _):
         shown = press(page, "aarr")
         wait_until_saved(page)
         page.click("#past")
@@ -626,18 +619,6 @@ def test_past_decisions_are_corrected_and_labels_exported_and_taken_in_again(tmp
         assert page.is_visible("#commands") and violations(page) == []
         text = (tmp_path / "session/reviewed.csv").read_text()
         assert all(f"{row:03}.png,{int(key == 'a')},1" in text for row, key in shown)
-        for data in (b"rank,score\n1,2\n", b"key,label\n\xff,1\n"):
-            page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
-            expect(page.locator("#notice")).to_have_text(re.compile("Not done: .+|in.csv was refused: it is not UTF-8"))
-        undecided = next(row for row in range(4, 120) if row not in dict(shown))
-        (accepted, _), _, (rejected, _), _ = shown
-        data = f"key,label\n{undecided:03}.png,1\n{accepted:03}.png,1\n{rejected:03}.png,1\n".encode()
-        page.set_input_files("#import", {"name": "in.csv", "mimeType": "text/csv", "buffer": data})
-        expect(page.locator("#notice")).to_have_text(
-            "in.csv: took 1 decision; 1 were labelled so before. "
-            f"1 have the other label here, which stays: {rejected:03}.png."
-        )
-        assert choice_of(opened.session, undecided) == "positive" and len(logged(opened.session)) == 6
 
 
 # --- for everybody -----------------------------------------------------------------------------
@@ -661,12 +642,11 @@ def test_no_serious_barrier_in_any_state(tmp_path, browser, scheme):
         page.keyboard.press("Escape")
         page.keyboard.press("g")
         wait_for_grid(page)
-        for key in "ars":
-            page.keyboard.press(key)
+        tap(page, *"ars")
         assert violations(page) == []
         page.route("**/api/**", lambda route: route.abort())
         page.keyboard.press("a")
-        expect(page.locator("#trouble")).to_contain_text("Not saved yet")
+        expect(page.locator("#trouble")).to_contain_text("not saved yet")
         assert violations(page) == []
 
 
@@ -680,6 +660,13 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
         for part in ("#stage", "[data-decide=accepted]", "[data-decide=skipped]"):
             box = page.locator(part).bounding_box()
             assert box["y"] >= 0 and box["y"] + box["height"] <= height and box["height"] >= 40
+        page.evaluate(
+            "items[current].key = 'a folder of parts/' + 'x'.repeat(50) + '.png#xywh=100,200,300,400'; draw()"
+        )
+        name = page.locator(".caption .name")
+        assert page.evaluate(overflow) == 0 and (
+            width > 700 or name.evaluate("one => one.scrollHeight - one.clientHeight") <= 0
+        )
         row = current_row(page)
         page.locator("[data-decide=rejected]").tap()
         wait_until_saved(page)
@@ -692,4 +679,5 @@ def test_small_screens_show_image_and_buttons_without_scrolling_sideways(tmp_pat
         wait_for_grid(page)
         assert page.evaluate(overflow) == 0
         page.locator("#grid [data-decision=accepted]").nth(4).tap()
+        wait_until_saved(page)
         assert badges(page)[4] == "accepted"

@@ -1,9 +1,7 @@
 import csv
 import json
-import os
 import shlex
 import signal
-import stat
 
 import pytest
 from click.testing import CliRunner
@@ -14,9 +12,7 @@ from helpers.slow import slow
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cli.main import main
-from pucache.errors import OutputError
-from pucache.reviewing.serve import ADDRESS, ServerAddress, keep_address, kept_address, listening_socket, printed_url
-from pucache.reviewing.session import open_session
+from pucache.reviewing.serve import listening_socket
 
 FOUND = ("--positives", "found.txt", "--port", "0")
 
@@ -62,7 +58,7 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         assert first.end(number) == code
         said = first.printed.splitlines()
         assert said[-4].startswith("1 found. How many more is not known before the first random image.")
-        assert said[-3] == "train on it: pucache train-pu pile.h5 --session pile.h5.review"
+        assert said[-3] == "train on it: pucache train-pu pile.h5 --labels pile.h5.review"
         assert said[-1] == "interrupted: run the same command again; it goes on from what is on disk"
         assert "Traceback" not in first.printed
     with ReviewProcess(folder, "--positives", "found.txt", browser=True, **no_browser) as second:
@@ -86,11 +82,11 @@ def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
         assert "no such source" in client.next(1)[0]["problem"]
         client.close()
         assert review.end() == 130
+    grouped = run("labels", "pile.h5", "found.txt", "--groups", r"(\d)\.", "--out", "grouped.csv")
+    assert grouped.exit_code == 0, grouped.output
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        with ReviewProcess(
-            folder, "--positives", "found.txt", "--port", port, "--images", "moved", "--groups", r"(\d)\."
-        ) as review:
+        with ReviewProcess(folder, "--labels", "grouped.csv", "--port", port, "--images", "moved") as review:
             client = review.client()
             assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
             assert "10 groups: of the likely positives one image of each comes first" in review.printed
@@ -106,11 +102,6 @@ BAD = {
     "pile.h5 --positives found.txt --host 203.0.113.7": (2, "--host 203.0.113.7 is no address of this machine"),
     "pile.h5 --positives found.txt --host no/host": (2, "--host no/host"),
     "pile.h5 --positives found.txt --images nowhere": (1, "no such source: nowhere"),
-    "pile.h5 --positives found.txt --json": (2, "--json is for --export"),
-    "pile.h5 --export --device cpu": (2, "--device is for the page"),
-    "pile.h5 --export --positives found.txt": (2, "--positives is for the page"),
-    "pile.h5 --export --no-browser": (2, "--no-browser is for the page"),
-    "pile.h5 --export --port 0": (2, "--port is for the page"),
 }
 
 
@@ -124,32 +115,25 @@ def test_what_cannot_be_is_one_line_with_its_exit_code(folder, command):
 # --- export ------------------------------------------------------------------------------------
 
 
-def test_export_writes_what_the_page_writes_and_names_the_commands_that_take_it(folder):
+def test_the_labels_of_a_review_are_those_that_its_page_exports(folder):
     with served(EmbeddingCache("pile.h5"), None, "found.txt") as (_, server):
         client = server.client()
         client.decide({"row": 12, "serial": 0}, "positive"), client.decide({"row": 20, "serial": 0}, "negative")
-        ended = run("review", "pile.h5", "--export")
-        assert ended.exit_code == 0, ended.output
-        path = folder / "pile.h5.review/reviewed.csv"
-        assert f"wrote pile.h5.review/{path.name}: 5 positive, 1 negative\npucache train-pu" in ended.stdout
-        written = path.read_bytes()
-        path.unlink()
         answer = client.post("/api/export")
-        assert path.read_bytes() == written
-        printed = json.loads(run("review", "pile.h5", "--export", "--json").stdout)
-        assert {name: answer[name] for name in printed} == printed
         client.close()
-    with path.open(newline="") as stream:
-        labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
-    assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["020.png"] == ("0", "1")
+    path = folder / "pile.h5.review/reviewed.csv"
+    assert answer["files"] == [str(path.relative_to(folder))] and (answer["positive"], answer["negative"]) == (5, 1)
+    ended = run("labels", "pile.h5", "pile.h5.review")
+    assert ended.exit_code == 0, ended.output
+    for table in (path, folder / "labels.csv"):
+        with table.open(newline="") as stream:
+            labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
+        assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["020.png"] == ("0", "1")
 
 
-def test_export_without_a_session_is_one_line_and_without_a_label_an_empty_table(folder):
-    ended = run("review", "pile.h5", "--export")
-    assert ended.exit_code == 1 and ended.stderr.count("\n") == 1 and "no review session" in ended.stderr
-    open_session("pile.h5").close()
-    assert run("review", "pile.h5", "--export").exit_code == 0
-    assert (folder / "pile.h5.review/reviewed.csv").read_text() == "key,label,reviewed,digest\n"
+def test_labels_of_a_review_that_is_not_there_are_one_line(folder):
+    ended = run("train-pu", "pile.h5")
+    assert ended.exit_code == 2 and "there is no review at pile.h5.review" in ended.stderr
 
 
 # --- demo --------------------------------------------------------------------------------------
@@ -169,38 +153,3 @@ def test_the_demo_ends_with_the_command_that_opens_its_pile(folder, demo_done):
     context = main.commands["review"].make_context("review", command[2:])
     assert context.params["positives"] == "my demo/positives.txt"
     assert json.loads(run("demo", "x", "--json").stdout) == {"found_by_words": None}
-
-
-# --- port and token ----------------------------------------------------------------------------
-
-
-def test_the_address_is_kept_for_its_owner_alone(tmp_path):
-    address = ServerAddress(8321, "x" * 43)
-    keep_address(tmp_path, address)
-    assert stat.S_IMODE((tmp_path / ADDRESS).stat().st_mode) == 0o600
-    assert kept_address(tmp_path) == address and os.listdir(tmp_path) == [ADDRESS]
-    (tmp_path / ADDRESS).chmod(0o640)
-    assert kept_address(tmp_path) is None, "others may have read it"
-
-
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"port": 1}', '{"port": 0, "token": "%s"}', '{"port": "1", "token": "%s"}',
-             '{"port": 70000, "token": "%s"}', '{"port": 1, "token": ""}', '{"port": 1, "token": 5}', "\xff"]
-)  # fmt: skip
-def test_a_damaged_address_is_replaced(tmp_path, text):
-    path = tmp_path / ADDRESS
-    path.write_bytes((text.replace("%s", "x" * 43)).encode("latin-1"))
-    path.chmod(0o600)
-    assert kept_address(tmp_path) is None
-
-
-def test_every_port_in_use_is_one_line(monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.serve.PORTS", 1)
-    with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
-        listening_socket("127.0.0.1", taken.getsockname()[1])
-
-
-def test_printed_addresses_can_be_opened():
-    assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
-    assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
-    assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"

@@ -11,22 +11,21 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from helpers.sessions import decide, labels_of, pile_of, proposal
+from helpers.sessions import decide, decide_all, labels_of, pile_of, proposal, session_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pucache import estimate_prior, train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import SessionError, SessionLockedError
-from pucache.labels.labels import TWIN_COSINE, Labels
+from pucache.estimates.limit_sentences import sentences
+from pucache.labels.labels import PULabels
 from pucache.reviewing.audit import audit
-from pucache.reviewing.audit_log import ReplayedLog
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.second_reader import open_second_reader
-from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_labels import read_labels
-from pucache.reviewing.session_state import Proposal, StaleDecisionError
-from pucache.training.train_on_cache import is_audited
+from pucache.reviewing.pile import mixed, random_numbers
+from pucache.reviewing.session import StaleDecisionError, open_session, read_session
+from pucache.reviewing.session_labels import session_labels
+from pucache.reviewing.state import Proposal
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
@@ -52,47 +51,52 @@ def session(cache):
 
 
 def test_a_session_begins_beside_the_cache_with_labels_and_what_their_twins_inherit(session, cache):
-    s, reviewed = session.labels()
+    s, reviewed = session.state.labels()
     assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [3] and reviewed[3] == 1
-    assert sum(session.urns) == 56 and session.unknown.sum() == 56 and not session.unknown[:4].any()
-    assert session.folder == cache.files[0].path.with_name("pile.h5.review") and session.epoch_note == ""
-    assert session.counts().decided == 0 and session.counts().unknown == 56
+    assert sum(session.pile.urns) == 56 and session.state.untaken.sum() == 56 and not session.state.untaken[:4].any()
+    assert session.folder == cache.files[0].path.with_name("pile.h5.review") and session.pile.note == ""
+    assert session.state.progress().decided == 0 and session.state.progress().untaken == 56
 
 
 def test_twins_share_their_decision(session):
     decision = decide(session, 11)
     assert (decision.serial, decision.group, decision.copies) == (1, 10, 2)
     assert (decision.unknown, decision.positives, decision.stream) == (56, 0, Stream.RANKED)
-    assert session.labels()[1][[10, 11]].tolist() == [1, 1] and not session.unknown[[10, 11]].any()
-    assert session.decision_in_force(10) == decision
+    assert session.state.labels()[1][[10, 11]].tolist() == [1, 1] and not session.state.untaken[[10, 11]].any()
+    assert session.state.in_force(10) == decision
     following = decide(session, 20, NEGATIVE)
     assert (following.unknown, following.positives) == (54, 2)
-    assert session.counts().decided == 2 and session.counts().positives == 1 and session.counts().unknown == 53
+    assert (
+        session.state.progress().decided == 2
+        and session.state.progress().positives == 1
+        and session.state.progress().untaken == 53
+    )
 
 
 def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
     decide(session, 10), decide(session, 10, NEGATIVE)
-    assert decide(session, 10, UNDONE).choice is POSITIVE and session.labels()[1][10] == 1
+    assert decide(session, 10, UNDONE).choice is POSITIVE and session.state.labels()[1][10] == 1
     last = decide(session, 10, UNDONE)
-    assert last.choice is UNDONE and session.labels()[1][10] == 0 and session.unknown[[10, 11]].all()
-    assert session.decision_in_force(10) is None and session.counts().decided == 0
+    assert last.choice is UNDONE and session.state.labels()[1][10] == 0 and not session.state.untaken[[10, 11]].any()
+    assert [one.row for one in session.state.waiting()] == [10], "it waits for a decision"
+    assert session.state.in_force(10) is None and session.state.progress().decided == 0
     with pytest.raises(StaleDecisionError):
-        session.decide([proposal(10, UNDONE, last.serial)])
+        session.decide(proposal(10, UNDONE, last.serial))
     assert decide(session, 10, SKIP, last.serial).choice is SKIP
-    assert session.skipped[[10, 11]].all() and session.unknown[10] and session.counts().skipped == 1
+    assert session.state.skipped[[10, 11]].all() and session.state.progress().skipped == 1
     decide(session, 10, UNDONE)
-    assert not session.skipped.any() and session.counts().skipped == 0
+    assert not session.state.skipped.any() and session.state.progress().skipped == 0
 
 
 def test_a_session_may_begin_without_any_label(cache):
     with open_session(cache) as session:
-        assert sum(session.urns) == 60 and not session.labels()[0].any()
+        assert sum(session.pile.urns) == 60 and not session.state.labels()[0].any()
         decide(session, 11), decide(session, 20, NEGATIVE)
-        s, reviewed = session.labels()
+        s, reviewed = session.state.labels()
         assert np.flatnonzero(s).tolist() == [11] and reviewed[[10, 11, 20]].tolist() == [1, 0, -1]
-        Labels(s, reviewed).check()
+        PULabels(s, reviewed).check()
         decide(session, 11, NEGATIVE)
-        assert not session.labels()[0].any()
+        assert not session.state.labels()[0].any()
 
 
 def test_training_takes_a_session_with_its_audit(cache, rng):
@@ -100,23 +104,21 @@ def test_training_takes_a_session_with_its_audit(cache, rng):
         for draw in session.draw(rng, Stream.AUDIT, 20):
             decide(session, draw.row, Choice.POSITIVE if draw.row % 4 == 0 else Choice.NEGATIVE)
         folder = session.folder
-    model = train_pu(cache, session=folder, method="linear", device="cpu", twins=None)
-    assert is_audited(model) and model.prior_estimate_.draws == 20 and model.estimates_["recall"] is not None
-    estimate, *_ = estimate_prior(cache, read_labels(cache, folder), device="cpu", twins=None)
+    labels = session_labels(cache, folder)
+    model = train_pu(cache, labels, method="linear", device="cpu", twins=None)
+    assert model.figures_.is_audited and model.prior_estimate_.draws == 20 and model.estimates_["recall"] is not None
+    estimate, *_ = estimate_prior(cache, labels, device="cpu", twins=None)
     assert (estimate.low, estimate.high) == (model.prior_estimate_.low, model.prior_estimate_.high)
-    for bad in ({}, {"positives": labels_of(60), "session": folder}, {"session": folder, "negatives": "n.txt"}):
-        with pytest.raises(ValueError, match=r"takes positives .* or a session"):
-            train_pu(cache, **bad)
 
 
 def test_progress_is_the_share_of_positives_among_the_last_hundred_decisions(tmp_path):
     with open_session(pile_of(tmp_path, 150)) as session:
-        assert (session.counts().rate, session.counts().rate_of) == (0, 0)
-        session.decide([proposal(row, NEGATIVE) for row in range(40)])
-        session.decide([proposal(row) for row in range(40, 60)])
-        assert (session.counts().rate, session.counts().rate_of) == (20 / 60, 60)
-        session.decide([proposal(row) for row in range(60, 150)])
-        assert (session.counts().rate, session.counts().rate_of) == (1, 100)
+        assert (session.state.progress().rate, session.state.progress().rate_of) == (0, 0)
+        decide_all(session, [proposal(row, NEGATIVE) for row in range(40)])
+        decide_all(session, [proposal(row) for row in range(40, 60)])
+        assert (session.state.progress().rate, session.state.progress().rate_of) == (20 / 60, 60)
+        decide_all(session, [proposal(row) for row in range(60, 150)])
+        assert (session.state.progress().rate, session.state.progress().rate_of) == (1, 100)
 
 
 # --- who may write what ---------------------------------------------------------------------------
@@ -124,24 +126,20 @@ def test_progress_is_the_share_of_positives_among_the_last_hundred_decisions(tmp
 
 def test_a_request_is_written_once(session):
     sent = proposal(10)
-    answer = session.decide([sent])
-    assert session.decide([sent]) == answer and session.decide([sent, sent]) == answer * 2
+    assert session.decide(sent) == session.decide(sent)
     assert len(session.entries()) == 1
     with pytest.raises(ValueError, match="was for another image"):
-        session.decide([Proposal(sent.request, 30, POSITIVE)])
+        session.decide(Proposal(sent.request, 30, POSITIVE))
 
 
 def test_a_decision_that_was_overtaken_is_refused_with_the_one_in_force(session):
     first = decide(session, 10)
     late = proposal(11, NEGATIVE)
     with pytest.raises(StaleDecisionError) as caught:
-        session.decide([proposal(20), late])
-    error = caught.value
-    assert (error.request, error.row, error.in_force) == (late.request, 11, first) and "\n" not in str(error)
-    assert len(session.entries()) == 1, "all or none"
-    assert session.decide([proposal(11, NEGATIVE, first.serial)])[0].replaces == first.serial
-    with pytest.raises(StaleDecisionError):
-        session.decide([proposal(20), proposal(20, NEGATIVE)])
+        session.decide(late)
+    assert caught.value.in_force == first and "row 11" in str(caught.value) and "\n" not in str(caught.value)
+    assert len(session.entries()) == 1
+    assert session.decide(proposal(11, NEGATIVE, first.serial)).replaces == first.serial
 
 
 @pytest.mark.parametrize(
@@ -155,7 +153,7 @@ def test_a_decision_that_was_overtaken_is_refused_with_the_one_in_force(session)
 )
 def test_proposals_outside_the_domain_are_refused(session, sent, message):
     with pytest.raises(ValueError, match=message):
-        session.decide([proposal(4), sent])
+        session.decide(sent)
     assert not session.entries()
 
 
@@ -174,7 +172,7 @@ def test_threads_that_decide_at_once_lose_nothing(session):
         count = 0
         for row in range(4, 60):
             try:
-                session.decide([proposal(row, (POSITIVE, NEGATIVE)[number % 2], request=f"{number}-{row}")])
+                session.decide(proposal(row, (POSITIVE, NEGATIVE)[number % 2], request=f"{number}-{row}"))
                 count += 1
             except StaleDecisionError as error:
                 assert error.in_force is not None
@@ -184,8 +182,8 @@ def test_threads_that_decide_at_once_lose_nothing(session):
         total = sum(threads.map(accepted, range(4)))
     entries = session.entries()
     assert total == len(entries) == 55, "56 rows of the pile, two of them twins"
-    assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.unknown.any()
-    assert ReplayedLog(entries, session.urns).unknown == 0
+    assert [entry.serial for entry in entries] == list(range(1, 56)) and not session.state.untaken.any()
+    assert session.limits().unknown == 0
 
 
 # --- draws ----------------------------------------------------------------------------------------
@@ -193,57 +191,71 @@ def test_threads_that_decide_at_once_lose_nothing(session):
 
 def test_audit_draws_leave_the_urn_with_their_twins(session, rng):
     draws = session.draw(rng, Stream.AUDIT, 60, 7)
-    assert len(draws) == 55 and not session.unknown.any() and session.draw(rng, Stream.AUDIT, 1) == []
+    assert len(draws) == 55 and not session.state.untaken.any() and session.draw(rng, Stream.AUDIT, 1) == []
     assert {draw.group for draw in draws} == set(range(4, 60)) - {11}
     assert all((draw.model_version, draw.positives) == (7, 0) for draw in draws)
     decide(session, draws[-1].row, NEGATIVE)
-    assert session.random_undecided() == [draw.row for draw in draws[:-1]]
+    assert session.state.random_undecided() == [draw.row for draw in draws[:-1]]
     decide(session, draws[2].row, SKIP), decide(session, draws[0].row, NEGATIVE)
-    assert session.random_undecided() == [draw.row for draw in draws[1:-1]]
+    assert session.state.random_undecided() == [draw.row for draw in draws[1:-1]]
 
 
-class First:
-    """Chooses the first of some rows, and keeps them."""
+@pytest.mark.parametrize("numbers", [random_numbers, lambda cache: mixed(random_numbers(cache))])
+def test_every_row_is_drawn_as_often_as_any_other(tmp_path, numbers):
+    """The first of each eight rows with keys that count up."""
+    cache = pile_of(tmp_path, [f"img_{row:06}.png" for row in range(16_000)], contents={})
+    drawn = np.bincount(numbers(cache).reshape(-1, 8).argmin(axis=1), minlength=8)
+    assert np.square(drawn - 250).sum() / 250 < 24.3, "chi square of 7 degrees of freedom, 0.001"
 
-    def choice(self, rows):
-        self.rows = rows
-        return rows[0]
 
-
-def test_an_audit_chooses_among_the_unknown_rows_alike(tmp_path):
-    cache, rng = pile_of(tmp_path, 8, twins=[(5, 6)]), First()
-    with open_session(cache, labels_of(8, [0])) as session:
-        decide(session, 3)
-        session.draw(rng, Stream.AUDIT, 1)
-    assert rng.rows.tolist() == [1, 2, 4, 5, 6, 7]
+def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up(tmp_path, rng):
+    cache = pile_of(tmp_path, 60)
+    orders = []
+    for name, looked_at in (("one", range(0)), ("two", range(10, 20))):
+        with open_session(cache, folder=tmp_path / name) as session:
+            for row in looked_at:
+                decide(session, row, NEGATIVE)
+            orders.append([session.cache.keys[draw.row] for draw in session.draw(rng, Stream.AUDIT, 30)])
+            for draw in session.state.waiting():
+                decide(session, draw.row, NEGATIVE)
+    looked_at = {f"{row:03}.png" for row in range(10, 20)}
+    assert [key for key in orders[0] if key not in looked_at] == orders[1][: 30 - len(looked_at & set(orders[0]))]
+    grown = pile_of(tmp_path, 120)
+    with open_session(grown, folder=tmp_path / "one") as session:
+        first = session.draw(rng, Stream.AUDIT, 25)
+        assert np.mean([draw.urn for draw in first]) > 0.8, "about thirty of the new ones have smaller numbers"
 
 
 def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
     (draw,) = session.draw(rng, Stream.AUDIT, 1)
-    assert decide(session, draw.row, NEGATIVE).stream is Stream.AUDIT and not session.pending_draws()
+    assert decide(session, draw.row, NEGATIVE).stream is Stream.AUDIT and not session.state.waiting()
     changed = decide(session, draw.row, POSITIVE)
     assert changed.stream is Stream.AUDIT
     decide(session, draw.row, UNDONE), decide(session, draw.row, UNDONE)
-    assert session.pending_draws() == [draw] and not session.unknown[draw.row], "it stays drawn"
-    assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.unknown[draw.row]
-    assert not session.pending_draws() and ReplayedLog(session.entries(), session.urns).skipped == 1
+    assert [one.waiting for one in session.state.waiting()] == [draw] and not session.state.untaken[draw.row], (
+        "it stays drawn"
+    )
+    assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.state.untaken[draw.row]
+    assert not session.state.waiting() and session.limits().skipped == 1
 
 
 def test_a_recheck_looks_like_a_new_image(session, rng):
     decide(session, 20)
     drawn = session.draw(rng, Stream.RECHECK, 9, exclude=[0, 1])
     assert sorted(draw.group for draw in drawn) == [2, 20], "1 and its twin 3 are excluded"
-    assert session.decision_in_force(20) is not None and session.decision_to_show(20) is None
-    blind = session.decide([proposal(20, NEGATIVE, 0)])[0]
-    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.labels()[1][20] == 1
-    assert session.counts().rechecked == 1 and session.decision_to_show(20) == blind
-    assert (session.counts().positives, session.counts().negatives) == (1, 0), "it measures the reviewer alone"
+    assert session.state.in_force(20) is not None and session.state.to_show(20) is None
+    blind = session.decide(proposal(20, NEGATIVE, 0))
+    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.state.labels()[1][20] == 1
+    assert session.state.progress().rechecked == 1 and session.state.to_show(20) == blind
+    assert (session.state.progress().positives, session.state.progress().negatives) == (1, 0), (
+        "it measures the reviewer alone"
+    )
     again = decide(session, 20, UNDONE)
-    assert (again.choice, again.stream) == (POSITIVE, Stream.RANKED) and session.labels()[1][20] == 1
-    assert session.counts().rechecked == 0 and 20 in [draw.row for draw in session.pending_draws()]
-    session.decide([proposal(2, NEGATIVE, 0)])
-    assert session.labels()[0][2] == 1, "a label from before the session stays"
-    outcome = ReplayedLog(session.entries(), session.urns)
+    assert (again.choice, again.stream) == (POSITIVE, Stream.RANKED) and session.state.labels()[1][20] == 1
+    assert session.state.progress().rechecked == 0 and 20 in [one.row for one in session.state.waiting()]
+    session.decide(proposal(2, NEGATIVE, 0))
+    assert session.state.labels()[0][2] == 1, "a label from before the session stays"
+    outcome = session.limits()
     assert (outcome.rechecks, outcome.missed) == (1, 1)
 
 
@@ -262,9 +274,8 @@ STEPS = st.lists(
 
 def never_shown(session):
     """Rows of the random draws after the last one that has a decision."""
-    draws = [entry for entry in session.entries() if entry.is_draw and entry.stream is Stream.AUDIT]
-    waiting = [draw in session.pending_draws() for draw in draws]
-    return sum(draw.copies for at, draw in enumerate(draws) if all(waiting[at:]))
+    last = session.state.history.last
+    return sum(one.copies for one in session.state.history.drawn if one.taken > last)
 
 
 def expected_state(entries, groups, outside):
@@ -277,11 +288,10 @@ def expected_state(entries, groups, outside):
                 checked[entry.group] = entry.choice
             elif entry.choice in (POSITIVE, NEGATIVE) and checked.get(entry.group) in (POSITIVE, NEGATIVE):
                 last[entry.group] = checked[entry.group]  # a recheck leaves the label
-    drawn = {entry.group for entry in entries if entry.is_draw and entry.stream is Stream.AUDIT}
+    gone = {entry.group for entry in entries if entry.is_draw and entry.stream is Stream.AUDIT}
+    gone |= {entry.group for entry in entries if entry.choice in (POSITIVE, NEGATIVE)}
     label = [{POSITIVE: 1, NEGATIVE: -1}.get(last.get(group), 0) for group in groups]
-    unknown = [
-        not out and not lab and group not in drawn for out, lab, group in zip(outside, label, groups, strict=True)
-    ]
+    unknown = [not out and group not in gone for out, group in zip(outside, groups, strict=True)]
     return np.array(label), np.array(unknown)
 
 
@@ -305,41 +315,35 @@ def test_any_course_of_a_review_follows_the_rules_and_survives_reopening(steps, 
             elif kind == "draw":
                 session.draw(rng, values[0], values[1])
             elif kind == "undo":
-                if session.decision_in_force(values[0]):
+                if session.state.in_force(values[0]):
                     decide(session, values[0], UNDONE)
             else:
                 decide(session, *values)
-            label, unknown = expected_state(session.entries(), session.groups, outside)
-            s, reviewed = session.labels()
+            label, unknown = expected_state(session.entries(), session.state.groups, outside)
+            s, reviewed = session.state.labels()
             assert ((s | (reviewed == 1)) - (reviewed == -1))[~outside].tolist() == label[~outside].tolist()
-            assert session.unknown.tolist() == unknown.tolist() and session.counts().unknown == unknown.sum()
-            assert session.counts().undecided == (label[~outside] == 0).sum()
-            audited = ReplayedLog(session.entries(), session.urns)
-            assert len(session.random_undecided()) == audited.pending + audited.skipped
-            assert audited.unknown - never_shown(session) == unknown.sum() and sum(session.urns) == (~outside).sum()
+            assert (
+                session.state.untaken.tolist() == unknown.tolist() and session.state.progress().untaken == unknown.sum()
+            )
+            assert session.state.progress().undecided == (label[~outside] == 0).sum()
+            audited = session.limits()
+            assert len(session.state.random_undecided()) == audited.pending + audited.skipped
+            assert (
+                audited.unknown - never_shown(session) == unknown.sum() and sum(session.pile.urns) == (~outside).sum()
+            )
             assert audited.found == (label[~outside] == 1).sum()
-            before = (session.counts(), session.entries(), session.pending_draws(), s.tolist(), reviewed.tolist())
+            waiting = [one.row for one in session.state.waiting()]
+            before = (session.state.progress(), session.entries(), waiting, s.tolist(), reviewed.tolist())
         session.close()
         if steps:
             with open_session(cache) as again:
-                s, reviewed = again.labels()
-                assert repr(before[:2]) == repr((again.counts(), again.entries()))
-                assert repr(before[2]) == repr(again.pending_draws())
+                s, reviewed = again.state.labels()
+                assert repr(before[:2]) == repr((again.state.progress(), again.entries()))
+                assert before[2] == [one.row for one in again.state.waiting()]
                 assert before[3:] == (s.tolist(), reviewed.tolist())
 
 
 # --- closed and opened again ----------------------------------------------------------------------
-
-
-def session_of(version, cache):
-    """The folder of a session on this cache whose log a version of pucache wrote."""
-    script = Path(__file__).with_name(f"session_of_{version}.sql").read_text()
-    folder = Path(f"{cache.files[0].path}.review")
-    folder.mkdir()
-    with sqlite3.connect(folder / "decisions.sqlite") as log:
-        log.executescript(script.replace("CHECKSUM", cache.files[0].checksum))
-    log.close()
-    return folder
 
 
 def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
@@ -347,18 +351,18 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
     cache = pile_of(tmp_path, 30, twins=[(10, 11)])
     folder = session_of("0.2", cache)
     with read_session(cache) as session:
-        assert session.urns == (27,) and [entry.urn for entry in session.entries()] == [0] * 14
+        assert session.pile.urns == (27,) and [entry.urn for entry in session.entries()] == [0] * 14
     before = audit(folder)
     assert (before.draws, before.found, before.rows, before.zone) == (1, 2, 27, None)
     with open_session(cache, labels_of(30)) as session:
-        assert session.epoch_note == "" and len(session.entries()) == 14 and session.urns == (27,)
-        s, reviewed = session.labels()
+        assert session.pile.note == "" and len(session.entries()) == 14 and session.pile.urns == (27,)
+        s, reviewed = session.state.labels()
         assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [10, 11, 20, 26]
         assert reviewed[[10, 11, 20, 26]].tolist() == [1, 1, -1, -1]
-        counts = session.counts()
+        counts = session.state.progress()
         assert (counts.decided, counts.positives, counts.negatives, counts.skipped) == (3, 1, 2, 1)
-        assert (counts.rechecked, counts.unknown, counts.pending, counts.rate, counts.rate_of) == (1, 22, 1, 1 / 3, 3)
-        assert [draw.row for draw in session.pending_draws()] == [19]
+        assert (counts.rechecked, counts.untaken, counts.waiting, counts.rate, counts.rate_of) == (1, 21, 2, 1 / 3, 3)
+        assert [one.row for one in session.state.waiting()] == [22, 19], "22 was taken back"
         assert decide(session, 10, UNDONE).choice is UNDONE and decide(session, 19).stream is Stream.AUDIT
         entries = session.entries()
     with open_session(cache) as session:
@@ -366,10 +370,10 @@ def test_a_session_of_version_0_2_goes_on(tmp_path, rng):
         session.fix_zone(np.array([4, 5, 6]))
         (draw,) = session.draw(rng, Stream.ZONE)
         decide(session, draw.row, NEGATIVE)
-        assert audit(session) == audit(folder) and audit(folder).zone.draws == 1
-    with open_second_reader(cache, folder, "ben", TWIN_COSINE) as session:
-        assert session.urns == (27,) and decide(session, 5).unknown == 27
-    assert audit(folder).agreement.second == "ben" and audit(folder).found == 2
+        assert audit(session).as_dict() == audit(folder).as_dict() and audit(folder).zone.draws == 1
+    with open_session(cache, folder=folder / "readers/ben", beside=folder) as session:
+        assert session.pile.urns == (27,) and decide(session, 29).unknown == 27
+    assert audit(folder, beside=folder / "readers/ben").agreement.decided.images == 0
 
 
 def test_a_session_of_version_0_3_goes_on(tmp_path):
@@ -377,10 +381,10 @@ def test_a_session_of_version_0_3_goes_on(tmp_path):
     cache = pile_of(tmp_path, 30, twins=[(10, 11)])
     folder = session_of("0.3", cache)
     before = audit(folder)
-    assert (before.draws, before.found, before.rows, before.zone.draws, before.zone.rows) == (2, 3, 27, 1, 4)
+    assert (before.draws, before.found, before.rows, before.zone.draws, before.zone.rows) == (1, 3, 27, 1, 4)
     with open_session(cache, labels_of(30)) as session:
-        assert session.epoch_note == "" and len(session.entries()) == 12 and session.urns == (27,)
-        _, reviewed = session.labels()
+        assert session.pile.note == "" and len(session.entries()) == 12 and session.pile.urns == (27,)
+        _, reviewed = session.state.labels()
         assert {int(row): int(reviewed[row]) for row in np.flatnonzero(reviewed)} == {
             4: 1,
             10: 1,
@@ -388,30 +392,67 @@ def test_a_session_of_version_0_3_goes_on(tmp_path):
             20: -1,
             22: -1,
         }
-        counts = session.counts()
-        assert (counts.decided, counts.positives, counts.skipped, counts.unknown, counts.pending) == (4, 2, 1, 20, 3)
+        counts = session.state.progress()
+        assert (counts.decided, counts.positives, counts.skipped, counts.untaken, counts.waiting) == (4, 2, 1, 20, 3)
         assert decide(session, 7, NEGATIVE).stream is Stream.ZONE and decide(session, 25).stream is Stream.AUDIT
         entries = session.entries()
     with open_session(cache) as session:
         assert session.entries() == entries and len(entries) == 14
-        assert audit(session) == audit(folder) and audit(folder).zone.draws == 2
-    with open_second_reader(cache, folder, "ben", TWIN_COSINE) as session:
+        assert audit(session).as_dict() == audit(folder).as_dict() and audit(folder).zone.draws == 2
+    with open_session(cache, folder=folder / "readers/ben", beside=folder) as session:
         decide(session, 5)
-    assert audit(folder).agreement.second == "ben"
+    assert audit(folder, beside=folder / "readers/ben").found == 5
+
+
+def test_a_session_of_version_0_4_goes_on_also_that_of_a_second_reader(tmp_path, rng):
+    """Its log has a draw of a picture that was taken back, which then returned to the pile; a zone; a second reader."""
+    cache = pile_of(tmp_path, 30, twins=[(10, 11)])
+    folder = session_of("0.4", cache)
+    second = session_of("0.4_second_reader", cache, folder / "readers/ben")
+    before = audit(folder)
+    assert (before.draws, before.found, before.unknown, before.zone.rows) == (12, 3, 10, 1)
+    both = audit(folder, beside=second)
+    assert both.agreement.conflicts == (("010.png", "positive", "negative"),) and tuple(both.agreement.drawn) == (
+        0,
+        0,
+        0,
+        2,
+    )
+    with open_session(cache, labels_of(30)) as session:
+        assert session.pile.note == "" and len(session.entries()) == 35 and session.asked == ""
+        assert [one.row for one in session.state.waiting()] == [2, 14]
+        assert decide(session, 14).stream is Stream.AUDIT
+        assert len(session.draw(rng, Stream.AUDIT, 9)) == 9 and audit(folder).draws == 13
+    with open_session(cache, folder=second) as session:
+        decide(session, 12)
+    assert audit(folder, beside=second).found == 3 + 1 + 1 - 2, "12 and 14 are found, the twins 10 and 11 in conflict"
 
 
 def test_a_session_is_read_while_it_runs(session, cache):
     decide(session, 10)
     reader = read_session(cache)
-    assert reader.counts() == session.counts() and reader.entries() == session.entries()
+    assert reader.state.progress() == session.state.progress() and reader.entries() == session.entries()
     with pytest.raises(SessionError, match="was opened for reading"):
         decide(reader, 20)
     reader.close()
     with pytest.raises(SessionError, match="no review session at"):
         read_session(cache, cache.files[0].path.parent / "none")
-    session.urns = (0,)
-    with pytest.raises(SessionError, match=r"is damaged: .*restore it from a copy"):
-        audit(session)
+
+
+def test_a_log_that_contradicts_itself_is_refused(session, cache):
+    decide(session, 10)
+    session.close()
+    with sqlite3.connect(session.folder / "decisions.sqlite") as log:
+        columns = "epoch, key, digest, row, image_group, copies, positives, model_version, time"
+        log.execute(
+            f"INSERT INTO entries (serial, stream, unknown, {columns}) SELECT 2, 'audit', 9, {columns} FROM entries"
+        )
+    log.close()
+    with pytest.raises(SessionError, match=r"is damaged: draw 2 is of row 10, .*restore it from a copy"):
+        audit(session.folder)
+    for opener in (open_session, read_session):
+        with pytest.raises(SessionError, match=r"is damaged: draw 2 is of row 10, .*restore decisions"):
+            opener(cache)
 
 
 def test_other_labels_or_twins_than_it_began_with_are_refused(cache):
@@ -425,20 +466,22 @@ def test_other_labels_or_twins_than_it_began_with_are_refused(cache):
 
 def test_a_pile_that_was_kept_is_read_again_and_a_damaged_one_computed_anew(cache):
     with open_session(cache, labels_of(60)) as session:
-        groups = session.groups
+        groups = session.state.groups
     (kept,) = session.folder.glob("pile-*")
     whole = kept.read_bytes()
     kept.write_bytes(whole[:-9])
     for _ in range(2):
         with open_session(cache) as session:
-            assert (session.groups == groups).all() and session.epoch_note == "" and kept.stat().st_size == len(whole)
+            assert (
+                (session.state.groups == groups).all() and session.pile.note == "" and kept.stat().st_size == len(whole)
+            )
 
 
 def test_twins_of_a_large_cache_are_those_of_equal_bytes(cache, monkeypatch):
     monkeypatch.setattr("pucache.reviewing.pile._SCANNED_VALUES", 10)
     with open_session(cache) as session:
-        assert [int(row) for row in np.flatnonzero(session.groups != np.arange(60))] == [3, 11]
-        assert session.groups[[3, 11]].tolist() == [1, 10]
+        assert [int(row) for row in np.flatnonzero(session.state.groups != np.arange(60))] == [3, 11]
+        assert session.state.groups[[3, 11]].tolist() == [1, 10]
 
 
 # --- the cache has changed ------------------------------------------------------------------------
@@ -464,29 +507,33 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes_and_a_reader_w
     rows = {key: row for row, key in enumerate(changed.keys)}
     content = {path: path.read_bytes() for path in session.folder.iterdir()}
     with read_session(changed) as reader:
-        assert reader.labels()[1][rows["010.png"]] == 1 and reader.entries() == [] and "changed" in reader.epoch_note
+        assert (
+            reader.state.labels()[1][rows["010.png"]] == 1 and reader.entries() == [] and "changed" in reader.pile.note
+        )
     assert {path: path.read_bytes() for path in session.folder.iterdir() if path in content} == content
     for _ in range(2):
         with open_session(changed) as session:
-            s, reviewed = session.labels()
+            s, reviewed = session.state.labels()
             assert np.flatnonzero(s).tolist() == [rows["000.png"], rows["001.png"]]
             assert np.flatnonzero(reviewed).tolist() == [rows["010.png"], rows["011.png"]]
-            assert sum(session.urns) == len(keys) - 4 and session.entries() == [] and not session.pending_draws()
-            assert "the audit counts from the change on" in session.epoch_note
-            assert "3 labelled or decided images are gone" in session.epoch_note
-            assert "'002.png', '020.png', '021.png'" in session.epoch_note
-            assert session.skipped[rows["022.png"]] and session.unknown[rows["022.png"]]
-            assert session.counts().positives == 1 and session.counts().skipped == 1
+            assert sum(session.pile.urns) == len(keys) - 4 and session.entries() == [] and not session.state.waiting()
+            assert "the audit counts from the change on" in session.pile.note
+            assert "3 labelled or decided images are gone" in session.pile.note
+            assert "'002.png', '020.png', '021.png'" in session.pile.note
+            assert session.state.skipped[rows["022.png"]] and session.state.untaken[rows["022.png"]]
+            assert session.state.progress().positives == 1 and session.state.progress().skipped == 1
     with open_session(changed) as session:
-        assert decide(session, rows["010.png"], NEGATIVE).copies == 0 and session.labels()[1][rows["011.png"]] == -1
+        assert (
+            decide(session, rows["010.png"], NEGATIVE).copies == 0 and session.state.labels()[1][rows["011.png"]] == -1
+        )
         assert decide(session, rows["022.png"]).copies == 1
         assert len(session.draw(rng, Stream.AUDIT, 2)) == 2
-        assert ReplayedLog(session.entries(), session.urns).unknown == session.unknown.sum() + never_shown(session)
-        counts = session.counts()
+        assert session.limits().unknown == session.state.untaken.sum() + never_shown(session)
+        counts = session.state.progress()
     with open_session(changed) as session:
-        assert session.counts() == counts
+        assert session.state.progress() == counts
         decide(session, rows["010.png"], UNDONE)
-        assert session.labels()[1][rows["010.png"]] == 1, "the decision of the earlier epoch"
+        assert session.state.labels()[1][rows["010.png"]] == 1, "the decision of the earlier epoch"
 
 
 def test_several_files_may_come_in_another_order(tmp_path, rng):
@@ -495,12 +542,12 @@ def test_several_files_may_come_in_another_order(tmp_path, rng):
     with open_session([tmp_path / "a.h5", tmp_path / "b.h5"], folder=tmp_path / "s") as session:
         decide(session, 3), decide(session, 14, NEGATIVE)
         session.draw(rng, Stream.AUDIT, 3)
-        counts, drawn = session.counts(), [session.cache.keys[draw.row] for draw in session.pending_draws()]
+        counts, drawn = session.state.progress(), [session.cache.keys[draw.row] for draw in session.state.waiting()]
     with open_session([tmp_path / "b.h5", tmp_path / "a.h5"], folder=tmp_path / "s") as session:
-        assert session.counts() == counts and session.epoch_note == ""
-        s, reviewed = session.labels()
+        assert session.state.progress() == counts and session.pile.note == ""
+        s, reviewed = session.state.labels()
         assert np.flatnonzero(s).tolist() == [13] and np.flatnonzero(reviewed).tolist() == [4]
-        assert [session.cache.keys[draw.row] for draw in session.pending_draws()] == drawn
+        assert [session.cache.keys[draw.row] for draw in session.state.waiting()] == drawn
 
 
 # --- disks and kills ------------------------------------------------------------------------------
@@ -518,7 +565,9 @@ def review_until_killed(opened, pipe, seed):
     with opened() as session:
         while True:
             if rng.random() < 0.1:
-                session.draw(rng, Stream.AUDIT, 1)
+                session.draw(rng, (Stream.AUDIT, Stream.ZONE)[int(rng.integers(2))], 2)
+            if rng.random() < 0.1:
+                session.fix_zone(rng.choice(len(session.cache), 40))
             row = int(rng.integers(len(session.cache)))
             decision = decide(session, row, list(Choice)[rng.integers(3)])
             os.write(pipe, decision.serial.to_bytes(4, "big"))
@@ -532,7 +581,7 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path, reader):
     if reader == "second":
         first = opened()
         decide(first, 10)
-        opened = partial(open_second_reader, cache, first.folder, "ben", TWIN_COSINE)
+        opened = partial(open_session, cache, folder=tmp_path / "second", beside=first.folder)
     for number in range(6):
         reader, writer = os.pipe()
         child = os.fork()
@@ -553,7 +602,8 @@ def test_killed_servers_lose_no_acknowledged_decision(tmp_path, reader):
         with opened() as session:
             entries = session.entries()
             assert len(entries) >= acknowledged
-            assert ReplayedLog(entries, session.urns).unknown == session.unknown.sum() + never_shown(session)
+            assert session.limits().unknown == session.state.untaken.sum() + never_shown(session)
+            assert session.limits().as_dict() == audit(session.folder).as_dict()
     assert acknowledged > 20
     if reader == "second":
         decide(first, 11)
@@ -565,15 +615,15 @@ def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their
         decide(session, 10), decide(session, 20, NEGATIVE)
         for draw in session.draw(rng, Stream.AUDIT, 20):
             decide(session, draw.row, NEGATIVE)
-        before, urns = audit(session), session.urns
+        before, urns = audit(session), session.pile.urns
     keys = ["aaa.png", *(f"{row:03}.png" for row in range(60)), "zzz.png", "zzzz.png"]
     contents = {"zzzz.png": "030.png", "011.png": "010.png"}  # a twin of an older image is no image of the new urn
     grown = pile_of(tmp_path, keys, contents=contents)
     with read_session(grown) as reader:
-        assert reader.urns == (*urns, 2)
+        assert reader.pile.urns == (*urns, 2)
     for _ in range(2):
         with open_session(EmbeddingCache(grown.files[0].path)) as session:
-            assert session.urns == (*urns, 2) and "2 images came to the cache" in session.epoch_note
+            assert session.pile.urns == (*urns, 2) and "2 images came to the cache" in session.pile.note
             now = audit(session)
             assert (now.draws, now.found) == (before.draws, before.found)
             assert now.hidden_high <= before.hidden_high + 2 + 3  # new images may all be positive; ranges of totals
@@ -583,10 +633,10 @@ def test_a_pile_that_grew_keeps_its_limit_and_the_new_images_are_an_urn_of_their
             decide(session, draw.row, NEGATIVE)
         assert audit(session).as_dict() == audit(session.folder).as_dict() and audit(session).draws == 50
         assert decide(session, 62, POSITIVE).copies == 1, "the twin has the label of the older image"
-        assert session.labels()[1][30] == 1
-        urns = session.urns
+        assert session.state.labels()[1][30] == 1
+        urns = session.pile.urns
     with open_session(pile_of(tmp_path, [*keys, "a-third.png"], contents=contents)) as session:
-        assert session.urns == (*urns, 1) and audit(session).draws == 50
+        assert session.pile.urns == (*urns, 1) and audit(session).draws == 50
 
 
 def test_a_zone_of_before_the_pile_grew_says_so(tmp_path, rng):
@@ -595,49 +645,51 @@ def test_a_zone_of_before_the_pile_grew_says_so(tmp_path, rng):
         for draw in session.draw(rng, Stream.ZONE, 8):
             decide(session, draw.row, NEGATIVE)
         before = audit(session)
-        assert not before.came_since and not any("were chosen before" in line for line in before.statements())
+        assert not before.came_since and not any("were chosen before" in line for line in sentences(before))
     keys = [*(f"{row:03}.png" for row in range(60)), "y.png", "z.png"]
     with open_session(pile_of(tmp_path, keys)) as session:
         now = audit(session)
         assert now.came_since == 2 and now.as_dict() == audit(session.folder).as_dict()
         assert (now.zone.rows, now.zone.hidden_high) == (10, before.zone.hidden_high)
         assert now.rest_high >= 2, "all that came may be positive"
-        assert any("were chosen before 2 of the images came" in line for line in now.statements())
+        assert any("were chosen before 2 of the images came" in line for line in sentences(now))
         session.fix_zone(np.arange(5, 62))
-        assert np.flatnonzero(session.zone).tolist() == [*range(10, 20), 60, 61], "another part, of what came"
+        assert np.flatnonzero(session.state.zone).tolist() == [*range(10, 20), 60, 61], "another part, of what came"
         drawn = {draw.row: draw.unknown for draw in session.draw(rng, Stream.ZONE, 9)}
         assert {60, 61} <= set(drawn) <= {*range(10, 20), 60, 61} and {drawn[60], drawn[61]} == {1, 2}
         decide(session, 60, NEGATIVE), decide(session, 61)
         now = audit(session)
         assert now.as_dict() == audit(session.folder).as_dict() and (now.came_since, now.zone.rows) == (0, 12)
-        assert not any("were chosen before" in line for line in now.statements())
+        assert not any("were chosen before" in line for line in sentences(now))
         session.draw(rng, Stream.AUDIT, 60)
     with open_session(EmbeddingCache(session.cache.files[0].path)) as session:
-        assert session.zone.sum() == 10 * 1 + 2 * 2 and audit(session).as_dict() == now.as_dict()
+        assert session.state.zone.sum() == 10 * 1 + 2 * 2 and audit(session).as_dict() == now.as_dict()
         session.fix_zone(np.arange(62))
-        assert (session.zone > 0).sum() == 12
+        assert (session.state.zone > 0).sum() == 12
 
 
 def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
     with open_session(pile_of(tmp_path, 60, twins=[(10, 11)]), labels_of(60)) as session:
         session.fix_zone(np.array([10, 12, 13, 14, 15, 0]))
-        assert np.flatnonzero(session.zone).tolist() == [10, 11, 12, 13, 14, 15], "with twins, without labelled ones"
+        assert np.flatnonzero(session.state.zone).tolist() == [10, 11, 12, 13, 14, 15], (
+            "with twins, without labelled ones"
+        )
         session.fix_zone(np.array([40]))
-        assert not session.zone[40]
+        assert not session.state.zone[40]
         drawn = session.draw(rng, Stream.ZONE, 2)
         assert all(draw.zone and draw.unknown in (6, 5, 4) for draw in drawn)
         decide(session, drawn[0].row), decide(session, 30)
         session.draw(rng, Stream.AUDIT, 3)
     with open_session(EmbeddingCache(tmp_path / "pile.h5")) as session:
-        assert session.zone.sum() == 6
+        assert session.state.zone.sum() == 6
         zone = audit(session).zone
         assert zone.draws == 1 and zone.rows == 6 and zone.found == drawn[0].copies
         assert len(session.draw(rng, Stream.ZONE, 10)) <= 4, "a zone of fewer rows than draws"
-        for draw in session.pending_draws():
+        for draw in session.state.waiting():
             decide(session, draw.row, NEGATIVE)
         assert audit(session).zone.hidden_high == 0 and audit(session).as_dict() == audit(session.folder).as_dict()
-        assert any("among the 6 likeliest images at most 0 more" in said for said in audit(session).statements())
-        assert session.past(0, 3)[0][2] is Choice.NEGATIVE and len(session.past(0, 99)) > 3
+        assert any("among the 6 likeliest images at most 0 more" in said for said in sentences(audit(session)))
+        assert session.state.past(0, 3)[0][1].choice is Choice.NEGATIVE and len(session.state.past(0, 99)) > 3
 
 
 def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, rng):
@@ -645,10 +697,11 @@ def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, r
         decide(session, 5)
         (draw,) = session.draw(rng, Stream.RECHECK, exclude=[0, 1])
         checked = decide(session, draw.row, NEGATIVE)
-        assert session.labels()[1][5] == 1 and session.past(0, 1) == [(checked.serial, 5, Choice.POSITIVE)]
+        past = [(serial, label.choice) for serial, label in session.state.past(0, 1)]
+        assert session.state.labels()[1][5] == 1 and past == [(checked.serial, POSITIVE)]
         proposal = Proposal(request="c", row=5, choice=Choice.NEGATIVE, replaces=checked.serial, correction=True)
-        (corrected,) = session.decide([proposal])
-        assert corrected.stream is Stream.RANKED and session.labels()[1][5] == -1
+        corrected = session.decide(proposal)
+        assert corrected.stream is Stream.RANKED and session.state.labels()[1][5] == -1
 
 
 # --- a disk that fails ----------------------------------------------------------------------------
@@ -676,12 +729,12 @@ WRITES = {
     "zone": lambda session, rng: session.fix_zone(np.arange(20, 40)),
 }
 READS = (
-    lambda session: session.labels(),
-    lambda session: session.counts(),
+    lambda session: session.state.labels(),
+    lambda session: session.state.progress(),
     lambda session: session.entries(),
-    lambda session: session.pending_draws(),
-    lambda session: session.audited_entries(),
-    lambda session: session.decide([proposal(41)]),
+    lambda session: session.state.waiting(),
+    lambda session: session.limits(),
+    lambda session: session.decide(proposal(41)),
 )
 
 
@@ -705,7 +758,7 @@ def test_a_session_whose_log_cannot_be_read_back_closes_and_a_restart_goes_on(ca
             for draw in again.draw(rng, Stream.AUDIT, 2):
                 decide(again, draw.row, NEGATIVE)
             audit(again)
-            ReplayedLog(again.entries(), again.urns)
+            again.limits()
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -713,24 +766,24 @@ def test_a_session_whose_log_can_be_read_back_goes_on_after_a_failed_write(cache
     disk = Disk(monkeypatch)
     with open_session(cache, labels_of(60)) as session:
         decide(session, 12, NEGATIVE)
-        unknown = session.unknown.copy()
+        unknown = session.state.untaken.copy()
         disk.fails_to = ("write",)
         with pytest.raises(SessionError, match="cannot write"):
             WRITES[write](session, rng)
         disk.fails_to = ()
-        assert np.array_equal(session.unknown, unknown) and not session.zone.any()
+        assert np.array_equal(session.state.untaken, unknown) and not session.state.zone.any()
         WRITES[write](session, rng)
         for draw in session.draw(rng, Stream.AUDIT, 5):
             decide(session, draw.row, NEGATIVE)
-        ReplayedLog(session.entries(), session.urns)
+        session.limits()
 
 
 def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
     with open_session(cache, labels_of(60)) as session:
         decide(session, 12)
-        session.unknown[20:30] = False  # as a state would have it that has lost its way
+        session.state.untaken[20:30] = False  # as a state would have it that has lost its way
         with pytest.raises(SessionError, match="nothing was drawn"):
             session.draw(rng, Stream.AUDIT, 2)
-        assert len(session.entries()) == 1 and session.unknown[20:30].all(), "it is that of the log again"
+        assert len(session.entries()) == 1 and session.state.untaken[20:30].all(), "it is that of the log again"
         assert session.draw(rng, Stream.AUDIT, 2)
-        ReplayedLog(session.entries(), session.urns)
+        session.limits()

@@ -14,7 +14,8 @@ from helpers.hangs import HANG_SECONDS, eventually
 from helpers.planted import planted, write_cache
 from helpers.reviews import pictured_pile, served
 
-from pucache.reviewing.trainer import RANKING, RankingResult, Trainer, keep_ranking, kept_ranking
+from pucache.reviewing.trainer import RANKING, Trainer, keep_ranking, kept_ranking
+from pucache.training.ranking_result import RankingResult
 
 
 class Listener:

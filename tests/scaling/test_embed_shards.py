@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
 COUNT, BROKEN = 60, [3, 30, 59]
 PLAIN = EncoderOptions(device="cpu", precision="fp32", runtime="torch")
-BY_RAY = "--engine ray --workers 1 --device cpu --precision fp32 --runtime torch"
+BY_RAY = "--ray --workers 1 --device cpu --precision fp32 --runtime torch"
 
 
 @pytest.fixture(scope="module")

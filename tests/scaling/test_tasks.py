@@ -8,29 +8,19 @@ import pytest
 from helpers import shard_tasks
 from helpers.command_line import refused
 from helpers.planted import planted, write_cache
-from helpers.shard_tasks import Deadly
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import EngineError
-from pucache.scaling.rank_shards import rank_shards
-from pucache.scaling.score_shards import score_shards
 from pucache.scaling.tasks import cluster_tasks, cores_per_task
-from pucache.scoring.score import score
-from pucache.training.sklearn_classifier import PULinearClassifier
 
-X, S, _ = planted(3000, d=8, labelled=60)
+X, *_ = planted(300, d=8, labelled=60)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A cache in three shards, labels and a model."""
+    """A folder with a cache in three shards."""
     folder = tmp_path_factory.mktemp("cluster")
     (folder / "shards").mkdir()
     for number, rows in enumerate(np.array_split(np.arange(len(X)), 3)):
         write_cache(folder / "shards" / f"{number}.h5", X[rows], [f"{row:05}.png" for row in rows])
-    keys = EmbeddingCache(folder / "shards").keys[np.flatnonzero(S)]
-    (folder / "found.txt").write_text("".join(f"{key}\n" for key in keys))
-    PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, S).save(folder / "model.safetensors")
     return folder
 
 
@@ -77,53 +67,15 @@ def test_tasks_share_out_the_cores_of_a_cluster(cores, count, each):
     assert cores_per_task(cores, count) == each
 
 
-# --- scores and rankings -----------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_killed_workers_change_no_byte_of_scores(cluster, folder, tmp_path):
-    model = PULinearClassifier.load(folder / "model.safetensors")
-    for number, name in enumerate(["a.csv", "b.parquet"]):
-        local, out = tmp_path / f"local-{name}", tmp_path / name
-        score(model, folder / "shards", local)
-        deadly = Deadly.of(model, tmp_path / f"lives-{number}", 2)
-        report = score_shards(deadly, folder / "shards", out)
-        assert not list(deadly.lives.iterdir()) and report.rows == len(X)
-        assert out.read_bytes() == local.read_bytes()
-    assert not list(tmp_path.rglob(".*"))
-
-
-@pytest.mark.slow
-def test_a_cache_that_a_node_does_not_see_is_refused(cluster, folder, tmp_path):
-    path = tmp_path / "gone.h5"
-    cache = write_cache(path, X)
-    path.unlink()
-    match = rf"^node \S+ \([^)]*\) cannot read the cache \(no such cache: {path}\); mount its files at the same path"
-    with pytest.raises(EngineError, match=match):
-        score_shards(folder / "model.safetensors", cache, tmp_path / "out.csv")
-    with pytest.raises(EngineError, match=match):
-        rank_shards(cache, S)
-    assert not (tmp_path / "out.csv").exists()
-
-
 # --- what does not fit together ------------------------------------------------------------------------
 
 
-SCORE = "score {f}/model.safetensors {f}/shards"
-RETRIEVE = "retrieve-positives {f}/shards --positives {f}/found.txt"
 EMBED = "embed {f}/shards out"
 USAGE = {
-    f"{SCORE} --address auto": "--address is for a Ray cluster; add --engine ray",
-    f"{RETRIEVE} --workers 2": "--workers is for a Ray cluster; add --engine ray",
-    f"{EMBED} --shards 2": "--shards is for a Ray cluster; add --engine ray, or leave it out",
-    f"{EMBED} --engine ray": "--engine ray writes a folder of shards; say how many with --shards N, and name a folder",
-    f"{EMBED} --engine ray --shards 2 --shard 1/2": "--shard is for one file that this machine embeds; leave it out",
-    f"{EMBED} --engine ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
-    f"{SCORE} --engine ray --workers 0": "the engine ray needs at least 1 worker, got 0",
-    "score {f}/model.safetensors {f} --engine ray": "score embeds images on this machine alone; embed them with",
-    f"{SCORE} --engine ray --neighbours {{f}}/shards": "scores are made on this machine alone with --neighbours",
-    f"{SCORE} --engine ray --append --day 2026-01-05": "scores are made on this machine alone with --append and --day",
-    f"{RETRIEVE} --engine ray --device cuda": "the engine ray ranks on processors; leave out device cuda",
+    f"{EMBED} --shards 2": "--shards is for a Ray cluster; add --ray, or leave it out",
+    f"{EMBED} --ray": "--ray writes a folder of shards; say how many with --shards N, and name a folder",
+    f"{EMBED} --ray --shards 2 --shard 1/2": "--shard is for one file that this machine embeds; leave it out",
+    f"{EMBED} --ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
 }
 
 
@@ -134,10 +86,9 @@ def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("command", [SCORE, RETRIEVE, "embed {f} {f}/out --shards 2"])
-def test_without_ray_the_extra_is_named(folder, monkeypatch, command):
+def test_without_ray_the_extra_is_named(folder, monkeypatch):
     for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    told = "Error: the engine ray needs Ray; pip install 'pucache[ray]', or use --engine local\n"
-    assert refused(f"{command} --engine ray", f=folder) == told
+    told = "Error: a Ray cluster needs Ray; pip install 'pucache[ray]', or leave out --ray\n"
+    assert refused("embed {f} {f}/out --shards 2 --ray", f=folder) == told

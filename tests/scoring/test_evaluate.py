@@ -88,3 +88,55 @@ def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, 
     with pytest.raises(LabelError, match=r"has more than one row for 1 keys \('n/010.png'\)") as caught:
         evaluate(scored, truth)
     assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def weeks(tmp_path):
+    """Two tables of scores in a folder, of images with different keys."""
+    folder = tmp_path / "weeks"
+    folder.mkdir()
+    margins = (np.random.default_rng(1).normal(size=len(Y)) + 2 * Y).astype(np.float32)
+    for name, rows in {"january": slice(0, 80), "february": slice(80, len(Y))}.items():
+        of_week = {
+            "key": KEYS[rows],
+            "margin": margins[rows],
+            "posterior": None,
+            "label": (margins[rows] > 1).astype("i1"),
+        }
+        write_table(folder / f"{name}.csv", TYPES, [of_week])
+    return folder
+
+
+def test_figures_of_several_tables_are_those_of_all_rows_and_of_each(weeks, table):
+    truth = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
+    result = evaluate(weeks, truth, at=[10])
+    files = [str(weeks / "february.csv"), str(weeks / "january.csv")]
+    assert list(result["tables"]) == files
+    assert result["tables"][files[1]] == evaluate(files[1], truth, at=[10])
+    assert result["n"] == len(Y) == sum(one["n"] for one in result["tables"].values())
+    both = {name: np.concatenate([read_scores(file)[name] for file in files]) for name in ("key", "margin", "label")}
+    y = of_keys(both["key"], Y)
+    assert {name: result[name] for name in expected_metrics(y, both, y >= 0)} == pytest.approx(
+        expected_metrics(y, both, y >= 0)
+    )
+    assert evaluate(files, truth, at=[10]) == result
+
+
+def test_a_key_in_two_tables_needs_a_truth_that_names_the_table(tmp_path, table):
+    for name, margins in {"a": [2, -2], "b": [-1, 3]}.items():
+        columns = {"key": ["x.png", "y.png"], "margin": np.array(margins, "f4"), "posterior": None}
+        write_table(tmp_path / f"{name}.csv", TYPES, [columns | {"label": np.array(margins, "f4") > 0}])
+    files = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+    plain = table("plain.csv", ["key", "label"], [("x.png", 1), ("y.png", 0)])
+    with pytest.raises(LabelError, match=r"a\.csv and in .*b\.csv \('x\.png', 'y\.png'\).* 'table'"):
+        evaluate(files, plain)
+    rows = [("x.png", 1, "a.csv"), ("y.png", 0, "a"), ("x.png", 0, files[1]), ("y.png", 1, "b")]
+    of_tables = table("tables.csv", ["key", "label", "table"], rows)
+    assert evaluate(files, of_tables, at=[])["accuracy"] == 1
+    assert evaluate(files, of_tables, at=[])["tables"][files[1]]["accuracy"] == 1
+
+
+def test_what_a_table_of_labels_decides_is_left_out(scored, table):
+    truth = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
+    labels = table("labels.csv", ["key", "label"], [(KEYS[0], 1), (KEYS[1], 0), (KEYS[2], "")])
+    assert evaluate(scored, truth, labels=labels)["n"] == len(Y) - 2

@@ -2,6 +2,7 @@ from copy import copy
 
 import numpy as np
 import pytest
+from helpers.few_labels import with_labels
 from helpers.planted import planted, write_cache
 
 from pucache import check_new_images
@@ -90,7 +91,7 @@ def test_no_share_is_stated_for_equal_images_as_none_fits_them(model, tmp_path):
 
 def relabelled(model, labels):
     few = copy(model)
-    few.estimates_ = few.estimates_ | {"labels": labels}
+    few = with_labels(few, labels)
     return few
 
 
@@ -102,20 +103,3 @@ def test_a_higher_share_raises_posteriors_and_lowers_the_threshold(model, cache,
     rare, frequent = tables
     np.testing.assert_array_equal(rare["margin"], frequent["margin"])
     assert (rare["posterior"] <= frequent["posterior"]).all() and rare["label"].sum() <= frequent["label"].sum()
-
-
-@pytest.mark.parametrize("suffix", ["csv", "parquet"])
-def test_a_cache_that_grew_keeps_the_scores_it_had(model, tmp_path, suffix):
-    out, keys = tmp_path / f"scores.{suffix}", [f"{row:04}.png" for row in range(600)]
-    half = write_cache(tmp_path / "half.h5", X[REST][::2], keys[::2])
-    score(model, half, out, deploy_prior="auto")
-    before = read_scores(out)
-    grown = write_cache(tmp_path / "grown.h5", X[REST], keys)
-    report = score(model, grown, out, deploy_prior="auto")
-    after = {name: values[::2] for name, values in read_scores(out).items()}
-    assert report.kept == 300 and report.new_images.n_images == 300
-    for name, values in before.items():
-        np.testing.assert_array_equal(after[name], values)
-    content = out.read_bytes()
-    assert score(model, grown, out, deploy_prior="auto").kept == 600
-    assert out.read_bytes() == content

@@ -1,5 +1,7 @@
 """Models as ONNX graphs, run by ONNX Runtime on the CPU."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -140,6 +142,8 @@ def test_what_is_missing_is_named(tmp_path, trained, monkeypatch):
     model, *_ = trained
     with pytest.raises(ValueError, match=r"ends in \.onnx"):
         export_onnx(model, tmp_path / "m.pt")
+    assert export_onnx(model, tmp_path / "found.onnx").encoder == model.encoder_, "the run lies where the model says"
+    monkeypatch.setattr(model, "encoder_", dataclasses.replace(model.encoder_, origin=""))
     one_line(EncoderError, export_onnx, model, tmp_path / "m.onnx")
     with pytest.raises(ModelError, match="expects"):
         write_run(tmp_path / "other", seed=1)

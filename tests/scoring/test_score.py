@@ -4,13 +4,14 @@ from copy import copy
 import numpy as np
 import pytest
 from helpers import plain
+from helpers.few_labels import with_labels
 from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import ODD_KEYS, planted, write_cache
 from helpers.tiny import tiny_encoder
 from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.errors import CacheError, ModelError
+from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.source import open_source
 from pucache.scoring.score import ScoreReport, score
 from pucache.scoring.score_tables import read_scores
@@ -41,7 +42,7 @@ def out(request, tmp_path):
 @pytest.mark.parametrize("neighbours", [False, True])
 def test_below_thirty_labels_the_posterior_is_empty(cache, model, out, neighbours):
     few = with_neighbours(model, 2.0) if neighbours else copy(model)
-    few.estimates_ = few.estimates_ | {"labels": 29}
+    few = with_labels(few, 29)
     score(few, cache, out, neighbours=cache if neighbours else None)
     table = read_scores(out)
     assert np.isnan(table["posterior"]).all() and np.isfinite(table["margin"]).all()
@@ -74,6 +75,9 @@ def test_several_files_and_none_at_all_are_scored_alike(tmp_path, model, out):
     assert score(model, several, out).rows == 200
     assert read_scores(out)["key"].tolist() == list(several.keys)
     nothing = write_cache(tmp_path / "empty.h5", X[:0])
+    with pytest.raises(OutputError, match=r"has the scores of other images, such as '00000.png'; name another .*empty"):
+        score(model, nothing, out)
+    out.unlink()
     assert score(model, nothing, out) == ScoreReport(nothing, 0, 0, 0)
     assert [len(column) for column in read_scores(out).values()] == [0] * 4
 

@@ -34,7 +34,7 @@ def test_any_key_survives_and_no_block_changes_a_byte(tmp_path_factory, suffix, 
 
 def test_numbers_of_a_csv_have_six_significant_digits(tmp_path):
     written = write_table(tmp_path / "scores.csv", TYPES, [columns(["a", "b", "c"], [1e-7, 1 / 3, -1234567.0])])
-    assert written == {"label": 0}
+    assert written == (3, {"label": 0})
     assert (tmp_path / "scores.csv").read_text() == (
         'key,margin,posterior,label\n"a",1e-7,1e-7,0\n"b",0.333333,0.333333,0\n"c",-1234570,-1234570,0\n'
     )

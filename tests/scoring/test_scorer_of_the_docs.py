@@ -15,7 +15,6 @@ from sklearn.datasets import load_sample_images
 from pucache.cache.exporting import export
 from pucache.embedding.embed import embed
 from pucache.encoders.encoder import load_encoder
-from pucache.reviewing.pile_columns import pile_columns
 from pucache.scoring.onnx_model import export_onnx
 from pucache.scoring.score import score
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -34,8 +33,9 @@ def test_the_scorer_gives_the_scores_of_pucache_in_fifteen_lines(tmp_path, monke
     model = PULinearClassifier(prior=0.3, device="cpu").fit(X, s)
     model.save("model.safetensors")
     cache = write_cache(tmp_path / "cache.h5", X)
-    score(model, cache, "scores.csv")
-    export(cache, "pile.parquet", columns=pile_columns(cache, scores="scores.csv"))
+    score(model, cache, "cache.scores.csv")
+    export(cache, "pile.parquet")
+    exec(block_with("merge"))
     code = block_with("safe_open")
     assert len([line for line in code.split("table =")[0].splitlines() if line]) <= 15
     exec(code, names := {})

@@ -50,7 +50,7 @@ def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(t
     )
     scores = read_scores(folder / "parts.csv")
 
-    report = score(folder / "model.safetensors", by_part.cache, folder / "images.csv", largest_part=True)
+    report = score(folder / "model.safetensors", by_part.cache, folder / "images.csv", by_image=True)
 
     assert len(scores["key"]) == by_part.rows == 36 and report.rows == 4
     lines = (folder / "images.csv").read_text().splitlines()

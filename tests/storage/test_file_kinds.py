@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from pucache.cache.exporting import export
-from pucache.scoring.score_tables import TYPES, wide_types, write_table
+from pucache.scoring.score_tables import TYPES, columns_of, write_table
 from pucache.storage.file_kinds import BINARY, EMPTY, EXPORT, MARK, PARQUET, SCORES, is_of_pucache, kind_of
 
 FILES = {  # name: content and kind
@@ -59,7 +59,7 @@ def test_parquet_files_of_ours_are_scores_or_an_export(tmp_path, rows):
     block = {"key": [f"{row}" for row in range(rows)], "margin": label.astype(np.float32), "label": label}
     write_table(tmp_path / "s.parquet", TYPES, [block | {"posterior": None}])
     wide = {"key": block["key"], "a_margin": block["margin"], "a_posterior": block["margin"], "a_label": label}
-    write_table(tmp_path / "w.parquet", wide_types(["a"]), [wide])
+    write_table(tmp_path / "w.parquet", columns_of(["a"]), [wide])
     kinds = [kind_of(tmp_path / f"{name}.parquet") for name in "csw"]
     assert kinds == [EXPORT, SCORES, SCORES]
 

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import re
+import zipfile
 from decimal import Decimal
 
 import pyarrow as pa
@@ -193,11 +194,11 @@ def test_bytes_of_images_are_not_read_where_they_are_not_needed(tmp_path):
 
 def test_cells_of_a_workbook_are_as_a_person_expects(tmp_path, caplog):
     rows = [[], ["key", "label", "note"], ["0012", 1.0, True], [], [12.0, 0, 2.5]]
-    write_xlsx(tmp_path / "t.xlsx", {"empty": [], "hidden": rows, "Labels": rows, "more": [["x"]]}, hidden=["hidden"])
+    write_xlsx(tmp_path / "t.xlsx", {"empty": [], "hidden": rows, "PULabels": rows, "more": [["x"]]}, hidden=["hidden"])
     table = read_table(tmp_path / "t.xlsx")
     assert table == [{"key": "0012", "label": "1", "note": "true"}, {"key": "12", "label": "0", "note": "2.5"}]
     assert [row.line for row in table] == [3, 5]
-    assert "the sheet 'Labels' is read; 'more', which has rows too, is not" in caplog.text
+    assert "the sheet 'PULabels' is read; 'more', which has rows too, is not" in caplog.text
 
 
 def test_labels_by_key_and_a_list_of_keys_in_json(tmp_path):
@@ -257,3 +258,120 @@ def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, ending, dat
         read_table(path)
     except LabelError as error:
         assert "\n" not in str(error)
+
+
+# --- names that are numbers ------------------------------------------------------------------------
+
+
+def numbers(kind):
+    def write(path, values):
+        parquet.write_table(pa.table({"id": pa.array(values, kind)}), path)
+
+    return ".parquet", write
+
+
+NUMBERS = {
+    "double": (53, *numbers(pa.float64())),
+    "float": (24, *numbers(pa.float32())),
+    "dictionary of doubles": (53, *numbers(pa.dictionary(pa.int8(), pa.float64()))),
+    "JSON": (53, ".json", lambda path, values: path.write_text(json.dumps([{"id": value} for value in values]))),
+    "xlsx": (53, ".xlsx", lambda path, values: write_xlsx(path, {"a": [["id"], *[[value] for value in values]]})),
+    "ods": (53, ".ods", lambda path, values: write_ods(path, {"a": [["id"], *[[value] for value in values]]})),
+}
+
+
+@pytest.mark.parametrize("column", [{"key": ["id"]}, {"path": ["id"]}, {"key": ["x"], "group": ["id"]}])
+@pytest.mark.parametrize("form", NUMBERS)
+@settings(max_examples=5)
+@given(data=st.data())
+def test_names_that_a_number_rounds_are_refused_and_others_read(tmp_path_factory, form, column, data):
+    bits, ending, write = NUMBERS[form]
+    path = tmp_path_factory.getbasetemp() / f"ids{ending}"
+    exact = data.draw(st.integers(0, (1 << bits) - 1))
+    write(path, [float(exact)])
+    if "group" not in column:
+        assert [row["id"] for row in read_rows(path, column).rows] == [str(exact)]
+        write(path, [float(exact), float(1 << bits)])
+        assert "save them as text" in one_line(LabelError, read_rows, path, column)
+
+
+@given(st.integers(1 << 53, 1 << 90))
+def test_whole_numbers_of_any_length_are_names(tmp_path_factory, number):
+    path = tmp_path_factory.getbasetemp() / "ids.json"
+    path.write_text(json.dumps([{"id": number}]))
+    assert read_table(path)[0]["key"] == str(number)
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+@given(key=st.text(LETTERS, min_size=1), values=st.lists(st.sampled_from([0, 1]), min_size=2, max_size=4))
+@pytest.mark.parametrize("form", ["{%s}", '[{"key": "a", %s}]', '{"key": "b", "label": 1}\n{"key": "a", %s}'])
+def test_a_name_that_stands_twice_with_two_values_is_refused(tmp_path_factory, form, key, values):
+    path = tmp_path_factory.getbasetemp() / "twice.json"
+    path.write_text(form % ", ".join(f"{json.dumps(key)}: {value}" for value in values), "utf-8")
+    if len(set(values)) > 1:
+        assert "twice, with" in one_line(LabelError, read_rows, path)
+    elif form == "{%s}" and key.casefold() not in ("key", "id", "path", "url", "file"):
+        assert len(read_rows(path).rows) == 1
+
+
+@pytest.mark.parametrize("content", ['{"\\ud800.png": 1}', '["\\uDFFF"]', '[{"key": "a", "\\ud83d": 1}]'])
+def test_half_of_a_character_is_refused(tmp_path, content):
+    (tmp_path / "t.json").write_text(content)
+    assert "half of a character" in one_line(LabelError, read_rows, tmp_path / "t.json")
+    (tmp_path / "t.json").write_text('["\\ud83d\\ude00.png"]')
+    assert read_table(tmp_path / "t.json") == [{"key": "\U0001f600.png"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ({"info": {}, "images": [{"id": 1}], "annotations": [], "categories": []}, "COCO annotations"),
+        ({"images": [{"file": "a.jpg"}], "detection_categories": {"1": "animal"}, "info": {}}, "of MegaDetector"),
+        ([{"id": 7, "data": {"image": "a.png"}, "annotations": [{"result": []}]}], "an export of Label Studio"),
+        ({"samples": [{"filepath": "a.png"}]}, "an export of FiftyOne"),
+    ],
+)
+def test_annotations_of_other_programs_are_called_what_they_are(tmp_path, content, kind):
+    for name in ("t.json", "t.txt"):
+        (tmp_path / name).write_text(json.dumps(content))
+        assert kind in one_line(LabelError, read_rows, tmp_path / name)
+
+
+# --- columns that nobody wants, and files that are others --------------------------------------------
+
+
+UNWANTED = {
+    "a decimal of 38 digits": pa.array([Decimal("9" * 38)], pa.decimal128(38, 0)),
+    "a decimal of 70 digits": pa.array([Decimal("9" * 70)], pa.decimal256(70, 0)),
+    "a time beyond the year 9999": pa.array([10**12], pa.timestamp("s")).dictionary_encode(),
+    "bytes": pa.array([b"\xff"]),
+    "a list": pa.array([[1.0]]),
+}
+
+
+@pytest.mark.parametrize("name", UNWANTED)
+@pytest.mark.parametrize("write", [parquet.write_table, feather.write_feather, stream])
+def test_a_column_that_nobody_wants_stops_nothing(tmp_path, name, write):
+    write(pa.table({"key": ["a"], "label": ["1"], "x": UNWANTED[name]}), str(tmp_path / "t.parquet"))
+    rows = read_table(tmp_path / "t.parquet")
+    assert [(row["key"], row["label"]) for row in rows] == [("a", "1")]
+
+
+def test_cells_of_a_workbook_that_are_merged_have_one_value(tmp_path):
+    write_xlsx(tmp_path / "t.xlsx", {"a": [["key", "label"], ["a", 1], ["b", ""], ["c", ""], ["d", 0]]})
+    with zipfile.ZipFile(tmp_path / "t.xlsx") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in parts if name.startswith("xl/worksheets/"))
+    parts[name] = parts[name].replace(b"</sheetData>", b'</sheetData><mergeCells><mergeCell ref="B2:B4"/></mergeCells>')
+    with zipfile.ZipFile(tmp_path / "t.xlsx", "w") as archive:
+        for each, content in parts.items():
+            archive.writestr(each, content)
+    assert [row["label"] for row in read_table(tmp_path / "t.xlsx")] == ["1", "1", "1", "0"]
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.xlsx", "t.parquet", "t.json", "t.txt"])
+def test_a_pointer_of_git_lfs_is_no_table(tmp_path, name):
+    (tmp_path / name).write_text(f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12\n")
+    assert "git lfs pull" in one_line(LabelError, read_rows, tmp_path / name)

@@ -11,10 +11,10 @@ import pucache
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
 from pucache.errors import ModelError
-from pucache.labels.labels import Labels
+from pucache.labels.labels import Labels, PULabels
 from pucache.training.concept_models import ConceptModels
 from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
-from pucache.training.train_on_cache import each_concept
+from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D = 600, 8
@@ -35,7 +35,7 @@ def world(tmp_path_factory):
 def models(world):
     cache, concepts = world
     several = concepts | {"gone": ["gone.png"], "one": concepts["a"][:1]}
-    return pucache.train_pu(cache, concepts=several, device="cpu", penalty=0.01)
+    return pucache.train_pu(cache, pucache.read_labels(cache, several), device="cpu", penalty=0.01)
 
 
 def test_each_head_is_that_of_its_training_alone(world, models):
@@ -45,20 +45,23 @@ def test_each_head_is_that_of_its_training_alone(world, models):
         s = np.isin(list(cache.keys), keys).astype(np.int8)
         alone = pucache.train_pu(cache, s, device="cpu", penalty=0.01)
         assert (models[name].coef_ == alone.coef_).all() and models[name].threshold_ == alone.threshold_
-        assert models[name].estimates_ == alone.estimates_
+        assert models[name].figures_ == alone.figures_
 
 
 def test_rows_that_all_have_a_concept(world):
     cache, _ = world
     keys = list(cache.keys)
     parts = {f"part {number}": keys[number::3] for number in range(3)}
-    assert len(pucache.train_pu(cache, concepts=parts, device="cpu", method="linear", penalty=1e-3)) == 3
+    assert (
+        len(pucache.train_pu(cache, pucache.read_labels(cache, parts), device="cpu", method="linear", penalty=1e-3))
+        == 3
+    )
 
 
 def test_a_sampled_cache_serves_all_concepts(world, monkeypatch):
     cache, concepts = world
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", 200)
-    trained = pucache.train_pu(cache, concepts=concepts, device="cpu", method="linear", penalty=1e-3)
+    trained = pucache.train_pu(cache, pucache.read_labels(cache, concepts), device="cpu", method="linear", penalty=1e-3)
     assert {model.n_labelled_ for model in trained.values()} == {25}
     assert {model.unlabelled_sample_.rows for model in trained.values()} == {200}
 
@@ -73,8 +76,9 @@ def test_501_concepts_are_held_one_at_a_time_and_one_that_fails_stops_no_other(w
         if name == "007":
             raise ValueError("no luck")
 
-    _, failures = each_concept(cache, {f"{number:03}": keys[number : number + 2] for number in range(501)}, work)
-    assert failures == {"007": "no luck"} and len(data_of) == 501
+    labels = pucache.read_labels(cache, {f"{number:03}": keys[number : number + 2] for number in range(501)})
+    done = TrainingRows.of_cache(cache, labels, device="cpu").map(labels, work)
+    assert done.failures == {"007": "no luck"} and len(data_of) == 501
 
 
 def test_all_models_of_a_folder_score_in_one_pass(world, models, tmp_path, monkeypatch):
@@ -134,19 +138,11 @@ def test_a_folder_that_is_no_folder_of_models(models, tmp_path, harm, text):
         ConceptModels.load(tmp_path)
 
 
-@pytest.mark.parametrize(
-    "given",
-    [{}, {"positives": "x", "concepts": {}}, {"concepts": {}, "session": "x"}, {"concepts": {}, "negatives": "x"}],
-)
-def test_labels_come_from_one_place(world, given):
-    with pytest.raises(ValueError, match="train_pu takes"):
-        pucache.train_pu(world[0], **given)
-
-
 def test_known_negatives_are_those_of_their_concept(world):
     cache, concepts = world
     s = np.isin(list(cache.keys), concepts["a"]).astype(np.int8)
     reviewed = -np.isin(list(cache.keys), concepts["b"]).astype(np.int8)
-    labels = {"a": Labels(s, reviewed), "b": concepts["b"]}
-    trained = pucache.train_pu(cache, concepts=labels, device="cpu", method="linear", penalty=1e-3)
+    plain = np.isin(list(cache.keys), concepts["b"]).astype(np.int8)
+    labels = Labels({"a": PULabels(s, reviewed), "b": PULabels.of(plain)})
+    trained = pucache.train_pu(cache, labels, device="cpu", method="linear", penalty=1e-3)
     assert (trained["a"].n_negatives_, trained["b"].n_negatives_) == (25, 0)

@@ -12,6 +12,9 @@ from helpers.tiny import tiny_encoder
 
 from pucache.errors import ModelError
 from pucache.estimates.calibration import Tilt
+from pucache.estimates.figures import Figures
+from pucache.estimates.intervals import WITH_INTERVAL, Estimate
+from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import PriorEstimate
 from pucache.heads.minibatch import SGDSettings
 from pucache.labels.sample import UnlabelledSample
@@ -29,8 +32,17 @@ from pucache.training.neighbour_evidence import NeighbourEvidence, NeighbourSett
 from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.version import __version__
 
+PRIOR = PriorEstimate(method="tilt", prior=0.25, low=0.125, high=0.5, level=0.9)
 PLAIN = {"loss": "imbupu", "n_folds": 5, "prior": np.float32(0.25)}
 REFUSED = r"holds no model of pucache .*; train the model again"
+
+
+def figures(prior=PRIOR, **changes):
+    """Figures of 40 labels."""
+    ends = {name: Estimate(0.5, 0.25, 0.75) for name in WITH_INTERVAL}
+    counted = {"risk": 0.5, "clamped": 0.0, "share_predicted_positive": 0.25, "upu_risk": 0.125, "nnpu_risk": 0.5}
+    known = {"labels": LabelCount(40), "estimates": ends, "counted": counted | {"collapsed": ""}, "prior": prior}
+    return Figures(**known | changes)
 
 
 def example_state(**changes):
@@ -43,8 +55,7 @@ def example_state(**changes):
         share_=0.4,
         penalty_=0.01,
         tilt_=Tilt(0.5, np.pi, 0.3),
-        prior_estimate_=PriorEstimate(method="tilt", prior=None, low=0.1, high=0.5, level=0.9, draws=20),
-        estimates_={"pauc": 0.9},
+        figures_=figures(),
         n_labelled_=10,
         n_unlabelled_=100,
         n_confirmed_=2,
@@ -92,7 +103,7 @@ def rewrite(saved):
     "missing",
     [
         {},
-        {"prior_estimate_": None, "encoder_": None, "unlabelled_sample_": None},
+        {"figures_": figures(None), "encoder_": None, "unlabelled_sample_": None},
         {"neighbours_": None, "method_": "linear"},
     ],
     ids=["all", "few", "linear"],

@@ -9,17 +9,21 @@ import pytest
 from helpers.planted import QUICK, planted, write_cache
 from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
+from sklearn import config_context
 from sklearn.base import clone
-from sklearn.exceptions import NotFittedError
+from sklearn.exceptions import NotFittedError, UnsetMetadataPassedError
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from pucache.errors import ModelError
+from pucache.errors import LabelError, ModelError
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.metrics import from_pu
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import RISKS
+from pucache.labels.labels import Labels
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -355,3 +359,25 @@ def test_rows_of_no_group_are_refused():
     X, s, _ = planted(120, labelled=30)
     groups = np.where(np.arange(120) < 3, np.nan, 1.0)
     assert "groups has missing values" in one_line(ValueError, PULinearClassifier().fit, X, s, groups=groups)
+
+
+def test_metadata_routing_passes_groups_and_weights_through_a_pipeline():
+    pairs, groups = np.repeat(X, 2, axis=0), np.repeat(np.arange(len(X)), 2)
+    with config_context(enable_metadata_routing=True):
+        asked = PULinearClassifier(device="cpu", method="linear", penalty=0.01).set_fit_request(groups=True)
+        assert clone(asked).get_metadata_routing().fit.requests == asked.get_metadata_routing().fit.requests
+        pipeline = make_pipeline(StandardScaler(), asked).fit(pairs, np.repeat(S, 2), groups=groups)
+        assert pipeline[-1].n_groups_ == len(X)
+        with pytest.raises(UnsetMetadataPassedError, match="sample_weight"):
+            make_pipeline(StandardScaler(), clone(asked)).fit(pairs, np.repeat(S, 2), sample_weight=np.ones(len(pairs)))
+
+
+def test_a_classifier_that_0_4_pickled_is_refused_in_one_line():
+    old = PULinearClassifier()
+    with pytest.raises(ModelError, match=r"pickled by pucache 0\.4 or older; train it again"):
+        old.__setstate__({"coef_": np.ones((1, 3)), "estimates_": {}})
+
+
+def test_labels_of_0_4_name_what_they_are_called_now():
+    with pytest.raises(LabelError, match=r"PULabels\(s, reviewed\)"):
+        Labels(S, np.zeros_like(S))

@@ -11,6 +11,7 @@ import pucache
 from pucache import PULinearClassifier
 from pucache.heads.moments import Moments
 from pucache.heads.solve import flushed_denormals
+from pucache.labels.labels import Labels, PULabels
 
 X, S, Y = planted(600, labelled=60)
 NOISE = np.random.default_rng(1).normal(size=len(X)).astype(np.float32)
@@ -76,9 +77,10 @@ def test_the_caller_keeps_its_own_setting_of_denormals(on):
         torch.set_flush_denormal(False)
 
 
+CONCEPTS = Labels({"one": PULabels.of(S), "two": PULabels.of(S)})
 FUNCTIONS = {
     "train_pu": lambda cache, out: pucache.train_pu(cache, S, device="cpu", penalty=0.01),
-    "concepts": lambda cache, out: pucache.train_pu(cache, concepts={"one": S}, device="cpu", penalty=0.01),
+    "concepts": lambda cache, out: pucache.train_pu(cache, CONCEPTS, device="cpu", penalty=0.01),
     "estimate_prior": lambda cache, out: pucache.estimate_prior(cache, S, device="cpu"),
     "sweep_priors": lambda cache, out: pucache.sweep_priors(cache, S, PULinearClassifier(device="cpu"), priors=[0.3]),
     "retrieve_positives": lambda cache, out: pucache.retrieve_positives(cache, S, device="cpu"),

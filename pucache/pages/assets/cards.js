@@ -1,6 +1,6 @@
 "use strict";
-/* Shared by the review page and the page of a live review: text that is safe to show, announcements, cards, the dialog with one
-   large image, keys. The page's own script follows in the same scope. The number of a card is the position of its item in `items`. */
+/* Text that is safe to show, announcements, cards, the dialog with one large image, keys. The other scripts of the page
+   follow in the same scope. The number of a card is the position of its item in `items`. */
 
 const byId = (name) => document.getElementById(name);
 const MARKS = { "": "", accepted: "✓ accepted", rejected: "✗ rejected", skipped: "– skipped" };
@@ -19,8 +19,6 @@ function visible(text) {
       return `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`;
     });
 }
-
-const percent = (p) => `${(100 * p).toFixed(p > 0.99 || p < 0.01 ? 1 : 0)} %`;
 
 /* Screen readers ignore the page behind an open dialog, so the dialog has its own live region. */
 function announce(text) {
@@ -95,12 +93,11 @@ function openZoom() {
 }
 
 /* Shows the small image at once, and replaces it by the original once that is loaded. */
-function fillZoom({ title, decision, key, facts, uri, problem, original }) {
+function fillZoom({ title, decision, key, uri, problem, original }) {
   byId("zoom-title").textContent = title;
   byId("zoom-badge").textContent = MARKS[decision];
   byId("zoom-badge").className = `badge ${decision}`;
   byId("zoom-key").textContent = visible(key);
-  byId("zoom-facts").textContent = facts.join(" · ");
   byId("zoom-problem").textContent = uri ? problem : "";
   byId("zoom-picture").alt = visible(key);
   press(zoomDialog.querySelectorAll("[data-zoom$=ed]"), (button) => button.dataset.zoom === decision);

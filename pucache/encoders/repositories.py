@@ -1,0 +1,98 @@
+"""Repositories of networks, on the hub or in a folder: which library they are of, their weights and their licence."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import huggingface_hub
+
+from ..errors import EncoderError, one_line
+
+HUB, FOLDER = "hf-hub:", "local-dir:"  # before what timm and open_clip do not know by name
+OPEN_CLIP_CONFIG = "open_clip_config.json"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "*.safetensors", "*.bin", "*.pth")  # in a folder
+
+
+def canonical_name(name: str) -> str:
+    """Name of a network in caches: timm's where timm has it, else ``hf-hub:ORG/NAME``."""
+    repository = name.removeprefix(HUB)
+    own = repository.removeprefix("timm/")
+    return own if "/" not in own else HUB + repository
+
+
+def is_repository(folder: str) -> bool:
+    """Whether a folder is one as the hub has them."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in (OPEN_CLIP_CONFIG, "config.json"))
+
+
+def library_of(repository: str) -> str:
+    """``open_clip:`` or ``timm:``, by the configuration that a repository of the hub, or a folder, holds."""
+    if os.path.isdir(repository):
+        return "open_clip:" if Path(repository, OPEN_CLIP_CONFIG).is_file() else "timm:"
+    reason = "it has neither"
+    try:
+        require_hub(repository)
+        for file, library in ((OPEN_CLIP_CONFIG, "open_clip:"), ("config.json", "timm:")):
+            with contextlib.suppress(huggingface_hub.errors.EntryNotFoundError):
+                huggingface_hub.hf_hub_download(repository, file)
+                return library
+    except Exception as error:  # of the hub's client
+        reason = one_line(error)[:120]
+    raise EncoderError(
+        f"cannot find {OPEN_CLIP_CONFIG} or config.json of {HUB}{repository} ({reason}); name another repository, or a "
+        "folder with its files"
+    )
+
+
+def architecture_of(folder: Path) -> str:
+    """Name of timm's network in a folder as the hub has them; raises `EncoderError` for one of another kind."""
+    try:
+        config = dict(json.loads((folder / "config.json").read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise EncoderError(
+            f"{folder} has no config.json to read ({one_line(error)[:120]}); expected a folder as the hub has them"
+        ) from error
+    if "architecture" in config:
+        return str(config["architecture"])
+    raise EncoderError(
+        f"{folder} holds {config.get('model_type', 'no model')} of transformers, whose name in timm it does not say; "
+        "use --encoder timm:NAME --weights FILE, or export it to ONNX"
+    )
+
+
+def weights_file(folder: Path) -> Path:
+    """The file of weights in a folder as the hub has them."""
+    files = [path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern))]
+    if not files:
+        raise EncoderError(f"{folder} holds no weights; expected {' or '.join(_WEIGHTS[:2])} beside its config.json")
+    return files[0]
+
+
+def card_licence(card: str | Path) -> str:
+    """Licence that the card of a repository, or a file, states; empty where there is no card, or it states none."""
+    try:
+        return str(huggingface_hub.ModelCard.load(card, ignore_metadata_errors=True).data.license or "")
+    except Exception:  # the hub's client and parsers of YAML raise almost anything
+        return ""
+
+
+def near_names(name: str, names: Sequence[str]) -> str:
+    """End of a message on a name that is none of these."""
+    by_lower = {each.lower(): each for each in names}
+    near = difflib.get_close_matches(name.lower(), by_lower, 3)
+    return f"; did you mean {', '.join(by_lower[each] for each in near)}?" if near else ""
+
+
+def require_hub(repository: str | None) -> None:
+    """Raise at once where neither the hub nor a download is in reach; the hub's client retries for a minute."""
+    if not repository:
+        return
+    if Path(huggingface_hub.constants.HF_HUB_CACHE, f"models--{repository.replace('/', '--')}").is_dir():
+        return
+    with contextlib.suppress(huggingface_hub.errors.HfHubHTTPError):  # the hub answered; timm reports its error
+        huggingface_hub.get_hf_file_metadata(huggingface_hub.hf_hub_url(repository, "config.json"), timeout=10)

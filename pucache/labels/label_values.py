@@ -1,0 +1,156 @@
+"""Cells of a column of labels, as other programs write them: what means 1, what 0, and what is undecided."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ..errors import LabelError
+
+_POSITIVE = {"true", "yes", "positive"}
+_NEGATIVE = {"false", "no", "negative"}
+_BLANK = {"", "nan", "none", "null", "na", "n/a", "<na>", "#n/a"}  # as programs write a missing value
+_WORDS = {1: "positive", 0: "negative", -1: "undecided"}
+_PLAIN = {"1", "0", "", None}  # cells that need no explanation
+_SHOWN, _SHOWN_LENGTH = 8, 40  # kinds of cells in a line, and their characters
+_SEVERAL = re.compile(r"[|,;#\s]+")  # between the labels of a cell that has several
+
+log = logging.getLogger("pucache")
+
+
+@dataclass(frozen=True)
+class LabelRule:
+    """What the cells of a column of labels mean.
+
+    Attributes
+    ----------
+    value : str or None
+        Cell that means 1, whatever its case and the spaces around it; any other that is not blank means 0. None: the
+        usual words and numbers.
+    exact : bool
+        Compare cells with `value` as they are written.
+    separator : str or None
+        What stands between the labels of a cell that has several, of which `value` is one.
+    undecided : sequence of str
+        Cells that say nothing, beside blank ones.
+    """
+
+    value: str | None = None
+    exact: bool = False
+    separator: str | None = None
+    undecided: Sequence[str] = ()
+
+    def meanings(self, met: Mapping[str | None, int], where: str) -> dict[str | None, int | None]:
+        """1, 0 or -1 (undecided) for each cell; None for one that means nothing. `met` counts the cells.
+
+        Raises `LabelError` where no cell is the value, or where -1 stands beside 1 and 0: negative, or not known?
+        """
+        blank = {self._form(text) for text in self.undecided}
+        found = {cell: -1 if self._form(cell or "") in blank else self._meaning(cell) for cell in met}
+        if self.value is not None and met and 1 not in found.values():
+            self._refuse(met, where)
+        below = [cell for cell in met if found[cell] == 0 and _number(cell) == -1]
+        if self.value is None and below and any(found[cell] == 0 and cell not in below for cell in met):
+            raise LabelError(
+                f"{where} has {below[0]!r} beside 1 and 0: negative, or not known? Give pucache labels "
+                f"--undecided={(below[0] or '').strip()}, or write 0 for what is negative"
+            )
+        return found
+
+    def _form(self, cell: str) -> str:
+        return cell if self.exact else cell.strip().casefold()
+
+    def _meaning(self, cell: str | None) -> int | None:
+        if self.value is None:
+            return usual_meaning(cell)
+        if cell is not None and self._form(self.value) in self._labels(cell):
+            return 1
+        number = _number(cell)
+        return -1 if is_blank(cell) or (number is not None and number < 0) else 0  # a class below 0: none is known
+
+    def _labels(self, cell: str) -> list[str]:
+        parts = [cell] if self.separator is None else cell.split(self.separator)
+        return list(map(self._form, parts))
+
+    def _refuse(self, met: Mapping[str | None, int], where: str) -> None:
+        cells = sorted(
+            {cell if self.exact else cell.strip() for cell in met if cell is not None and not is_blank(cell)}
+        )
+        shown = ", ".join(repr(cell[:_SHOWN_LENGTH]) for cell in cells[:5]) or "blank cells alone"
+        compared = ", compared exactly" if self.exact else ""
+        raise LabelError(f"{where} has no {self.value!r}; it has {shown}{compared}{self._within(met)}")
+
+    def _within(self, met: Mapping[str | None, int]) -> str:
+        """What is to be said of cells that hold the value among other labels."""
+        if self.value is None or self.separator is not None:
+            return ""
+        wanted = self._form(self.value)
+        several = [cell for cell in met if cell and self._form(cell) != wanted and wanted in _parts(self._form(cell))]
+        if not several:
+            return ""
+        mark = next((mark for mark in "|;,#" if mark in several[0]), " ")
+        return (
+            f"; {sum(met[cell] for cell in several):,} cells hold {self.value!r} among others, such as "
+            f"{several[0][:_SHOWN_LENGTH]!r}: pucache labels --label-separator {mark!r} takes them as positive"
+        )
+
+    def describe(self, met: Counter[str | None], found: Mapping[str | None, int | None]) -> str:
+        """The cells that were met, with counts and what each was taken for; "" where they need no explanation."""
+        if self.value is None and met.keys() <= _PLAIN:
+            return ""
+        kinds = [
+            f"{(cell or '')[:_SHOWN_LENGTH]!r} {number:,} ({_WORDS.get(found[cell], 'unknown')})"  # type: ignore[arg-type]
+            for cell, number in met.most_common(_SHOWN)
+        ]
+        more = f" and {len(met) - _SHOWN:,} other kinds" if len(met) > _SHOWN else ""
+        return ", ".join(kinds) + more + self._within(met)
+
+
+def read_values(
+    cells: Sequence[str | None], lines: Sequence[int], rule: LabelRule, name: str, column: str
+) -> list[int]:
+    """Label of each cell: 1, 0, or -1 where it is undecided; `lines` are their numbers in the file `name`.
+
+    Logs what was met. Raises `LabelError` for a cell without a meaning, and as `LabelRule.meanings`.
+    """
+    met = Counter(cells)
+    found = rule.meanings(met, f"the column {column!r} of {name}")
+    if (odd := next((cell for cell in met if found[cell] is None), "")) or None in found.values():
+        line = next(line for cell, line in zip(cells, lines, strict=True) if cell == odd)
+        raise LabelError(
+            f"{name} has the {column} {odd!r}; expected 1 or 0 (or true/false, yes/no) in row {line}, or name the "
+            "value that means 1: pucache labels --label-value"
+        )
+    if said := rule.describe(met, found):
+        log.info("labels in %s: %s", name, said)
+    return [found[cell] for cell in cells]  # type: ignore[misc]
+
+
+def is_blank(cell: str | None) -> bool:
+    """Whether a cell of labels says nothing: the row is undecided."""
+    return cell is None or cell.strip().casefold() in _BLANK
+
+
+def usual_meaning(cell: str | None) -> int | None:
+    """1, 0 or -1 for a blank cell, by the usual words and numbers; None for another cell."""
+    word = (cell or "").strip().casefold()
+    if is_blank(cell):
+        return -1
+    number = _number(word)
+    if number is not None:
+        return {1.0: 1, 0.0: 0, -1.0: 0}.get(number)
+    return 1 if word in _POSITIVE else 0 if word in _NEGATIVE else None
+
+
+def _number(cell: str | None) -> float | None:
+    try:
+        return None if cell is None or "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
+def _parts(form: str) -> list[str]:
+    return [part for part in _SEVERAL.split(form) if part]

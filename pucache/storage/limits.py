@@ -1,0 +1,16 @@
+"""Limits on what files of others may ask for. Whoever exceeds one is told which; nothing else bounds a file's size."""
+
+from __future__ import annotations
+
+IMAGE_BYTES = 1 << 30  # encoded bytes of one image
+IMAGE_PIXELS = 178_956_970  # decoded at once; Pillow's own limit: half a GiB of RGB
+JPEG_BYTES = 3 << 29  # coefficients of a progressive JPEG, which its decoder keeps as a whole
+TILES = 1 << 20  # parts of one image
+KEY_BYTES = 4096
+UNPACKED_TIMES = 100  # what unpacks to more than this many times its size holds neither images nor a table
+TABLE_BYTES = 1 << 31  # of a table that is packed, or whose columns repeat what they hold
+SHEET_CELLS = 1 << 24  # between the first and the last cell of a spreadsheet
+SHEET_BYTES = 1 << 30  # memory in which a spreadsheet is read
+SHEET_SECONDS = 300
+MEMBER_BYTES = 1 << 20  # a member of an archive that holds the label of an image
+SHARDS = 1_000_000  # files that one pattern names

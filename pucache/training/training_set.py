@@ -1,0 +1,201 @@
+"""Training sets: rows that are prepared once for any labels, and the labels of one concept on them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import torch
+
+from ..cache.embedding_cache import EmbeddingCache
+from ..devices import choose_device
+from ..estimates.review_weights import TrainingLabels
+from ..heads.design_matrix import DesignMatrix
+from ..heads.moments import Moments, MomentSums
+from ..labels.groups import groups_of_images
+from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
+from ..labels.near_duplicates import DuplicateScan, groups, joined_groups, unlabelled_twins
+from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
+from ..storage.rows import RowMatrix, take_rows
+
+if TYPE_CHECKING:
+    from ..neighbours.graph import NeighbourGraph
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingRows:
+    """Rows to train on, prepared once: moments, leading directions and the graph of neighbours know no labels.
+
+    Attributes
+    ----------
+    X : ndarray or StackedRows, (n, d)
+        Finite; may be mapped.
+    device : torch.device
+    moments : Moments or None
+        Of X; None where they are to be computed on the device.
+    twin : ndarray of int64, (n,), or None
+        Rows that show the same picture (`pucache.labels.near_duplicates.groups`).
+    group : ndarray of int64, (n,), or None
+        Rows that are not independent, which the user named, united with `twin`.
+    cache : EmbeddingCache or None
+    numbers : ndarray of int64, (n,), or None
+        Rows of the cache, ascending, where the rows are a sample of it.
+    sample : UnlabelledSample or None
+    labelled : ndarray of int64, (m,), or None
+        Rows that any concept labels, ascending: a sample for the graph holds them, so that one serves all concepts.
+    """
+
+    X: RowMatrix
+    device: torch.device
+    moments: Moments | None = None
+    twin: np.ndarray | None = None
+    group: np.ndarray | None = None
+    cache: EmbeddingCache | None = None
+    numbers: np.ndarray | None = None
+    sample: UnlabelledSample | None = None
+    labelled: np.ndarray | None = None
+
+    @classmethod
+    def of_cache(
+        cls,
+        cache: EmbeddingCache,
+        labels: Labels,
+        *,
+        twins: float | None = TWIN_COSINE,
+        all_rows: bool = False,
+        seed: int = 0,
+        device: str = "auto",
+    ) -> TrainingRows:
+        """All rows of a cache, or the labelled positives and a sample of the others (`pucache.labels.sample`).
+
+        `twins` is the cosine of images that show the same picture, None for equal bytes only; `seed` is that of the
+        sample. Raises `CacheError` where the cache is damaged, or holds embeddings that are not finite.
+        """
+        chosen, joint = choose_device(device), labels.joint
+        group = groups_of_images(cache) if labels.group is None else labels.group
+        X: RowMatrix
+        sample: UnlabelledSample | None = None
+        numbers: np.ndarray | None = None
+        on_host = chosen.type == "cpu"  # a GPU computes moments from the rows that go up
+        row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
+        drawn = None if all_rows else draw_sample(cache.keys, joint, row_bytes=row_bytes, seed=seed)
+        if drawn is not None:
+            sample, numbers = drawn
+            X = copied_rows(cache, numbers)
+            twin, joint = groups(X, take_rows(cache.digest_matrix, numbers), cosine=twins), joint.take(numbers)
+            moments = Moments.of(X) if on_host else None
+            group = None if group is None else group[numbers]
+        else:
+            scan, sums = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins), MomentSums()
+            for block_rows, block in cache.verified_blocks():
+                scan.add(block_rows.start, block)
+                if on_host:
+                    sums.add(block)
+            X, twin = cache.matrix, scan.groups(cache.matrix, cache.digest_matrix)
+            moments = sums.moments() if on_host else None
+        group = None if group is None else joined_groups(twin, group)
+        return cls(X, chosen, moments, twin, group, cache, numbers, sample, np.flatnonzero(joint.positive))
+
+    @property
+    def together(self) -> np.ndarray | None:
+        """Groups of rows that stay in one fold and count as one label, int64 (n,)."""
+        return self.twin if self.group is None else self.group
+
+    @cached_property
+    def unlabelled(self) -> DesignMatrix:
+        """The rows as the solvers take them, without labels: with moments and leading directions."""
+        return DesignMatrix(self.X, np.zeros(len(self.X), np.int8), self.moments, self.device)
+
+    def take(self, values: np.ndarray) -> np.ndarray:
+        """Values of these rows, (n, ...), out of values of all rows of the cache."""
+        return values if self.numbers is None else values[self.numbers]
+
+    def graph(self, rows: np.ndarray | None) -> NeighbourGraph:
+        """Graph of the nearest neighbours of `rows`, int64 (m,), or of all; that of a whole cache is kept beside it."""
+        from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
+
+        known, graph = self.__dict__.get("_graph", (None, None))
+        if graph is None or not np.array_equal(known, rows):  # type: ignore[arg-type]
+            if self.cache is not None and self.numbers is None and rows is None:
+                graph = cached_graph(self.cache, device=str(self.device))
+            else:
+                whole = self.X if self.cache is None or self.numbers is not None else self.cache
+                graph = neighbour_graph(whole, rows=rows, device=str(self.device))
+            self.__dict__["_graph"] = rows, graph
+        return graph
+
+    def labelled_by(self, labels: PULabels) -> TrainingSet:
+        """The rows with labels of all rows of the cache."""
+        one = labels if self.numbers is None else labels.take(self.numbers)
+        return TrainingSet(self, TrainingLabels.of(one.s, one.reviewed, hidden=one.hidden), one)
+
+    def map(self, labels: Labels, work: Callable[[str, TrainingSet], R]) -> PerConcept[R]:
+        """Do some work with the labels of each concept, one after another, as `Labels.map`."""
+        return labels.map(lambda name, one: work(name, self.labelled_by(one)))
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingSet:
+    """Rows with the labels of one concept."""
+
+    rows: TrainingRows
+    training: TrainingLabels
+    decisions: PULabels | None = None  # None for a matrix
+
+    @property
+    def labels(self) -> PULabels:
+        """Labels and decisions of the rows of a cache."""
+        assert self.decisions is not None
+        return self.decisions
+
+    @property
+    def cache(self) -> EmbeddingCache:
+        """The cache that the rows are of."""
+        assert self.rows.cache is not None
+        return self.rows.cache
+
+    @property
+    def together(self) -> np.ndarray:
+        """Groups of rows of a cache that count as one label, int64 (n,)."""
+        assert self.rows.together is not None
+        return self.rows.together
+
+    @property
+    def twin(self) -> np.ndarray:
+        """Rows of a cache that show the same picture, int64 (n,)."""
+        assert self.rows.twin is not None
+        return self.rows.twin
+
+    @cached_property
+    def design(self) -> DesignMatrix:
+        """Rows and training labels as the solvers take them."""
+        return self.rows.unlabelled.with_labels(self.training.training_s)
+
+    def release(self) -> None:
+        """Free the rows that the design matrix holds in memory; they are prepared again on the next use."""
+        self.__dict__.pop("design", None)
+
+    @property
+    def n_unlabelled(self) -> int:
+        """Number of all unlabelled rows of the cache, in the sample or not."""
+        sample = self.rows.sample
+        return int((self.training.s == 0).sum()) if sample is None else sample.unlabelled
+
+    def cache_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Row numbers in the cache of some of these rows, int64 (m,)."""
+        return rows if self.rows.numbers is None else self.rows.numbers[rows]
+
+    def keys(self, rows: np.ndarray) -> list[str]:
+        """Keys of some of these rows, int64 (m,)."""
+        return self.cache.keys[self.cache_rows(rows)]
+
+    def twins_of_positives(self) -> list[tuple[str, str]]:
+        """Keys of unlabelled images that show the same picture as a known positive, each with that of the positive."""
+        twins, positives = unlabelled_twins(self.twin, self.labels.positive.astype(np.int8))
+        undecided = self.labels.unlabelled[twins]
+        return list(zip(self.keys(twins[undecided]), self.keys(positives[undecided]), strict=True))

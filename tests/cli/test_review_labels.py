@@ -1,0 +1,159 @@
+"""Labels of a review in train-pu and report, and estimates that rest on its random images."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.command_line import printed as run
+from helpers.planted import planted, write_cache
+from helpers.sessions import decide
+
+import pucache
+from pucache.estimates.metrics import with_labels
+from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.session_labels import write_reviewed
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+SESSION = "cache.h5.review"
+BIASED = "after a review these are too high"
+RESTS = "images that the review drew at random and the labels, with 90% intervals:"
+NEW_IMAGES = "of new images, if they are like those of the pile and as large a share is positive: recall 0."
+
+
+@pytest.fixture
+def review(tmp_path, monkeypatch):
+    """Make cache.h5 and its session in an empty working directory, with decisions by rank and at random."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(*, labelled=40, ranked=80, drawn=0):
+        X, s, y = planted(n=1200, d=8, labelled=labelled, prior=0.12, seed=5, apart=0.7)
+        cache = write_cache(Path("cache.h5"), X)
+        with open_session(cache, s) as session:
+            by_rank = np.argsort(-(X @ (X[y == 1].mean(0) - X.mean(0))))
+            for row in [row for row in by_rank if session.state.untaken[row]][:ranked]:
+                decide(session, int(row), Choice.POSITIVE if y[row] else Choice.NEGATIVE)
+            for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, drawn):
+                decide(session, draw.row, Choice.POSITIVE if y[draw.row] else Choice.NEGATIVE)
+        return y, s
+
+    return make
+
+
+def test_labels_come_from_the_session_and_figures_lean_without_random_images(review):
+    review()
+    with read_session("cache.h5") as session:
+        write_reviewed(session, "reviewed.csv")
+    by_session = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
+    assert by_session == run("train-pu cache.h5 --method linear"), "the review beside the cache"
+    run(f"labels cache.h5 {SESSION} --out labels.csv")
+    for table in ("reviewed.csv", "labels.csv"):
+        assert run(f"train-pu cache.h5 --labels {table} --method linear") == by_session, table
+    assert BIASED in by_session and "at random" not in by_session
+
+
+def test_with_random_images_the_figures_rest_on_them(review):
+    y, s = review(drawn=150)
+    lines = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
+    assert f"from 150 {RESTS}" in lines and BIASED not in lines and "AUC" not in lines.splitlines()[2]
+    result = json.loads(Path("model.metrics.json").read_text())
+    audited = pucache.audit(SESSION)
+    confirmed = result["confirmed_positives"]
+    assert audited.positives >= 3 and result["prior_estimate"]["method"] == "audit"
+    assert result["prior_estimate"]["low"] >= (confirmed + audited.hidden_low) / (s == 0).sum() - 1e-9
+    assert result["prior_estimate"]["high"] <= (confirmed + audited.hidden_high) / (s == 0).sum() + 1e-9
+    assert result["estimates"]["sources"] == "random images and labels"
+    assert result["prior_estimate"]["low"] <= y[s == 0].mean() <= result["prior_estimate"]["high"]
+    for name in ("recall", "precision", "f1"):
+        for of in ("", "_of_new_images"):
+            low, point, high = (result["estimates"][f"{name}{of}{end}"] for end in ("_low", "", "_high"))
+            assert low <= point <= high
+
+
+def test_what_the_review_says_of_new_images_holds_there_and_is_the_same_everywhere(review):
+    review(drawn=150)
+    lines = run(f"train-pu cache.h5 --labels {SESSION}")
+    X, _, new = planted(n=20_000, d=8, labelled=0, prior=0.12, seed=6, apart=0.7)
+    cache, model = write_cache(Path("new.h5"), X), pucache.PULinearClassifier.load("model.safetensors")
+    margins = model.margins(cache.take(np.arange(len(X))))
+    true = with_labels(new, margins, margins > model.threshold_)
+    for name in ("recall", "precision", "f1"):
+        low, high = model.figures_.of_new_images[name].interval
+        assert low <= true[name] <= high
+    stated = json.loads(run("score model.safetensors new.h5 --json"))["new_images"]["figures"]
+    assert stated.startswith(NEW_IMAGES) and stated in lines
+    assert NEW_IMAGES not in run("score model.safetensors new.h5 --deploy-prior .3"), "of another share"
+
+
+@pytest.mark.slow
+def test_the_report_rests_on_them_too(review):
+    review(drawn=150)
+    output = run("report cache.h5")
+    said = "estimated of the pile from 150 images that the review drew at random and the labels: precision"
+    assert said in output and "lean" not in output and NEW_IMAGES in output
+    assert "A review has confirmed" not in output and "AUC" not in output
+    numbers = json.loads(run("report cache.h5 --json"))
+    audited = pucache.audit(SESSION)
+    assert numbers["audit_draws"] == 150 and numbers["figures_of_new_images"] in output
+    hidden = numbers["hidden_positives"]
+    assert (
+        audited.hidden_low - 1e-6 <= hidden["low"] <= hidden["expected"] <= hidden["high"] <= audited.hidden_high + 1e-6
+    )
+    page = " ".join(Path("report.html").read_text().split())
+    of_new_images = numbers["figures_of_new_images"].replace("   ", ", ")
+    assert "by 150 images that the review drew at random" in page
+    assert f" These are figures of the pile; {of_new_images}." in page
+
+
+def test_a_few_random_images_make_no_statement_worse(review):
+    review(drawn=4)
+    assert pucache.audit(SESSION).positives < 3
+    result = json.loads(run(f"train-pu cache.h5 --labels {SESSION} --method linear --json"))
+    with_images, figures = result["prior_estimate"], result["estimates"]
+    with read_session("cache.h5") as session:
+        write_reviewed(session, "reviewed.csv")
+    by_labels = json.loads(run("train-pu cache.h5 --labels reviewed.csv --method linear --json"))
+    labels = by_labels["prior_estimate"]
+    assert with_images["high"] - with_images["low"] <= 1.02 * (labels["high"] - labels["low"])
+    assert result["prior"] is not None and result["note"] == ""
+    for name in ("recall", "precision"):
+        width = figures[f"{name}_high"] - figures[f"{name}_low"]
+        assert width < 0.55, "by the images alone it would be anything; the labels' recall leans high after a review"
+        assert figures[f"{name}_low"] <= figures[name] <= figures[f"{name}_high"]
+
+
+def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
+    review(drawn=60)
+    X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
+    write_cache(Path("cache.h5"), X[:1100])
+    lines = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
+    assert BIASED in lines and "at random" not in lines
+
+
+def test_labels_come_from_one_place(review):
+    review(ranked=0)
+    write_cache(Path("other.h5"), np.ones((9, 4), np.float32), [f"x{row}" for row in range(9)])
+    for verb in ("train-pu", "report", "estimate-prior", "sweep-priors", "retrieve-positives"):
+        assert "there is no review at other.h5.review" in run(f"{verb} other.h5", code=2)
+        assert "give one of them" in run(f"{verb} cache.h5 --labels {SESSION} --positives p.txt", code=2)
+        assert "no such file: nowhere" in run(f"{verb} cache.h5 --labels nowhere", code=1)
+        assert "holds none of its images" in run(f"{verb} other.h5 --labels {SESSION}", code=1)
+
+
+def test_the_report_lists_decisions_that_the_training_contradicts_worst_first(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, s, y = planted(n=600, d=8, labelled=40, prior=0.12, seed=5, apart=2.0)
+    cache = write_cache(Path("cache.h5"), X)
+    score = X @ (X[y == 1].mean(0) - X.mean(0))
+    by_rank = [int(row) for row in np.argsort(-score) if s[row] == 0]
+    wrong = {by_rank[3], by_rank[-2]}  # a positive that is rejected, a negative that is accepted
+    with open_session(cache, s) as session:
+        for row in [*by_rank[:60], by_rank[-2]]:
+            decide(session, row, Choice.POSITIVE if bool(y[row]) != (row in wrong) else Choice.NEGATIVE)
+    output = run("report cache.h5 --json")
+    look_again = json.loads(output)["look_again"]
+    assert {cache.keys[row] for row in wrong} <= set(look_again) and len(look_again) <= 20
+    page = Path("report.html").read_text()
+    part = page[page.index("Look again at these") : page.index("Labelled against found")]
+    assert part.count("<bdi>accepted</bdi>") >= 1 and part.count("<bdi>rejected</bdi>") >= 1

@@ -1,0 +1,104 @@
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pucache.estimates.figures import Figures
+from pucache.estimates.intervals import WITH_INTERVAL, Estimate
+from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.metrics import from_pu
+from pucache.estimates.priors import PriorEstimate
+
+PRIOR = PriorEstimate("tilt", 0.1, 0.05, 0.2)
+
+
+def normal_margins():
+    """Margins of 40 labelled positives and of 600 unlabelled rows with unit variance, and s."""
+    draw = np.random.default_rng(0)
+    hidden = draw.binomial(600, 0.1)
+    y = np.repeat([1, 1, 0], [40, hidden, 600 - hidden])
+    return draw.normal(size=len(y)) + 2 * y, np.repeat([1, 0], [40, 600])
+
+
+def stated(labels, *, ends=(0.1, 0.1)):
+    margins, s = normal_margins()
+    return Figures.of(margins, s, labels=LabelCount(labels), prior=0.1, prior_range=ends, threshold=1)
+
+
+def test_below_ten_labels_nothing_is_stated():
+    figures = stated(9).with_prior(PRIOR)
+    assert all(figures[name] == Estimate() for name in WITH_INTERVAL) and figures.prior is None
+    assert figures.counted["collapsed"] is None and "9" in figures.note and not figures.has_probabilities
+
+
+@pytest.mark.parametrize("labels", [10, 29])
+def test_below_thirty_labels_intervals_alone_are_stated(labels):
+    figures = stated(labels).with_prior(PRIOR)
+    assert all(figures[name].value is None and figures[name].interval for name in WITH_INTERVAL)
+    assert figures.counted["upu_risk"] is None and figures.counted["collapsed"] == ""
+    assert figures.prior.prior is None and (figures.prior.low, figures.prior.high) == (0.05, 0.2)
+    text = figures.text(["recall"])
+    assert text.count(" to ") == 1 and "(" not in text and not figures.has_probabilities
+
+
+@pytest.mark.parametrize("ends", [(0.1, 0.1), (0.01, 0.12), (0.09, 0.5)], ids=str)
+def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in_their_intervals(ends):
+    figures, (margins, s) = stated(30, ends=ends), normal_margins()
+    content = figures.to_json()
+    assert content.items() >= from_pu(margins, s, 0.1, 1.0).items(), "whatever the interval of the prior"
+    for name in WITH_INTERVAL:
+        low, high = figures[name].interval
+        assert low <= figures[name].value <= high
+    json.dumps(content, allow_nan=False)
+
+
+def test_without_an_interval_of_the_prior_only_recall_and_pauc_have_one():
+    figures = stated(30, ends=None)
+    assert [name for name in WITH_INTERVAL if figures[name].interval] == ["pauc", "recall"]
+    assert str(figures["precision"]).count(" ") == 0
+
+
+@pytest.mark.parametrize(
+    ("labels", "recall", "precision", "nothing"),
+    [
+        (20, (0.8, 1.0), (0.6, 1.0), False),
+        (20, (0.8, 1.0), (0.4, 1.0), True),
+        (20, (0.8, 1.0), (None, None), True),
+        (40, (0.2, 1.0), (0.0, 1.0), False),
+    ],
+)
+def test_wide_intervals_of_few_labels_say_nothing(labels, recall, precision, nothing):
+    estimates = {"recall": Estimate(None, *recall), "precision": Estimate(None, *precision)}
+    assert Figures(LabelCount(labels), estimates, {}).are_uninformative is nothing
+
+
+# --- files -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("labels", [5, 20, 40])
+def test_figures_come_back_from_their_json(labels):
+    figures = stated(labels).with_prior(PRIOR)
+    prior = None if figures.prior is None else vars(figures.prior)
+    again = Figures.from_json(json.loads(json.dumps(figures.to_json())), prior, LabelCount(0), None)
+    assert again.to_json() == figures.to_json() and again.prior == figures.prior
+
+
+HOSTILE = st.one_of(
+    st.text(max_size=3),
+    st.lists(st.integers(), max_size=2),
+    st.booleans(),
+    st.sampled_from([math.nan, math.inf, -math.inf, 10**400, 1e308]),
+    st.dictionaries(st.text(max_size=2), st.integers(), max_size=2),
+)
+
+
+@given(st.sampled_from([*stated(40).to_json()]), HOSTILE)
+def test_a_figure_that_is_none_is_refused(name, value):
+    if (name == "collapsed" and isinstance(value, str)) or (value == 1e308 and name not in ("labels",)):
+        return
+    content = stated(40).to_json() | {name: value}
+    with pytest.raises((ValueError, TypeError)):
+        Figures.from_json(content, None, LabelCount(40), None)

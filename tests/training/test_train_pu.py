@@ -1,0 +1,243 @@
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers.planted import QUICK, planted, write_cache
+from helpers.tiny import save_image, tiny_encoder
+
+from pucache import train_pu
+from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding.embed import run_embedding
+from pucache.encoders.spec import EncoderSpec
+from pucache.errors import CacheError, LabelError
+from pucache.images.source import open_source
+from pucache.labels.folds import assign_folds
+from pucache.labels.labels import Labels, PULabels
+from pucache.labels.read_labels import open_labels, read_labels
+from pucache.neighbours import graph
+from pucache.neighbours.graph_file import graph_path
+from pucache.training.cross_fitting import deal_folds
+from pucache.training.model_summary import summary
+from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.training_set import TrainingRows
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+X, S, _ = planted(120, labelled=30)
+OPTIONS = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
+LINEAR = OPTIONS | {"method": "linear"}
+KEYS = [f"{'found' if label else 'rest'}/{row:03}.png" for row, label in enumerate(S)]
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return write_cache(tmp_path / "cache.h5", X, KEYS)
+
+
+def training_set(cache, labels, **settings):
+    read = open_labels(cache, labels)
+    return TrainingRows.of_cache(cache, read, **settings, device="cpu").labelled_by(read.only)
+
+
+# --- joining -----------------------------------------------------------------------------------
+
+
+def test_a_glob_a_file_and_labels_give_the_same_data_and_the_model_that_fit_gives(cache, tmp_path):
+    (tmp_path / "found.txt").write_text("\n".join(key for key, label in zip(KEYS, S, strict=True) if label))
+    s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
+    expected = PULinearClassifier(**LINEAR).fit(cache.X, s)
+    for positives in ("found/**", tmp_path / "found.txt", s):
+        data = training_set(cache, positives)
+        assert data.cache is cache and (data.labels.s == s).all() and (data.twin == np.arange(120)).all()
+        for model in (train_pu(cache, positives, **LINEAR), PULinearClassifier(**LINEAR).train(data)):
+            assert (model.coef_ == expected.coef_).all() and model.figures_ == expected.figures_
+            assert model.encoder_ == cache.encoder
+            model.check_fits(cache)
+
+
+def test_groups_stay_in_one_fold_with_their_twins_and_count_as_one_label(tmp_path):
+    rows = np.repeat(X, 3, axis=0) + np.random.default_rng(0).normal(scale=0.1, size=(360, X.shape[1]))
+    rows[1] = rows[100]  # a twin in another group
+    cache = write_cache(tmp_path / "cache.h5", rows.astype(np.float32))
+    s, groups = np.repeat(S, 3), np.arange(360) // 3
+    data = training_set(cache, Labels({"": PULabels.of(s)}, group=groups * 3))
+    assert len(np.unique(data.together)) == 119 and data.together[1] == data.together[100] == data.together[101]
+    assert len(np.unique(data.twin)) > 300, "twins stay what they are"
+    for fold in deal_folds(s, 5, 0, data.together).T:
+        assert all(len(np.unique(fold[data.together == one])) == 1 for one in np.unique(data.together))
+    grouped, alone = (train_pu(cache, read_labels(cache, s, groups=one), device="cpu") for one in (groups, None))
+    assert grouped.figures_.labels.labels < alone.figures_.labels.labels
+    assert grouped.figures_.design_effect > 1.5 and alone.figures_.design_effect is None
+    assert np.ptp(grouped.figures_["recall"].interval) > np.ptp(alone.figures_["recall"].interval)
+    assert summary(grouped)["groups"] == grouped.n_groups_ == 119 and "groups" not in summary(alone)
+    path = tmp_path / "m.safetensors"
+    grouped.save(path)
+    assert PULinearClassifier.load(path).n_groups_ == 119
+    alone.save(path)
+    assert PULinearClassifier.load(path).n_groups_ is None
+
+
+def test_positives_of_one_group_are_one_label_which_a_line_says(cache, caplog):
+    s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
+    model = train_pu(cache, read_labels(cache, s, groups="(found)"), device="cpu")
+    assert "all 30 labelled positives are of one group and count as one label" in caplog.text
+    assert model.figures_.labels.labels == 1 and model.prior_ is None
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(np.nan, np.float16), (-np.inf, np.float32)])
+def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
+    monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
+    bad = X.astype(dtype)
+    bad[[80, 81, 90, 100], 3] = value
+    cache = write_cache(tmp_path / "cache.h5", bad)
+    for ask in (training_set, train_pu):
+        with pytest.raises(CacheError, match=r"cache.h5 holds NaN or infinite embeddings \('00080.png', '00081.png'"):
+            ask(cache, "0000*.png")
+    training_set(write_cache(tmp_path / "good.h5", X.astype(dtype)), "0000*.png")
+
+
+@pytest.mark.parametrize(
+    "positives, parameters, error, message",
+    [
+        (0 * S, {}, LabelError, "one class only|no labelled positives"),
+        (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
+        ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
+        (S[:-1], {}, ValueError, "expected a label for each of 120 rows"),
+        ("found/**", {"twins": 0}, ValueError, "cosine"),
+        ("found/**", {"priors": 1}, TypeError, "priors"),
+        ("found/**", {"draws": 1}, TypeError, "draws"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
+    with pytest.raises(error, match=message):
+        train_pu(cache, positives, **OPTIONS | parameters)
+
+
+# --- the graph of neighbours ---------------------------------------------------------------------
+
+
+def test_the_graph_is_kept_beside_the_cache_and_used_again(cache, monkeypatch):
+    first = train_pu(cache, "found/**", **OPTIONS)
+    kept = graph_path(cache)
+    written = kept.read_bytes()
+    assert kept.is_file() and first.neighbours_.search == "exact search"
+    monkeypatch.setattr(graph, "neighbour_graph", None)  # a search would fail
+    again = train_pu(cache, "found/**", **OPTIONS)
+    assert (again.coef_ == first.coef_).all() and again.neighbours_ == first.neighbours_
+    assert kept.read_bytes() == written
+
+
+@pytest.mark.parametrize("parameters", [{"method": "linear"}, {"solver": "sgd", "sgd_settings": QUICK}], ids=str)
+def test_the_method_linear_makes_no_graph(cache, parameters):
+    train_pu(cache, "found/**", **OPTIONS | parameters)
+    assert not graph_path(cache).exists()
+
+
+# --- a review ----------------------------------------------------------------------------------
+
+
+def test_a_review_serves_as_positives_and_as_negatives(cache, tmp_path):
+    rest = [key for key, label in zip(KEYS, S, strict=True) if not label]
+    rows = [f"{key},1," for key, label in zip(KEYS, S, strict=True) if label]
+    rows += [f"{key},1,1" for key in rest[:5]] + [f"{key},0,1" for key in rest[5:15]] + [f"{rest[15]},,"]
+    path = tmp_path / "review.csv"
+    path.write_text("\n".join(["key,label,reviewed", *rows]))
+    data = training_set(cache, read_labels(cache, path))
+    keys = np.array(list(cache.keys))
+    assert data.labels.s.sum() == 30 and set(keys[data.labels.reviewed == 1]) == set(rest[:5])
+    assert set(keys[data.labels.negative]) == set(rest[5:15]) and data.labels.unlabelled.sum() == 75
+    expected = PULinearClassifier(**LINEAR).fit(cache.X, data.labels.s, reviewed=data.labels.reviewed)
+    for model in (train_pu(cache, read_labels(cache, path), **LINEAR), train_pu(cache, data.labels, **LINEAR)):
+        assert (model.coef_ == expected.coef_).all() and model.figures_ == expected.figures_
+        stated = summary(model)
+        assert (stated["labelled_positives"], stated["unlabelled"]) == (30, 90)
+        assert (stated["confirmed_positives"], stated["known_negatives"]) == (5, 10)
+    without = train_pu(cache, path, **LINEAR)
+    assert (without.coef_ != expected.coef_).any() and summary(without)["known_negatives"] == 0
+
+
+def test_parts_of_an_image_are_one_group_unless_others_are_named(tmp_path):
+    keys = [f"{row // 4:03}.png#xywh=percent:{50 * (row % 2)},{50 * (row // 2 % 2)},50,50" for row in range(120)]
+    cache = write_cache(
+        tmp_path / "parts.h5", X, keys, encoder=replace(EncoderSpec.imported("planted", X.shape[1]), tiles="2x2")
+    )
+    s = np.repeat(S[:30], 4)
+    assert len(np.unique(training_set(cache, s).together)) == 30
+    named = Labels({"": PULabels.of(s)}, group=np.arange(120))
+    assert len(np.unique(training_set(cache, named).together)) == 120
+
+
+def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
+    rows = X.copy()
+    a, b, c, d, twin = np.flatnonzero(S == 0)[:5]
+    labelled = np.flatnonzero(S)[0]
+    rows[a] = rows[b] = rows[c] = 2 * rows[labelled]
+    reviewed = np.zeros(120, np.int8)
+    reviewed[[a, b, d]] = 1, -1, 1
+    rows[twin] = rows[d]
+    found = training_set(write_cache(tmp_path / "cache.h5", rows), PULabels(S, reviewed)).twins_of_positives()
+    assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
+
+
+# --- twins -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def twinned(tmp_path):
+    """A cache of tiny images: 12 labelled, 12 not, of which three are copies of labelled files, byte for byte."""
+    for number in range(24):
+        save_image(tmp_path / "images" / f"{'found' if number < 12 else 'rest'}/{number:02}.png", number)
+    for number in (2, 5, 7):
+        original = tmp_path / "images" / f"found/{number:02}.png"
+        (tmp_path / "images" / f"rest/copy{number}.png").write_bytes(original.read_bytes())
+    run_embedding(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
+    return EmbeddingCache(tmp_path / "cache.h5")
+
+
+def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
+    data = training_set(twinned, "found/**", twins=None)
+    pairs = [(f"rest/copy{number}.png", f"found/{number:02}.png") for number in (2, 5, 7)]
+    assert data.twins_of_positives() == pairs and len(np.unique(data.twin)) == 24
+    for seed in range(5):
+        fold = assign_folds(data.labels.s, 5, seed, data.twin)
+        assert fold.max() == 4
+        for pair in pairs:
+            assert len(set(fold[data.cache.keys.rows(pair)])) == 1
+
+
+def test_training_keeps_twins_together_in_every_deal(twinned):
+    data = training_set(twinned, "found/**", twins=None)
+    ends = twinned.keys.rows(["rest/copy2.png", "found/02.png", "rest/copy5.png", "found/05.png"])
+    for fold in deal_folds(data.labels.s, 5, 0, data.twin).T:
+        assert fold[ends[0]] == fold[ends[1]] and fold[ends[2]] == fold[ends[3]] and fold.max() == 4
+
+
+# --- the summary -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [float, np.float32])
+def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
+    given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
+    stated = summary(train_pu(cache, "found/**", **OPTIONS | given))
+    assert json.loads(json.dumps(stated, allow_nan=False)) == stated
+    estimates = stated.pop("estimates")
+    assert stated == {
+        "encoder": "imported:planted (6-d)",
+        "labelled_positives": 30,
+        "unlabelled": 90,
+        "unlabelled_sample": None,
+        "confirmed_positives": 0,
+        "known_negatives": 0,
+        "prior": 0.25,
+        "prior_estimate": None,
+        "penalty": 1e-3,
+        "threshold": 0.5,
+        "threshold_rule": "0.5",
+        "loss": "imbupu",
+        "target_prior": 0.5,
+        "solver": "batch",
+        "deploy_prior": 0.125,
+        "note": "",
+    }
+    assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
