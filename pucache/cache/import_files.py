@@ -6,13 +6,14 @@ Arrays are mapped for one block at a time, so that their pages do not stay in me
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -22,39 +23,23 @@ from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow import floats_of, is_key, open_parquet, texts
 from ..storage.atomic import check_regular
-from ..storage.file_kinds import (
-    ARRAY,
-    BINARY,
-    CACHE,
-    FAISS,
-    PARQUETS,
-    PICKLE,
-    PICTURES,
-    SAFETENSORS,
-    TABLE,
-    TEXT,
-    ZIP,
-    kind_of,
-)
+from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
 from ..storage.table_columns import IMPORT_NAMES, find_column
+from .foreign_arrays import EMBEDDING_NAMES, as_floats, require_kind
 
-EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
-BATCH_KEYS = 1 << 16
-_RIGHT_ENDINGS = {ARRAY: ".npy", SAFETENSORS: ".safetensors", **dict.fromkeys(PARQUETS, ".parquet")}
-_ROWS_OF = {  # Python that gives the rows of another kind of file, of this name
-    FAISS: "faiss.read_index({0!r}).reconstruct_n()",
-    CACHE: "h5py.File({0!r})['embeddings'][:]",
-    "an Arrow file": "numpy.stack(pyarrow.feather.read_table({0!r})['embedding'].to_numpy())",
-    PICKLE: "pickle.load(open({0!r}, 'rb'))",
-    TABLE: "numpy.loadtxt({0!r}, delimiter=',')",
-    TEXT: "numpy.loadtxt({0!r})",
-    "an archive of arrays (.npz)": "numpy.load({0!r})[{1!r}]",
-    "a file of torch.save": "torch.load({0!r}).numpy()",
-}
-Columns = tuple[np.ndarray, np.ndarray, np.ndarray]  # X (b, d), digests (b, 32) and size_mtime (b, 2) of a block
+BATCH_KEYS, FIRST_ROWS = 1 << 16, 1 << 10
+
+
+class Columns(NamedTuple):
+    """Columns of a block; a row of `X` that the file does not hold is NaN, and `problems` says why, by its number."""
+
+    X: np.ndarray  # (b, d)
+    digests: np.ndarray  # (b, 32)
+    size_mtime: np.ndarray  # (b, 2)
+    problems: Mapping[int, str]
 
 
 @dataclass(frozen=True)
@@ -169,7 +154,9 @@ def _choose(path: Path, name: str | None, types: dict[str, str], fitting: list[s
             raise CacheError(f"{path} has no {name!r} among its {expected}; it has {listing}")
         return name
     usual = [each for each in EMBEDDING_NAMES if each in fitting] or fitting
-    if not usual or (len(usual) > 1 and usual is fitting):
+    if not usual:
+        raise CacheError(f"{path} has no {expected} (it has {listing}); convert them, and write them with numpy.save")
+    if len(usual) > 1 and usual is fitting:
         problem = f"{path} has {len(fitting)} {expected} (it has {listing})"
         raise CacheError(f"{problem}; expected one: name it with --embedding-column")
     return usual[0]
@@ -181,7 +168,8 @@ def _input_of(
     """An array of which slices of rows can be read; raises `CacheError` unless it holds rows of floats."""
     if len(shape) != 2 or dtype.kind != "f" or 0 in shape:
         holder = state.path if state else "the array"
-        raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns")
+        remedy = as_floats(dtype, shape, f"numpy.load({state.path.name!r})" if state else "X")
+        raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns{remedy}")
     n, dim = shape
 
     def blocks(step: int) -> Iterator[Columns]:
@@ -190,9 +178,9 @@ def _input_of(
     return Input(state, n, dim, dtype, blocks)
 
 
-def _without_origin(X: np.ndarray) -> Columns:
+def _without_origin(X: np.ndarray, problems: Mapping[int, str] = MappingProxyType({})) -> Columns:
     """Rows of which neither digest, size nor time of change are known."""
-    return X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8")
+    return Columns(X, np.zeros((len(X), 32), np.uint8), np.full((len(X), 2), -1, "<i8"), problems)
 
 
 # --- Parquet -------------------------------------------------------------------------------------
@@ -266,75 +254,61 @@ class ParquetFile:
         value_types = {field.name: floats_of(field.type) for field in self._schema}
         fitting = [each for each, dtype in value_types.items() if dtype is not None]
         column = _choose(self.path, name, self.columns, fitting, expected="columns with lists of floats")
-        with closing(self._batches([column], 1)) as batches:  # type: ignore[type-var]
-            first = next(batches, None)
-        size = int(first.column(0).value_lengths()[0].as_py() or 0) if first else 0
+        size = self._usual_length(column)
         if not size:
             raise CacheError(f"{self.path} holds {self.rows} embeddings of {size} numbers; expected some")
         dtype = value_types[column]
         assert dtype is not None
         return Input(self.state, self.rows, size, dtype, partial(self._blocks, column, size))
 
+    def _usual_length(self, column: str) -> int:
+        """Length of most lists among the first ones that are not empty; 0 where there is none."""
+        with closing(self._batches([column], FIRST_ROWS)) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                lengths = Counter(_lists(batch).value_lengths().to_pylist())
+                del lengths[0], lengths[None]
+                if lengths:
+                    return int(lengths.most_common(1)[0][0])
+        return 0
+
     def _blocks(self, column: str, dim: int, step: int) -> Iterator[Columns]:
         """Read the batches of pyarrow, each a block of at most `step` rows."""
         extra = [name for name in EXTRA if self.exported and self.columns.keys() >= set(EXTRA)]
         start = 0
         for batch in self._batches([column, *extra], step):
-            yield self._columns(batch, start, dim)
+            yield self._columns(batch, dim)
             start += len(batch)
         if start < self.rows:
             problem = f"{self.path} ends before row {self.rows}, which its footer announces"
             raise CacheError(f"{problem}; restore it from a copy")
 
-    def _columns(self, batch: Any, start: int, dim: int) -> Columns:
-        lists, *extra = batch.columns
-        X = self._values(lists, start, dim)
-        if not extra:
-            return _without_origin(X)
+    def _columns(self, batch: Any, dim: int) -> Columns:
+        X, problems = _values(_lists(batch), dim)
+        if batch.num_columns == 1:
+            return _without_origin(X, problems)
+        _, *extra = batch.columns
         digest, size, mtime = extra
         if any(column.null_count for column in extra) or getattr(digest.type, "byte_width", 0) != 32:
             raise CacheError(f"{self.path} has damaged columns {', '.join(EXTRA)}; export the cache again")
         digests = digest.to_numpy(zero_copy_only=False).astype("S32").view(np.uint8).reshape(-1, 32)
-        return X, digests, np.stack([size.to_numpy(), mtime.to_numpy()], 1).astype("<i8")
-
-    def _values(self, lists: Any, start: int, dim: int) -> np.ndarray:
-        """Embeddings of a block, (b, dim); raises `CacheError` if a row is missing or has another length."""
-        # the length of a missing list is null, or that of its fixed size
-        fits = compute.and_(lists.is_valid(), compute.equal(lists.value_lengths(), dim)).fill_null(False)
-        wrong = compute.index(fits, False).as_py()
-        if wrong >= 0:
-            got = str(lists[wrong].as_py())[:60]
-            raise CacheError(f"row {start + wrong} of {self.path} holds {got}; expected a list of {dim} numbers")
-        return lists.flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)  # a missing number becomes NaN
+        return Columns(X, digests, np.stack([size.to_numpy(), mtime.to_numpy()], 1).astype("<i8"), problems)
 
 
-# --- files of other kinds ------------------------------------------------------------------------
+def _lists(batch: Any) -> Any:
+    """The first column of a batch as lists; a tensor of a fixed shape is one for each row."""
+    return getattr(batch.column(0), "storage", batch.column(0))
 
 
-def require_kind(path: Path, *expected: str) -> None:
-    """Raise `CacheError` where a file is of a known kind that is none of those `expected`."""
-    kind = kind_of(path)
-    if kind in (*expected, BINARY):  # what a reader says of the latter
-        return
-    if kind in _RIGHT_ENDINGS:
-        raise CacheError(f"{path} is {kind}; rename it so that it ends in {_RIGHT_ENDINGS[kind]}")
-    if kind in PICTURES:
-        raise CacheError(f"{path} is {kind}, where {expected[0]} is expected; pictures are for pucache embed")
-    kind, member = _inside(path) if kind == ZIP else (kind, "")
-    name = "an HDF5 file" if kind == CACHE else kind
-    remedy = "write one with numpy.save"
-    if rows := _ROWS_OF.get(kind):
-        remedy = f"make one: numpy.save('embeddings.npy', {rows.format(path.name, member)})"
-        remedy += ", where you trust its source" if kind == PICKLE else ""
-    raise CacheError(f"{path} is {name}, where {expected[0]} is expected; {remedy}")
-
-
-def _inside(path: Path) -> tuple[str, str]:
-    """What a ZIP archive holds, and the name of its first array."""
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-        members = archive.namelist()
-        if any(member.endswith("/data.pkl") for member in members):
-            return "a file of torch.save", ""
-        if arrays := [member.removesuffix(".npy") for member in members if member.endswith(".npy")]:
-            return "an archive of arrays (.npz)", arrays[0]
-    return ZIP, ""
+def _values(lists: Any, dim: int) -> tuple[np.ndarray, dict[int, str]]:
+    """Embeddings of a block, (b, dim), and why a row holds none: it is missing, or has another length."""
+    # the length of a missing list is null, or that of its fixed size
+    fits = compute.and_(lists.is_valid(), compute.equal(lists.value_lengths(), dim)).fill_null(False)
+    rows = lists.filter(fits).flatten().to_numpy(zero_copy_only=False).reshape(-1, dim)  # a missing number becomes NaN
+    if len(rows) == len(lists):
+        return rows, {}
+    held = fits.to_numpy(zero_copy_only=False)
+    X = np.full((len(lists), dim), np.nan, rows.dtype)
+    X[held] = rows
+    expected = f"expected a list of {dim} numbers"
+    wrong = np.flatnonzero(~held).tolist()
+    return X, {row: f"holds {str(lists[row].as_py())[:60]}, {expected}" for row in wrong}

@@ -91,6 +91,7 @@ class ImportSource:
             origin = os.path.abspath(source)
             name = Path(origin).name if os.path.isdir(origin) else Path(origin).stem
         _check_equal(opened)
+        self._skips_invalid = options.skip_invalid
         self.inputs, tables = [each for each, _ in opened], [table for _, table in opened if table is not None]
         self.starts = np.cumsum([0, *(each.rows for each in self.inputs)])  # of the inputs; then the number of rows
         states = [each.state for each in self.inputs] + [table.state for table in tables]
@@ -127,7 +128,10 @@ class ImportSource:
         return f"row {row - self.starts[number]} of {self.inputs[number].name}"
 
     def read_keys(self, progress: Progress) -> np.ndarray:
-        """Read all keys, (n,) of dtype S; raises `CacheError` unless there is a valid one for each row."""
+        """Read all keys, (n,) of dtype S; raises `CacheError` unless there is a valid one for each row.
+
+        One that is not valid is empty where such rows are left out.
+        """
         blocks, texts = [np.empty(0, "S1")], iter(self._texts)
         while block := list(islice(texts, _KEYS_PER_BLOCK)):
             blocks.append(np.array(list(map(_key_bytes, block)), "S"))
@@ -137,9 +141,12 @@ class ImportSource:
             holder = f"{self.inputs[0].name} has" if len(self.inputs) == 1 else f"{len(self.inputs)} parts have"
             problem = f"{holder} {self.rows} rows, and {self.keys} {len(keys)} keys"
             raise CacheError(f"{problem}; expected one key for each row")
-        if len(invalid := np.flatnonzero(keys == b"")):
+        if len(invalid := np.flatnonzero(keys == b"")) and not self._skips_invalid:
             problem = f"{self.position(int(invalid[0]))} has no valid key in {self.keys}"
-            raise CacheError(f"{problem}; expected 1 to {KEY_BYTES} bytes of text without NUL characters")
+            raise CacheError(
+                f"{problem}; expected 1 to {KEY_BYTES} bytes of text without NUL characters: correct it, or record "
+                "such rows as failures: --skip-invalid"
+            )
         return keys
 
 

@@ -114,8 +114,8 @@ def import_embeddings(
     normalize : bool
         Scale each row to length 1. The encoder then states it, and differs from that of rows as they were.
     skip_invalid : bool
-        Record rows that cannot be stored (NaN, infinity, overflow, zeros to normalize) among the failures, and import
-        the others. By default the first of them ends the import.
+        Record rows that cannot be stored (missing, of another length, NaN, infinity, overflow, zeros to normalize,
+        without a valid key) among the failures, and import the others. By default the first of them ends the import.
     force : bool
         Replace a file at `out` that is no cache of this encoder, or that holds keys which the new one lacks.
     progress : Progress, optional
@@ -156,8 +156,7 @@ def import_embeddings(
         parts = _new_parts(out, opened, stored)
         try:
             progress.start(opened.rows, "rows")
-            _write_parts(parts, opened, row_keys, options, progress)
-            left_out = _left_out(parts, opened, row_keys)
+            left_out = _write_parts(parts, opened, row_keys, options, progress)
             del row_keys
             progress.start(opened.rows, "merging")
             merge(
@@ -184,10 +183,10 @@ def import_embeddings(
 
 
 def _sorted_unique(keys: np.ndarray, opened: ImportSource) -> np.ndarray:
-    """Sort keys; raises `CacheError` with both rows of one that is given twice."""
-    if np.all(keys[1:] > keys[:-1]):
+    """Sort keys, without empty ones; raises `CacheError` with both rows of one that is given twice."""
+    if keys[0] != b"" and np.all(keys[1:] > keys[:-1]):
         return keys
-    order = np.argsort(keys, kind="stable")
+    order = np.argsort(keys, kind="stable")[np.count_nonzero(keys == b"") :]
     ordered = keys[order]
     same = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(same):
@@ -210,65 +209,66 @@ def _new_parts(out: Path, opened: ImportSource, stored: np.dtype) -> Parts:
 
 def _write_parts(
     parts: Parts, opened: ImportSource, keys: np.ndarray, options: ImportOptions, progress: Progress
-) -> None:
-    """Write each block as a part, while the next one is read."""
-    with closing(prefetch(_blocks(opened, keys, parts.dtype, options))) as ahead:
+) -> dict[str, str]:
+    """Write each block as a part, while the next one is read; returns why rows were left out, by key.
+
+    Raises `CacheError` where no row can be stored.
+    """
+    left_out: dict[str, str] = {}
+    with closing(prefetch(_blocks(opened, keys, parts.dtype, options, left_out))) as ahead:
         for number, rows in enumerate(ahead):
             if len(rows.keys):
                 parts.add(rows, {}, opened.image_source, name=f"import-{number:012d}")
             progress.advance(len(rows.keys))
+    if not parts.files:
+        raise CacheError(f"no row can be stored ({next(iter(left_out.values()))})")
+    return left_out
 
 
-def _blocks(opened: ImportSource, keys: np.ndarray, stored: np.dtype, options: ImportOptions) -> Iterator[Rows]:
-    """Yield blocks sorted by key; `keys` are in row order."""
+def _blocks(
+    opened: ImportSource, keys: np.ndarray, stored: np.dtype, options: ImportOptions, left_out: dict[str, str]
+) -> Iterator[Rows]:
+    """Yield blocks sorted by key; `keys` are in row order.
+
+    A row that cannot be stored raises `CacheError`, or is entered into `left_out` where the options say so.
+    """
     step, first = max(1, BLOCK_BYTES // (opened.inputs[0].dim * opened.inputs[0].dtype.itemsize)), 0
     for each in opened.inputs:
         for columns in each.blocks(step):
-            yield _rows(opened, keys, first, columns, stored, options)
-            first += len(columns[0])
+            of_block = keys[first : first + len(columns.X)]
+            with np.errstate(all="ignore"):  # what cannot be stored is not finite
+                values = np.ascontiguousarray(_normalized(columns.X) if options.normalize else columns.X, stored)
+            wrong = np.union1d(rows_not_finite(values), np.flatnonzero(of_block == b""))
+            for row in wrong.tolist():
+                where, key = opened.position(first + row), decode_text(bytes(of_block[row]))
+                problem, remedy = _problem(columns, row, stored, opened.keys if not key else "")
+                if not options.skip_invalid:
+                    record = "record such rows as failures: --skip-invalid"
+                    raise CacheError(f"{where} ({key!r}) {problem}; {remedy}, or {record}")
+                left_out[key or where] = f"{where} {problem}"
+            kept = np.delete(np.arange(len(values)), wrong)
+            order = kept[np.argsort(of_block[kept], kind="stable")]
+            if np.array_equal(order, np.arange(len(values))):
+                yield Rows(of_block, values, columns.digests, columns.size_mtime)
+            else:
+                yield Rows(of_block[order], values[order], columns.digests[order], columns.size_mtime[order])
+            first += len(values)
 
 
-def _rows(
-    opened: ImportSource, keys: np.ndarray, first: int, columns: Columns, stored: np.dtype, options: ImportOptions
-) -> Rows:
-    """Rows of the block that begins with row `first`, sorted by key.
+def _problem(columns: Columns, row: int, stored: np.dtype, lacks_key: str) -> tuple[str, str]:
+    """Why a row cannot be stored, and a remedy; `lacks_key` says in which keys it has none.
 
-    A row that is not finite raises `CacheError`, or is left out where the options say so.
+    Zeros can be stored, unless they are normalized.
     """
-    X, digests, size_mtime = columns
-    keys = keys[first : first + len(X)]
-    with np.errstate(all="ignore"):  # what cannot be stored is not finite
-        values = np.ascontiguousarray(_normalized(X) if options.normalize else X, stored)
-    if len(wrong := rows_not_finite(values)) and not options.skip_invalid:
-        key = bytes(keys[wrong[0]]).decode(errors="replace")
-        problem = _problem(X[wrong[0]], stored)
-        raise CacheError(f"{opened.position(first + int(wrong[0]))} ({key!r}) {problem}")
-    kept = np.delete(np.arange(len(X)), wrong)
-    order = kept[np.argsort(keys[kept], kind="stable")]
-    if np.array_equal(order, np.arange(len(X))):
-        return Rows(keys, values, digests, size_mtime)
-    return Rows(keys[order], values[order], digests[order], size_mtime[order])
-
-
-def _left_out(parts: Parts, opened: ImportSource, keys: np.ndarray) -> dict[str, str]:
-    """Reason by key of the rows that are in no part; raises `CacheError` where no row is in one."""
-    if not parts.files:
-        raise CacheError(f"no row of {opened.inputs[0].name} can be stored: all are NaN, infinite or overflow")
-    if sum(map(len, parts.files)) == len(keys):
-        return {}
-    rows = np.flatnonzero(~np.isin(keys, np.concatenate([file.raw_keys for file in parts.files])))
-    return {
-        decode_text(bytes(keys[row])): f"{opened.position(row)} is NaN, infinite or overflows {parts.dtype}"
-        for row in rows.tolist()
-    }
-
-
-def _problem(row: np.ndarray, stored: np.dtype) -> str:
-    """Why a row cannot be stored; zeros can, unless they are normalized."""
-    if not row.any():
-        return "is all zeros and has no direction to normalize; correct it, or record it as a failure: --skip-invalid"
-    remedy = "pass --dtype float32" if stored == np.float16 and np.isfinite(row).all() else "correct it"
-    return f"is NaN, infinite or overflows {stored}; {remedy}, or record such rows as failures: --skip-invalid"
+    if row in columns.problems:
+        return columns.problems[row], "correct it"
+    if lacks_key:
+        return f"has no valid key in {lacks_key}", "correct it"
+    values = columns.X[row]
+    if not values.any():
+        return "is all zeros and has no direction to normalize", "correct it"
+    fits_wider = stored == np.float16 and bool(np.isfinite(values).all())
+    return f"is NaN, infinite or overflows {stored}", "pass --dtype float32" if fits_wider else "correct it"
 
 
 def _normalized(X: np.ndarray) -> np.ndarray:

@@ -28,5 +28,6 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(reader, "BLOCK_BYTES", 40)
     monkeypatch.setattr(importing, "BLOCK_BYTES", 60)
     monkeypatch.setattr(import_files, "BATCH_KEYS", 7)
+    monkeypatch.setattr(import_files, "FIRST_ROWS", 20)
     monkeypatch.setattr(merging, "BLOCK_BYTES", 40)
     monkeypatch.setattr(exporting, "GROUP_BYTES", 100)

@@ -5,6 +5,7 @@ import pickle
 import re
 import zipfile
 
+import h5py
 import numpy as np
 import pyarrow
 import pyarrow.parquet
@@ -15,6 +16,7 @@ from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
 from safetensors.torch import save_file
 
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.importing import import_embeddings
 from pucache.encoders.spec import EncoderSpec
 
@@ -78,27 +80,57 @@ def test_the_column_of_embeddings(tmp_path):
     assert "has no 'key' among its columns" in refusal(path, out, embedding_column="key")
     assert "leave the metadata" in refusal(path, out, metadata=path)
     write_parquet(path, key=list("abc"))
-    assert "has 0 columns with lists of floats" in refusal(path, out)
+    assert "has no columns with lists of floats" in refusal(path, out)
 
 
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ([[1.0, 2.0], [1.0]], r"row 1 of .*x.parquet holds \[1.0\]; expected a list of 2 numbers"),
-        ([[1.0, 2.0], None], "row 1 of .*x.parquet holds None; expected a list of 2 numbers"),
-        ([[1.0, 2.0], [None, 1.0]], r"row 1 of .*x.parquet \('b'\) is NaN"),
-        ([[1.0, 2.0], [1.0, float("nan")]], r"row 1 of .*x.parquet \('b'\) is NaN"),
-        ([], "holds 0 embeddings"),
-        ([None, [1.0, 2.0]], "holds 2 embeddings of 0 numbers"),
-    ],
-)
-def test_lists_that_are_no_embeddings(tmp_path, values, expected):
-    column = pyarrow.array(values, pyarrow.list_(pyarrow.float32()))
-    table = pyarrow.table({"key": list("ab")[: len(values)], "emb": column})
+NAN = float("nan")
+ODD_ROWS = [
+    ([[1.0, 2.0], [1.0]], {1: r"holds \[1.0\], expected a list of 2 numbers"}),
+    ([[1.0], [3.0, 4.0], [1.0, 2.0]], {0: r"holds \[1.0\], expected a list of 2 numbers"}),
+    ([[1.0, 2.0], None], {1: "holds None, expected a list of 2 numbers"}),
+    ([None, [1.0, 2.0], [], None], {0: "holds None", 2: r"holds \[\]", 3: "holds None"}),
+    ([[1.0, 2.0], [None, 1.0], [NAN, 1.0], [1e39, 1.0]], {1: "is NaN", 2: "is NaN", 3: "overflows"}),
+    ([*[None] * 30, [1.0, 2.0]], dict.fromkeys(range(30), "holds None")),
+    ([], None),
+    ([[], None], None),
+    ([None, None], None),
+]
+
+
+@pytest.mark.parametrize("keyless", [None, 0], ids=["keys", "a key is missing"])
+@pytest.mark.parametrize("lists", ["list", "fixed_size_list", "tensor"])
+@pytest.mark.parametrize(("values", "odd"), ODD_ROWS)
+def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_blocks, values, odd, lists, keyless):
+    kind = pyarrow.list_(pyarrow.float32(), -1 if lists == "list" else 2)
+    try:
+        column = pyarrow.array(values, pyarrow.list_(pyarrow.float64())).cast(kind)
+    except pyarrow.ArrowInvalid:
+        pytest.skip("a type of fixed size holds no such list")
+    if lists == "tensor":
+        column = pyarrow.ExtensionArray.from_storage(pyarrow.fixed_shape_tensor(pyarrow.float32(), [2]), column)
+    keys = [None if row == keyless else f"{row:04}" for row in range(len(values))]
+    table = pyarrow.table({"key": pyarrow.array(keys, pyarrow.string()), "emb": column})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
-    text = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
-    assert re.search(expected, text), text
+    told = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
     assert visible(tmp_path) == ["x.parquet"]
+    if odd is None:
+        assert re.search("holds [02] embeddings of 0 numbers|no valid key|holds None", told)
+        return
+    first = min([*odd, *([] if keyless is None else [keyless])])
+    expected = "has no valid key in column 'key'" if first == keyless else odd[first]
+    assert re.search(rf"row {first} of .*x.parquet.*{expected}.*--skip-invalid", told), told
+    odd = {f"{row:04}": why for row, why in odd.items() if row != keyless}
+    odd |= {} if keyless is None else {f"row {keyless} of {tmp_path}/x.parquet": "has no valid key|holds"}
+    if len(odd) == len(values):
+        assert "no row can be stored (row 0 of" in refusal(tmp_path / "x.parquet", tmp_path / "c.h5", skip_invalid=True)
+        return
+    report = import_embeddings(tmp_path / "x.parquet", tmp_path / "c.h5", skip_invalid=True)
+    cache = EmbeddingCache(tmp_path / "c.h5")
+    assert cache.failures.keys() == odd.keys() and report.left_out == len(odd)
+    assert all(re.search(why, cache.failures[key]) for key, why in odd.items())
+    kept = [row for row, key in enumerate(keys) if key is not None and key not in odd]
+    assert list(cache.keys) == [keys[row] for row in kept]
+    np.testing.assert_array_equal(cache.X, np.array([values[row] for row in kept], "f4"))
 
 
 # --- files of another kind -----------------------------------------------------------------------
@@ -147,13 +179,71 @@ def test_an_array_of_any_floats_and_order_gives_its_rows(tmp_path, dtype, order)
 
 
 @pytest.mark.parametrize(
-    "X", [np.ones((2, 3), "i1"), np.ones((2, 3), bool), np.ones(3), np.ones((1, 2, 3)), np.ones((2, 3), complex)]
+    "X",
+    [
+        np.array([[0, 1, 255]], "u1"),
+        np.array([[0, 1], [1, 0]], bool),
+        np.array([[-1, 1], [1, 2]], "i1"),
+        np.array([[1.5, -2.25], [3, 0]], "f4").view("u2")[:, 1::2].view("V2"),  # as ml_dtypes saves bfloat16
+        np.ones(3),
+        np.ones((1, 2, 3)),
+        np.ones((2, 3), complex),
+    ],
+    ids=lambda X: f"{X.dtype}-{X.ndim}",
 )
-def test_an_array_that_is_no_rows_of_floats_is_refused_by_type_and_shape(tmp_path, X):
+def test_an_array_that_is_no_rows_of_floats_is_refused_with_a_remedy_that_works(tmp_path, monkeypatch, X):
+    monkeypatch.chdir(tmp_path)
     np.save(tmp_path / "x.npy", X)
     for source in (X, tmp_path / "x.npy"):
         told = refusal(source, tmp_path / "c.h5", row_numbers=True)
         assert f"holds {X.dtype} {X.shape}; expected one array of floats with rows and columns" in told
+        for remedy in re.findall(r"numpy.save\('embeddings.npy', (.*?)\)(?:, or| and|$)", told):
+            made = eval(remedy, {"numpy": np, "X": X})
+            assert import_embeddings(made, tmp_path / "c.h5", row_numbers=True, force=True).rows == len(X)
+            assert made.sum() == (2.25 if X.dtype.kind == "V" else X.sum())
+        assert ("numpy.save" in told) == (X.dtype.kind in "biuV")
+
+
+def hdf5(path, **datasets):
+    with h5py.File(path, "w") as file:
+        for name, values in datasets.items():
+            file[name] = values
+
+
+TABLES_OF_NUMBERS = {
+    "header.csv": "a,b,c\n1,2,3\n4,5,6\n",
+    "plain.csv": "1,2,3\n4,5,6\n",
+    "keys.csv": "file,a,b,c\nx.png,1,2,3\ny.png,4,5,6\n",
+    "only-keys.csv": "x.png,1,2,3\ny.png,4,5,6\n",
+    "semicolons.csv": "a;b;c\n1;2;3\n4;5;6\n",
+    "tabs.tsv": "key\tlabel\ta\tb\tc\nx\tcat\t1\t2\t3\ny\tdog\t4\t5\t6\n",
+    "spaces.txt": "1 2 3\n4 5 6\n",
+}
+PATHOLOGY = {
+    "clam.h5": {"coords": np.zeros((2, 2), int), "features": np.array([[1, 2, 3], [4, 5, 6]], "f4")},
+    "one.h5": {"feats": np.array([[[1, 2, 3], [4, 5, 6]]], "f2")},
+    "plain.hdf5": {"embeddings": np.array([[1, 2, 3], [4, 5, 6]], "i1")},
+}
+
+
+@pytest.mark.parametrize("name", [*TABLES_OF_NUMBERS, *PATHOLOGY])
+def test_the_python_that_is_offered_gives_the_rows(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    if name in PATHOLOGY:
+        hdf5(name, **PATHOLOGY[name])
+    else:
+        (tmp_path / name).write_text(TABLES_OF_NUMBERS[name])
+    os.rename(name, "x.npy")
+    told = refusal("x.npy", tmp_path / "c.h5", row_numbers=True)
+    given = re.search(r"make one: numpy.save\('embeddings.npy', (.*)\)$", told)
+    np.testing.assert_array_equal(eval(given[1], {"numpy": np, "h5py": h5py}), [[1, 2, 3], [4, 5, 6]])
+
+
+def test_a_cache_and_a_file_with_odd_names_are_no_arrays(tmp_path):
+    import_embeddings(rows(2), tmp_path / "c.h5", row_numbers=True)
+    assert "is a cache already" in refusal(tmp_path / "c.h5", tmp_path / "d.h5", row_numbers=True)
+    hdf5(tmp_path / "x.h5", odd=rows(2))
+    assert "[NAME][:]" in refusal(tmp_path / "x.h5", tmp_path / "d.h5", row_numbers=True)
 
 
 # --- types of Arrow ------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_rows_that_cannot_be_stored_are_failures_where_that_is_asked(tmp_path, m
 
 def test_without_a_row_that_can_be_stored_there_is_no_cache(tmp_path):
     text = refusal(np.full((3, 2), np.nan), tmp_path / "c.h5", row_numbers=True, skip_invalid=True)
-    assert "no row of the array can be stored" in text and visible(tmp_path) == []
+    assert "no row can be stored (row 0 of the array is NaN" in text and visible(tmp_path) == []
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
