@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.command_line import refused, run, run_json
+from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -75,11 +75,3 @@ def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
 def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
     grouped("half.csv", "h.csv")
     assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
-
-
-def test_the_table_of_groups_is_never_replaced():
-    before = Path("g.csv").read_bytes()
-    assert "g.csv" in refused("labels cache.h5 found.txt --groups g.csv --out g.csv")
-    grouped("g.csv", "t.csv")
-    assert "t.csv" in refused("train-pu cache.h5 --labels t.csv --out t.csv --device cpu")
-    assert Path("g.csv").read_bytes() == before

@@ -182,12 +182,6 @@ def test_pretraining_decodes_with_the_level_and_writes_it(scans, tmp_path):
     assert pretrained_file.read(tmp_path / "e.safetensors")[1].decoder == Decoding(4095).decoder
 
 
-@pytest.mark.parametrize("shard", [(1, 0), (0, 3), (4, 3)])
-def test_a_shard_that_does_not_exist_is_refused_by_name(shard):
-    with pytest.raises(ValueError, match=rf"there is no shard {shard[0]}/{shard[1]}; expected I/N"):
-        EmbedOptions(shard=shard).check()
-
-
 def test_a_batch_beyond_all_memory_is_refused_before_it_is_compiled():
     with pytest.raises(
         ValueError, match=r"batch size 99,999,999,999 is too large: the pixels alone take 60,211,200 GB"

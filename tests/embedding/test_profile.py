@@ -35,22 +35,9 @@ def test_passes_beside_each_other_keep_the_device_no_busier_than_it_can_be(clock
     assert profile.seconds["encoder"] == 10
 
 
-def test_a_pass_under_way_counts(clock):
-    profile = Profile()
-    profile.begin(1)
-    with profile.forward_pass():
-        clock[0] += 4
-        assert profile.waited == 0
-
-
 def test_a_pass_that_fails_is_no_first_batch(clock):
     profile = Profile()
     profile.begin(1)
     with pytest.raises(MemoryError), profile.forward_pass():
         raise MemoryError
     assert profile.first_batch is None
-
-
-def test_where_nothing_is_embedded_nothing_waits():
-    assert Profile().waited == 0
-    assert Profile().summary() == {"seconds": {}, "first_batch": None, "device_waited": 0.0}

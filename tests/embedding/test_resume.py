@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 
 import numpy as np
 import pytest
@@ -16,12 +15,10 @@ from helpers.embedding_runs import (
     picture,
     pictures,
     run,
-    run_in_blocks,
     work,
 )
 from helpers.files import visible
 from helpers.slow import slow
-from helpers.started import Strike, struck
 from helpers.tiny import save_image, touch
 
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -88,31 +85,6 @@ def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out
     assert report.computed + report.reused == 76 - done < 76  # one was only touched
     assert out.read_bytes() == other.read_bytes()
     expect_current(out, folder)
-
-
-PLACES = {  # a function, and the number of the call that does not return
-    "in a block": ("torch.nn.Conv2d.forward", 7),
-    "in a part": ("pucache.cache.writer.HashedColumn.append", 16),  # the third: a block of failures may be the first
-    "before a part is named": ("os.replace", 3),
-    "in the merge": ("pucache.cache.reader.CacheFile.take", 8),
-    "before the cache is named": ("os.replace", 6),
-    "before the parts are removed": ("shutil.rmtree", 1),
-    "while the parts are removed": ("os.rmdir", 1),
-}
-
-
-@pytest.mark.slow  # the processes import everything, which takes ten seconds
-def test_a_killed_run_goes_on_to_the_same_bytes(folder, out, undisturbed):
-    for place, (function, call) in PLACES.items():
-        cache = out.with_name(f"{place}.h5")
-        assert struck(Strike(signal.SIGKILL, function, call), run_in_blocks, folder, cache) == -signal.SIGKILL
-        done = cache.exists()
-        assert done == (place in ("before the parts are removed", "while the parts are removed"))
-        report = run(folder, cache)
-        assert cache.read_bytes() == undisturbed, place
-        assert report.computed < 114 + (place == "in a block"), place  # the first, maybe
-        assert done is not report.written and not (done and report.computed), place
-    assert visible(out.parent) == sorted(f"{place}.h5" for place in PLACES)
 
 
 def test_what_changed_after_an_interruption_is_embedded_anew(folder, out):

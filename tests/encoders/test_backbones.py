@@ -1,17 +1,14 @@
 import os
-import re
 import socket
 import subprocess
 import sys
 from functools import partial
 
 import pytest
-import safetensors.torch
-import timm
 import torch
 from helpers.refusals import one_line
 
-from pucache.encoders.backbones import from_timm, make_stem_small, untrained
+from pucache.encoders.backbones import untrained
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -57,18 +54,6 @@ def test_a_small_stem_skips_no_pixel_before_the_first_stage(architecture):
     assert side_after(layer, architecture, "small") == SIDE
 
 
-def test_all_but_the_first_convolution_stays_as_it_was():
-    architecture = "test_efficientnet"
-    model = untrained(architecture)
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    make_stem_small(model, architecture)
-    after = model.state_dict()
-    first = model.pretrained_cfg["first_conv"]
-    assert list(before) == list(after) and after[f"{first}.weight"].shape[2:] == (3, 3)
-    assert all(torch.equal(before[name], after[name]) for name in before if name != f"{first}.weight")
-    assert not torch.equal(after[f"{first}.weight"], before[f"{first}.weight"][..., :3, :3])
-
-
 @pytest.mark.parametrize(
     "architecture",
     [
@@ -85,54 +70,6 @@ def test_what_does_not_begin_with_one_convolution_over_pixels_has_no_small_stem(
 
 
 # --- weights of a file -------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def state():
-    """A full state dict of a small network, classifier included."""
-    torch.manual_seed(0)
-    return timm.create_model("test_vit", pretrained=False).state_dict()
-
-
-FORMS = {
-    "safetensors": lambda state: state,
-    "torch": lambda state: state,
-    "model": lambda state: {"model": state, "optimizer": {"lr": 0.1}},
-    "state_dict of module.": lambda state: {"state_dict": {f"module.{name}": tensor for name, tensor in state.items()}},
-    "compiled": lambda state: {f"_orig_mod.{name}": tensor for name, tensor in state.items()},
-    "without classifier": lambda state: {n: tensor for n, tensor in state.items() if not n.startswith("head.")},
-}
-
-
-def saved(folder, state, form):
-    path = folder / ("weights.safetensors" if form == "safetensors" else "weights.pth")
-    (safetensors.torch.save_file if form == "safetensors" else torch.save)(FORMS[form](state), path)
-    return path
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_weights_in_any_form_go_into_all_but_the_classifier(tmp_path, state, form):
-    loaded = from_timm("test_vit", saved(tmp_path, state, form)).state_dict()
-    assert loaded.keys() == {name for name in state if not name.startswith("head.")}
-    assert all(torch.equal(tensor, state[name]) for name, tensor in loaded.items())
-
-
-BAD_STATES = {
-    "a tensor is missing": (lambda state: state.pop("norm.weight"), r"lacks 1 of 78 tensors \(norm\.weight\)"),
-    "all are missing": (lambda state: state.clear(), r"lacks 78 of 78 tensors \(.+, \.\.\.\)"),
-    "a foreign tensor": (lambda state: state.update({"neck.bias": torch.zeros(2)}), r"unknown 1 .*\(neck\.bias\)"),
-    "another shape": (lambda state: state.update({"norm.bias": torch.zeros(3)}), r"shape of 1 .*\(norm\.bias\)"),
-}
-
-
-@pytest.mark.parametrize("problem", BAD_STATES)
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path, state, problem):
-    change, expected = BAD_STATES[problem]
-    changed = dict(state)
-    change(changed)
-    path = saved(tmp_path, changed, "torch")
-    told = refusal(from_timm, "test_vit", path)
-    assert told.startswith(f"{path} does not fit test_vit") and re.search(expected, told), told
 
 
 # --- the hub -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from faults.powerloss import check_crash, crashes
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError
 
-# What starts the commands takes 20 seconds; tests/embedding/test_resume.py kills an embedding at eight places.
+# What starts the commands takes 20 seconds.
 pytestmark = pytest.mark.slow
 
 KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 from helpers.files import damage
 from helpers.planted import write_cache
-from pyarrow import parquet
 
 import pucache
 from pucache.cache.embedding_cache import EmbeddingCache
@@ -48,16 +47,6 @@ def test_each_head_is_that_of_its_training_alone(world, models):
         assert models[name].figures_ == alone.figures_
 
 
-def test_rows_that_all_have_a_concept(world):
-    cache, _ = world
-    keys = list(cache.keys)
-    parts = {f"part {number}": keys[number::3] for number in range(3)}
-    assert (
-        len(pucache.train_pu(cache, pucache.read_labels(cache, parts), device="cpu", method="linear", penalty=1e-3))
-        == 3
-    )
-
-
 def test_a_sampled_cache_serves_all_concepts(world, monkeypatch):
     cache, concepts = world
     monkeypatch.setattr("pucache.labels.sample.SAMPLE_ROWS", 200)
@@ -88,17 +77,6 @@ def test_all_models_of_a_folder_score_in_one_pass(world, models, tmp_path, monke
     )
     pucache.score(models, world[0], tmp_path / "wide.csv")
     assert len(passes) == 1
-
-
-def test_the_wide_table_has_what_each_model_says(world, models, tmp_path):
-    pucache.score(models, world[0], tmp_path / "wide.parquet")
-    wide = parquet.read_table(tmp_path / "wide.parquet")
-    for name, model in models.items():
-        pucache.score(model, world[0], tmp_path / "alone.parquet")
-        alone = parquet.read_table(tmp_path / "alone.parquet")
-        assert wide[f"{name}_label"].equals(alone["label"])
-        for one, other in zip(wide[f"{name}_posterior"].to_pylist(), alone["posterior"].to_pylist(), strict=True):
-            assert one == (None if other is None else pytest.approx(other, rel=1e-4))
 
 
 def test_margins_of_a_row_by_one_head_depend_on_no_other_row_and_by_several_hardly():

@@ -26,12 +26,6 @@ def test_an_estimate_repeats_by_seed_and_has_an_interval(data):
     assert (tilt.method, tilt.draws) == ("tilt", 0) and 0.1 < tilt.low < tilt.prior < tilt.high < 0.3
 
 
-@pytest.mark.parametrize("bad", [{"level": 1.0}, {"level": 0.0}, {"n_folds": 1}], ids=str)
-def test_arguments_outside_their_domain_are_refused(data, bad):
-    with pytest.raises(ValueError, match=r"level must be|n_folds must be"):
-        estimate_prior_on(data, **bad)
-
-
 @pytest.mark.parametrize("labelled", [5, 60])
 def test_it_is_the_estimate_of_training_and_of_the_report(tmp_path, labelled):
     X, s, _ = planted(n=400, labelled=labelled, apart=0.6)

@@ -106,28 +106,6 @@ def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
         assert np.isfinite([*evidence.agreement, *evidence.held_out, model.neighbours_.threshold]).all()
 
 
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"loss": "nnpu", "method": "distilled"},
-        {"n_folds": 2},
-        {"prior": None},
-        {"threshold": "precision=0.9", "deploy_prior": 0.3},
-        {"penalty": 0},
-    ],
-    ids=str,
-)
-def test_it_goes_with_every_other_parameter(parameters):
-    model = fit(**parameters)
-    hidden = S == 0
-    assert np.isfinite(model.coef_).all() and model.neighbours_ is not None and 0 < model.tilt_.prior < 1
-    order = np.argsort(-model.margins(X)[hidden])[: Y[hidden].sum()]
-    assert Y[hidden][order].mean() > 0.4
-    if "prior" in parameters:
-        estimate = model.prior_estimate_
-        assert estimate.low <= estimate.prior <= estimate.high
-
-
 @pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
 def test_neighbours_are_for_reviews_that_left_positives_hidden(left, method):
     reviewed, hidden = np.zeros(N, np.int8), np.flatnonzero((Y == 1) & (S == 0))

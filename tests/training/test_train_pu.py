@@ -77,13 +77,6 @@ def test_groups_stay_in_one_fold_with_their_twins_and_count_as_one_label(tmp_pat
     assert PULinearClassifier.load(path).n_groups_ is None
 
 
-def test_positives_of_one_group_are_one_label_which_a_line_says(cache, caplog):
-    s = np.array([key.startswith("found/") for key in cache.keys], np.int8)
-    model = train_pu(cache, read_labels(cache, s, groups="(found)"), device="cpu")
-    assert "all 30 labelled positives are of one group and count as one label" in caplog.text
-    assert model.figures_.labels.labels == 1 and model.prior_ is None
-
-
 @pytest.mark.parametrize(("value", "dtype"), [(np.nan, np.float16), (-np.inf, np.float32)])
 def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, dtype):
     monkeypatch.setattr("pucache.cache.reader.BLOCK_BYTES", 500)
