@@ -41,14 +41,15 @@ TASK_NAMES = ("cat", "truck", "deer", "ship", "coat", "bag", "pullover", "sneake
 ROUND, LOOKS = 100, 1000  # images of a round, and of a review
 
 
-def ended(looks: int, positives: int, hidden: int) -> bool:
-    return looks >= LOOKS or positives == hidden
+def ended(looks: int, positives: int, wanted: int) -> bool:
+    return looks >= LOOKS or positives >= wanted
 
 
-def simulated_review(pile: Pile, *, seed: int) -> dict:
+def simulated_review(pile: Pile, *, seed: int, wanted: int | None = None) -> dict:
     """Looks at which hidden positives are found, and what it took.
 
-    The truth answers. All goes through a session on disk, its queue and its ranker.
+    The truth answers. All goes through a session on disk, its queue and its ranker; it ends when so many are found as
+    are `wanted`, by default all.
     """
     ranker, began = Ranker(pile.cache, pile.graph), time.process_time()
     found_at: list[int] = []
@@ -56,7 +57,7 @@ def simulated_review(pile: Pile, *, seed: int) -> dict:
     with opened_review(pile) as session:
         images = NextImages(session, np.random.default_rng([seed, 20]))
         shown = np.zeros(len(pile.y), bool)
-        while not ended(looks, len(found_at), pile.hidden):
+        while not ended(looks, len(found_at), wanted or pile.hidden):
             result = ranker.fit(*session.state.labels())
             images.set_ranking(result.scores, result.posterior, looks)
             fits += 1
