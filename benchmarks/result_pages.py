@@ -81,6 +81,17 @@ PAGES = (
     ResultPage(
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 30, CIFAR
     ),
+    ResultPage(
+        "encoders",
+        "the notebook beside pucache: ranking, decisions, and looks until 80 % are found",
+        "quality.encoders",
+        "TRAIN.h5 TEST.h5 ...",
+        60,
+        BOTH,
+        BY_HAND,
+        "caches by pucache embed, of any encoder",
+        "",
+    ),
     ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 14, ALL),
     ResultPage(
         "prior",
@@ -136,15 +147,6 @@ PAGES = (
         FOLDERS,
         300,
         BOTH,
-        LONG,
-    ),
-    ResultPage(
-        "pile-sizes",
-        "the default training on piles of many sizes, on new rows, and what the seed changes",
-        "quality.pile_sizes",
-        FOLDERS,
-        120,
-        ALL,
         LONG,
     ),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 19, DEMO, LONG),

@@ -25,9 +25,8 @@ from benchmarks.common.environment import environment
 from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, prepare_with_model
 from benchmarks.common.processes import figures_of, memory, pucache, spread, timed
 
-PARTS = ("embed", "onnx", "train", "rank", "score", "weeks", "open", "review", "start")
+PARTS = ("embed", "onnx", "train", "rank", "score", "open", "review", "start")
 FOUND, POSITIVES = 100, 20
-WEEKS, OF_A_WEEK, QUICK_WEEK = 52, 2000, 100
 WARM_UP = 64  # images that are embedded first, so that the network is compiled
 EPOCHS, HEADS, PRIOR = 100, 32, 0.0741
 NEAR = 2e-2  # how near the margins of ONNX Runtime have to be
@@ -299,32 +298,6 @@ def score_to(suffix: str) -> Measure:
     return measure
 
 
-def score_week(into_table: bool) -> Measure:
-    """Seconds to embed and score the images of a week, alone or into a table that holds those of 51 weeks before."""
-
-    def measure(files: Files) -> float:
-        from benchmarks.common.row_cache import write_row_cache
-        from pucache import EmbeddingCache, PULinearClassifier, load_encoder
-        from pucache.scoring.score import score
-
-        count = QUICK_WEEK if files.quick else OF_A_WEEK
-        images, encoder, draw = image_folder(files, "png", count), load_encoder(), np.random.default_rng(0)
-        past, cache, out = (files.folder / name for name in (f"past-{count}.h5", "week.h5", "weekly.csv"))
-        if not past.exists():
-            X = draw.standard_normal(((WEEKS - 1) * count, encoder.spec.dim), np.float32).astype(np.float16)
-            write_row_cache(past, X, encoder.spec)
-        X = EmbeddingCache(past).X[:1000]
-        model = PULinearClassifier(prior=0.3, device="cpu").fit(X, np.arange(len(X)) < 100)
-        model.encoder_ = encoder.spec
-        for path in (cache, out):
-            path.unlink(missing_ok=True)
-        if into_table:
-            score(model, past, out, append=True)
-        return seconds_of(lambda: score(model, str(images), out, cache=cache, append=into_table))
-
-    return measure
-
-
 def read_file(files: Files) -> float:
     drop(files.planted.cache)
     return seconds_of(lambda: sum(len(block) for block in file_blocks(files.planted.cache)))
@@ -425,14 +398,6 @@ COMPARISONS: dict[str, list[Comparison]] = {
     ],
     "score": [
         Comparison("score to Parquet, from the disk", score_to(".parquet"), "reading the file", read_file),
-    ],
-    "weeks": [
-        Comparison(
-            f"week {WEEKS}: embed and score {OF_A_WEEK:,} images, --append",
-            score_week(True),
-            "alone",
-            score_week(False),
-        )
     ],
     "open": [
         Comparison("open a cache", open_cache),
