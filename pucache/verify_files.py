@@ -17,7 +17,7 @@ from .storage import tensor_file
 from .storage.atomic import format_of
 from .storage.urls import is_url
 
-_KINDS = ("cache", "neighbours", "model", "encoder", "checkpoint")
+_KINDS = ("cache", "neighbours", "whitening", "model", "encoder", "checkpoint")
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class VerifiedFile:
     Attributes
     ----------
     path : Path
-    kind : {"cache", "neighbours", "model", "encoder", "checkpoint", ""}
+    kind : {"cache", "neighbours", "whitening", "model", "encoder", "checkpoint", ""}
     rows : int
-        Rows of a cache or of a graph of neighbours, dimensions of a model, training steps of an encoder or a
-        checkpoint; 0 if damaged.
+        Rows of a cache or of a graph of neighbours, dimensions of a whitening or a model, training steps of an
+        encoder or a checkpoint; 0 if damaged.
     damage : str
         Error message; empty if the file is whole.
     """
@@ -90,7 +90,7 @@ def _kind(path: Path) -> str:
     kind = format_of(path).removeprefix("pucache-")
     if path.suffix == ".h5":
         return "cache"
-    by_name = {".safetensors": "model", ".neighbours": "neighbours"}
+    by_name = {".safetensors": "model", ".neighbours": "neighbours", ".whitening": "whitening"}
     return kind if kind in _KINDS else by_name.get(path.suffix, "" if path.is_file() else "model")
 
 
@@ -104,6 +104,10 @@ def _rows(path: Path, kind: str) -> int:
         from .neighbours.graph_file import read_graph
 
         return len(read_graph(path)[0])
+    if kind == "whitening":
+        from .neighbours.whitening_file import read_whitening
+
+        return len(read_whitening(path)[0].mean)
     if kind == "model":
         from .training.model_file import read_model
 

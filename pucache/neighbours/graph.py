@@ -36,7 +36,7 @@ from .search import (
     no_neighbours,
     search_index,
 )
-from .whitening import Whitening
+from .whitening_file import whitening_of
 
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
 _VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 33, 1 << 13, 0.125  # rows visited: by all rows; by one; share of the pile
@@ -64,19 +64,19 @@ def neighbour_graph(
     source = row_source(X)
     part = source if rows is None else subset(source, rows)
     if not len(part):
-        return _graph(no_neighbours(0, k), None)
+        return _graph(no_neighbours(0, k))
     gpu = find_gpu(device)
-    whitening = Whitening.estimate(source)
+    whitening = whitening_of(source)
     exact = len(part) ** 2 <= _EXACT_PAIRS["cuda" if gpu else "cpu"]
     whitened = WhitenedRows(part, whitening, gpu if exact else None)
     with progress or Silent() as progress:
         if not exact:
             lists, search = _nearest_in_cells(whitened, k, progress)
-            return _graph(lists, whitening, search=search)
+            return _graph(lists, search=search)
         progress.start(whitened.block_count * len(part), "finding neighbours")
         itself = np.arange(len(part))
         lists = nearest_rows(whitened, whitened.searches(), k, itself=itself, advance=progress.advance)
-    return _graph(lists, whitening, search_by=TORCH_GPU if gpu else FAISS_CPU)
+    return _graph(lists, search_by=TORCH_GPU if gpu else FAISS_CPU)
 
 
 def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progress | None = None) -> NeighbourGraph:
@@ -103,7 +103,7 @@ class NeighbourSearch:
 
     @cached_property
     def _rows(self) -> WhitenedRows:
-        return WhitenedRows(self._source, Whitening.estimate(self._source), find_gpu(self._device))
+        return WhitenedRows(self._source, whitening_of(self._source), find_gpu(self._device))
 
     def nearest(self, queries: np.ndarray, k: int = NEIGHBOURS, *, progress: Progress | None = None) -> NeighbourGraph:
         """Find the k nearest rows of the pile to each query (m, d), which is whitened as the pile; all are compared.
@@ -117,21 +117,20 @@ class NeighbourSearch:
         if asked.d != source.d:
             raise ValueError(f"queries have {asked.d} dimensions, the rows {source.d}: use one encoder for both")
         if not len(asked) or not len(source):
-            return _graph(no_neighbours(len(asked), k), None)
+            return _graph(no_neighbours(len(asked), k))
         rows = self._rows
         with progress or Silent() as progress:
             progress.start(rows.block_count * len(asked), "finding neighbours")
             whitened = WhitenedRows(asked, rows.whitening, rows.gpu)
             lists = nearest_rows(whitened, rows.searches(), k, advance=progress.advance)
-        return _graph(lists, rows.whitening, search_by=TORCH_GPU if rows.gpu else FAISS_CPU)
+        return _graph(lists, search_by=TORCH_GPU if rows.gpu else FAISS_CPU)
 
 
-def _graph(lists: Lists, whitening: Whitening | None, **options: Any) -> NeighbourGraph:
+def _graph(lists: Lists, **options: Any) -> NeighbourGraph:
     cosines, rows = lists
     return NeighbourGraph(
         rows=rows.astype(np.int32),
         cosines=cosines.astype(np.float16),
-        whitening=whitening,
         **{"search_by": FAISS_CPU, **options},
     )
 

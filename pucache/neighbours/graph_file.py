@@ -18,7 +18,6 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..cache.local_copies import sidecar_base
 from ..errors import CacheError
 from ..storage import tensor_file
-from .whitening import Whitening
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -53,8 +52,6 @@ class NeighbourGraph:
     search : str
         How neighbours were searched: "exact search", where all rows were compared, or such as "search in 316 cells,
         recall 0.950 on 256 rows".
-    whitening : Whitening or None
-        Of the pile.
     search_by : str
         What searched, such as "torch on the GPU"; "" for a graph that was read from its file.
     """
@@ -62,7 +59,6 @@ class NeighbourGraph:
     rows: np.ndarray
     cosines: np.ndarray
     search: str = "exact search"
-    whitening: Whitening | None = None
     search_by: str = ""
 
     def __len__(self) -> int:
@@ -123,13 +119,7 @@ def graph_path(cache: EmbeddingCache) -> Path:
 
 def write_graph(path: str | Path, graph: NeighbourGraph, checksums: list[str]) -> None:
     """Write a graph atomically."""
-    assert graph.whitening is not None  # of a graph that was searched
-    state = {
-        "checksums": checksums,
-        "search": graph.search,
-        "d": len(graph.whitening.mean),
-        "whitening": graph.whitening.to_text(),
-    }
+    state = {"checksums": checksums, "search": graph.search}
     tensor_file.write(path, FILE_FORMAT, {"rows": graph.rows, "cosines": graph.cosines}, state)
 
 
@@ -137,12 +127,7 @@ def read_graph(path: str | Path) -> tuple[NeighbourGraph, list[str]]:
     """Read a graph and the checksums of its cache's files; `CacheError` if missing, damaged or of another version."""
     tensors, state = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
     try:
-        graph = NeighbourGraph(
-            rows=tensors["rows"],
-            cosines=tensors["cosines"],
-            search=str(state["search"]),
-            whitening=Whitening.from_text(state["whitening"], int(state["d"])),
-        )
+        graph = NeighbourGraph(tensors["rows"], tensors["cosines"], search=str(state["search"]))
         checksums = [str(checksum) for checksum in state["checksums"]]
     except (KeyError, TypeError, ValueError) as error:
         raise CacheError(f"{path} is a graph of another version of pucache; {FILE_FORMAT.remedy}") from error

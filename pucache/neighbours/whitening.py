@@ -7,7 +7,6 @@ Both are estimated from the rows alone, without labels (docs/results/retrieval.m
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -45,16 +44,22 @@ class Whitening:
 
     @classmethod
     def estimate(cls, X: EmbeddingCache | np.ndarray | RowSource) -> Whitening:
-        """Estimate mean and covariance in two passes; the first verifies the checksums of a cache.
+        """Estimate mean and covariance in one pass, which verifies the checksums of a cache.
 
         Embeddings that are not finite raise `CacheError` in a cache, `ValueError` in an array.
         """
         source = row_source(X)
         if len(source) * source.d > _TORCH_PAYS:
             import_module("torch")
-        mean, step = mean_of(source), -(-len(source) // SAMPLE)
-        blocks = (X[-rows.start % step :: step] for rows, X in source.blocks())  # rows of the sample
-        sample = np.concatenate([centred_units(X, mean) for X in blocks])
+        total, step, rows_of_sample = np.zeros(source.d), -(-len(source) // SAMPLE), []
+        for rows, X in source.blocks(check=True):
+            block_sum = X.sum(0, dtype=np.float64)
+            if not np.isfinite(block_sum).all():
+                raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
+            total += block_sum
+            rows_of_sample.append(X[-rows.start % step :: step].copy())
+        mean = (total / len(source)).astype(np.float32)
+        sample = np.concatenate([centred_units(X, mean) for X in rows_of_sample])
         singular_values, directions = truncated_svd(sample, min(DIRECTIONS, *sample.shape))
         variances = singular_values**2 / len(sample)
         residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
@@ -63,26 +68,6 @@ class Whitening:
             directions=directions.astype(np.float32),
             variances=variances.astype(np.float32),
             residual_variance=residual / max(len(mean) - len(variances), 1),
-        )
-
-    def to_text(self) -> str:
-        """Base64 of all values, for `from_text`."""
-        values = np.concatenate([self.mean, self.variances, self.directions.ravel(), [self.residual_variance]])
-        return base64.b64encode(values.astype("<f4").tobytes()).decode()
-
-    @classmethod
-    def from_text(cls, text: str, d: int) -> Whitening:
-        """Read the output of `to_text` for rows of d values; raise ValueError for any other text."""
-        values = np.frombuffer(base64.b64decode(text, validate=True), "<f4").copy()
-        count = (len(values) - d - 1) // (d + 1)
-        if count < 1 or len(values) != d + count + count * d + 1:
-            raise ValueError(f"{len(values)} numbers are no whitening of {d} dimensions")
-        mean, variances, directions, residual = np.split(values, np.cumsum([d, count, count * d]))
-        return cls(
-            mean=mean,
-            directions=directions.reshape(count, d),
-            variances=variances,
-            residual_variance=float(residual[0]),
         )
 
     @property
@@ -144,17 +129,6 @@ def _scale_to_unit(rows: ArrayOrTensor) -> None:
     else:
         norms = (rows * rows).sum(1, keepdim=True).sqrt()
         rows /= norms.masked_fill_(norms == 0, 1)
-
-
-def mean_of(source: RowSource) -> np.ndarray:
-    """Mean of the rows, float32 (d,)."""
-    total = np.zeros(source.d)
-    for rows, X in source.blocks(check=True):
-        block_sum = X.sum(0, dtype=np.float64)
-        if not np.isfinite(block_sum).all():
-            raise source.not_finite_error(rows.start + np.flatnonzero(~np.isfinite(X).all(1)))
-        total += block_sum
-    return (total / len(source)).astype(np.float32)
 
 
 # --- of arrays in memory ---------------------------------------------------------------------------

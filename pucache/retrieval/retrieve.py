@@ -22,8 +22,8 @@ from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
 from ..labels.near_duplicates import duplicates_of
 from ..labels.read_labels import open_labels
 from ..labels.row_values import RowValues
-from ..neighbours import whitening
-from ..neighbours.row_source import row_source
+from ..neighbours.whitening import centred_units
+from ..neighbours.whitening_file import cached_whitening
 from ..progress import Progress, Silent
 from .query import Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
@@ -174,7 +174,7 @@ def rank_unlabelled(
     if diverse and len(rows):
         order = np.argsort(rows)
         Z = np.empty((len(rows), cache.encoder.dim), np.float32)  # in the order of `rows`
-        Z[order] = whitening.centred_units(cache.take(rows[order]), whitening.mean_of(row_source(cache)))
+        Z[order] = centred_units(cache.take(rows[order]), cached_whitening(cache)[0].mean)
         rows = rows[select_diverse(Z, wanted, diverse)]
     return Ranking(
         rows=rows,

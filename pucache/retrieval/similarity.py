@@ -19,6 +19,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import PULabels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
 from ..neighbours.whitening import Whitening, centred_units, put
+from ..neighbours.whitening_file import cached_whitening
 from ..progress import Progress, Silent
 from .ranking import Scores
 
@@ -57,8 +58,8 @@ class Similarity:
         progress = progress or Silent()
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
-        whitening = Whitening.estimate(cache)
-        return self.compare(cache, whitening, self.queries(vectors, whitening), progress, gpu)
+        whitening, verified = cached_whitening(cache)
+        return self.compare(cache, whitening, self.queries(vectors, whitening), progress, gpu, check=not verified)
 
     def compare(
         self,
@@ -67,12 +68,14 @@ class Similarity:
         queries: np.ndarray,
         progress: Progress | None = None,
         gpu: torch.device | None = None,
+        *,
+        check: bool = False,
     ) -> Scores:
-        """Score every row by its similarity to the queries, block by block."""
+        """Score every row by its similarity to the queries, block by block; with `check`, verify the rows meanwhile."""
         mean, vectors = put(whitening.mean, gpu), put(queries, gpu)
         search = row_search(vectors, gpu) if self.kind == "topk" else None
         scores = np.empty(len(cache), np.float32)
-        for rows, X in cache.blocks():
+        for rows, X in cache.blocks(check=check):
             units = centred_units(put(X, gpu), mean)
             if search is not None:
                 scores[rows] = search(units, TOP)[0].mean(1)

@@ -162,7 +162,7 @@ def test_retrieve_finds_the_hidden_positives_first(indexed, here, how):
     hidden = set(hidden_without_twins(EmbeddingCache(indexed / "cache.h5")))
     assert len(hidden) > HIDDEN / 2 and {row["key"] for row in rows[: len(hidden)]} == hidden
     kept = sorted(path.name for path in indexed.glob("cache.h5.*"))
-    assert kept == ["cache.h5.neighbours"] * is_fused
+    assert kept == ["cache.h5.neighbours"] * is_fused + ["cache.h5.whitening"] * (search_by is not None)
 
 
 def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):

@@ -43,8 +43,6 @@ def test_a_graph_comes_back_from_its_file(cache, made):
     assert len(made) == 1 and graph_path(cache).name == "cache.h5.neighbours"
     assert same(first, again) and again.search == "exact search"
     assert again.rows.dtype == np.int32 and again.cosines.dtype == np.float16
-    for name in ("mean", "directions", "variances"):
-        assert (getattr(again.whitening, name) == getattr(first.whitening, name)).all()
     values = np.arange(N, dtype=np.float32)
     assert (again.weighted_means(values) == first.weighted_means(values)).all()
     size = graph_path(cache).stat().st_size
