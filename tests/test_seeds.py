@@ -2,12 +2,10 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
 
 import pucache
-from pucache.cli.main import main
 from pucache.labels.labels import Labels, PULabels
 from pucache.seeds import drawn_seed
 
@@ -74,11 +72,3 @@ def test_a_state_gives_another_seed_every_time():
     state = np.random.RandomState(3)
     assert drawn_seed(state) != drawn_seed(state)
     assert drawn_seed(np.random.RandomState(3)) == drawn_seed(np.random.RandomState(3))
-
-
-@pytest.mark.parametrize("verb", ["train-pu"])
-@pytest.mark.parametrize("seed", [-1, 2**64])
-def test_commands_refuse_them_as_wrong_usage(cache, verb, seed):
-    arguments = [verb, str(cache.files[0].path), "--positives", "*", "--seed", str(seed)]
-    refused = CliRunner().invoke(main, arguments)
-    assert refused.exit_code == 2 and f"Invalid value for '--seed': {seed} is not in the range" in refused.stderr

@@ -1,4 +1,3 @@
-import os
 import re
 import tempfile
 from pathlib import Path
@@ -6,9 +5,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
-from helpers.cache_files import damage, write_rows
+from helpers.cache_files import write_rows
 from helpers.imports import refusal, write_parquet
-from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ from pucache.cache.keys import encode_keys
 from pucache.cache.merging import pack
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import CacheError, OutputError
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 
@@ -100,17 +97,6 @@ def test_a_flipped_byte_of_an_export_is_noticed(tmp_path):
     (tmp_path / "c.parquet").write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     assert "cannot be read as Parquet" in refusal(tmp_path / "c.parquet", tmp_path / "d.h5")
     assert not (tmp_path / "d.h5").exists()
-
-
-def test_damage_and_wrong_outputs_are_named_and_nothing_is_written(tmp_path):
-    cache = write(tmp_path / "c.h5", list("abc"))
-    assert "must end in .parquet" in one_line(ValueError, export, cache, tmp_path / "c.csv")
-    itself = write(tmp_path / "c.parquet", ["a"])
-    assert "is also an input" in one_line(OutputError, export, itself, itself)
-    assert "no such cache" in one_line(CacheError, export, tmp_path / "none.h5", tmp_path / "out.parquet")
-    damage(cache, "embeddings")
-    assert "embeddings are not as they were written" in one_line(CacheError, export, cache, tmp_path / "out.parquet")
-    assert sorted(os.listdir(tmp_path)) == ["c.h5", "c.parquet"]
 
 
 def test_exports_of_different_encoders_are_not_mixed(tmp_path):

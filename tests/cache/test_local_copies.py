@@ -55,13 +55,6 @@ def test_two_urls_never_share_a_folder_but_for_a_password():
     assert working_folder(url.format("a:p@", "")) == working_folder(url.format("a:changed@", ""))
 
 
-def test_secrets_of_a_url_are_in_no_name_and_no_file(work):
-    destination = open_destination("https://user:hunter2@host.invalid/folder/c.h5?X-Signature=hunter2&b=c")
-    assert (destination.name, destination.local.name) == ("https://host.invalid/folder/c.h5", "c.h5")
-    assert "hunter2" not in "".join(map(str, work.rglob("*")))
-    assert all(b"hunter2" not in path.read_bytes() for path in work.rglob("*") if path.is_file())
-
-
 def test_a_session_of_a_remote_cache_is_found_in_every_version_and_where_it_was_before(memory, tmp_path):
     for rows in (20, 40):
         memory.pipe_file("/s/c.h5", write_cache(tmp_path / "c.h5", X[:rows]).files[0].path.read_bytes())

@@ -32,5 +32,5 @@ def test_what_went_is_no_option_of_its_command():
 
 
 def test_another_unknown_option_or_value_is_told_with_the_usage():
-    for wrong in ("embed --no-such-option", "retrieve-positives --by colour"):
+    for wrong in ("embed --no-such-option", "retrieve-positives --by colour", "train-pu c.h5 --seed -1"):
         assert f"Usage: pucache {wrong.split()[0]}" in run(wrong, 2).stderr

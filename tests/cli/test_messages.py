@@ -183,6 +183,7 @@ BAD = {  # command: (exit code, what the one line must tell)
             "sweep-priors {b}/flipped.h5 --positives red/**",
             "retrieve-positives {b}/flipped.h5 --positives red/**",
             "retrieve-positives {b}/flipped.h5 --positives red/** --model {w}/model.safetensors",
+            "export {b}/flipped.h5 old.parquet",
         )
     },
     "import-embeddings {b}/X.npy old.h5 --keys {b}/unknown.txt": (1, "X.npy has 60 rows, and .*unknown.txt 5 keys"),

@@ -28,22 +28,6 @@ def stated(labels, *, ends=(0.1, 0.1)):
     return Figures.of(margins, s, labels=LabelCount(labels), prior=0.1, prior_range=ends, threshold=1)
 
 
-def test_below_ten_labels_nothing_is_stated():
-    figures = stated(9).with_prior(PRIOR)
-    assert all(figures[name] == Estimate() for name in WITH_INTERVAL) and figures.prior is None
-    assert figures.counted["collapsed"] is None and "9" in figures.note and not figures.has_probabilities
-
-
-@pytest.mark.parametrize("labels", [10, 29])
-def test_below_thirty_labels_intervals_alone_are_stated(labels):
-    figures = stated(labels).with_prior(PRIOR)
-    assert all(figures[name].value is None and figures[name].interval for name in WITH_INTERVAL)
-    assert figures.counted["upu_risk"] is None and figures.counted["collapsed"] == ""
-    assert figures.prior.prior is None and (figures.prior.low, figures.prior.high) == (0.05, 0.2)
-    text = figures.text(["recall"])
-    assert text.count(" to ") == 1 and "(" not in text and not figures.has_probabilities
-
-
 @pytest.mark.parametrize("ends", [(0.1, 0.1), (0.01, 0.12), (0.09, 0.5)], ids=str)
 def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in_their_intervals(ends):
     figures, (margins, s) = stated(30, ends=ends), normal_margins()

@@ -104,14 +104,6 @@ def test_an_archive_of_the_command_zip(tmp_path, level):
     assert listing.size_mtime[:, 0].tolist() == [len(IMAGES[key]) for key in listing.keys]
 
 
-def test_a_shard_of_webdataset_and_its_other_members(tmp_path):
-    # its layout: the files of a sample have one name, and follow each other
-    samples = [(("cls", b"1"), ("json", b"{}"), ("ppm", picture(number))) for number in range(3)]
-    members = [(f"{number:04}.{kind}", data) for number, files in enumerate(samples) for kind, data in files]
-    compressed(tmp_path / "x.tar.gz", tar(*members))
-    assert content(tmp_path / "x.tar.gz") == {f"{number:04}.ppm": picture(number) for number in range(3)}
-
-
 def test_what_is_no_plain_member_of_an_archive_is_a_failure_and_names_that_climb_are_only_names(tmp_path):
     names = ["../up.png", "/etc/passwd.png", "a.png", "caf\xe9.png", "bomb.png", "lzma.png", "dir.png/", "._a.png"]
     with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
@@ -147,12 +139,6 @@ def test_a_zip_of_70_000_members(tmp_path):
     zipped(tmp_path / "x.zip", [(f"{number:05}.png", b"%d" % number) for number in range(70_000)])
     source = open_source(tmp_path / "x.zip")
     assert len(source.scan().keys) == 70_000 and source.read("69999.png") == b"69999"
-
-
-def test_names_in_cp437(tmp_path):
-    zipped(tmp_path / "y.zip", [("cafX.png", b"1")])
-    write(tmp_path / "y.zip", (tmp_path / "y.zip").read_bytes().replace(b"cafX", b"caf\x82"))
-    assert content(tmp_path / "y.zip") == {"caf\xe9.png": b"1"}
 
 
 def test_a_member_that_announces_far_too_much_is_not_unpacked(tmp_path):

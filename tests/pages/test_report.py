@@ -19,7 +19,6 @@ from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
-from pucache.errors import ModelError
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import PriorEstimate
 from pucache.pages import report as module
@@ -242,14 +241,6 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
 
 
 # --- refusals ----------------------------------------------------------------------------------
-
-
-def test_a_model_of_another_encoder_is_refused(made, tmp_path):
-    _, _, cache, s, _ = made
-    X, labels, _ = planted(n=60, d=5, labelled=20)
-    other = train_pu(write_cache(tmp_path / "other.h5", X), labels, device="cpu", method="linear", penalty=0.05)
-    with pytest.raises(ModelError, match=r"embeddings of imported:planted \(6-d\); the model expects"):
-        report(cache, s, tmp_path / "r.html", model=other)
 
 
 # --- words -------------------------------------------------------------------------------------

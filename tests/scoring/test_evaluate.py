@@ -75,12 +75,6 @@ def test_metrics_are_those_of_scikit_learn_on_the_images_with_truth(scored, tabl
     json.dumps(result)
 
 
-def test_one_class_alone_has_no_auc_and_is_still_evaluated(scored, table):
-    truth = table("truth.csv", ["key", "label"], [(key, 1) for key in KEYS[:20]])
-    result = evaluate(scored, truth, at=(20, 21))
-    assert np.isnan(result["auc"]) and result["precision@20"] == 1 and "precision@21" not in result
-
-
 def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, table):
     with scored.open("a") as stream:
         stream.write("n/010.png,1.0,0.9,1\n")
@@ -134,9 +128,3 @@ def test_a_key_in_two_tables_needs_a_truth_that_names_the_table(tmp_path, table)
     of_tables = table("tables.csv", ["key", "label", "table"], rows)
     assert evaluate(files, of_tables, at=[])["accuracy"] == 1
     assert evaluate(files, of_tables, at=[])["tables"][files[1]]["accuracy"] == 1
-
-
-def test_what_a_table_of_labels_decides_is_left_out(scored, table):
-    truth = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
-    labels = table("labels.csv", ["key", "label"], [(KEYS[0], 1), (KEYS[1], 0), (KEYS[2], "")])
-    assert evaluate(scored, truth, labels=labels)["n"] == len(Y) - 2

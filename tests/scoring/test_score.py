@@ -1,18 +1,12 @@
-import csv
-from copy import copy
-
 import numpy as np
 import pytest
 from helpers import plain
-from helpers.few_labels import with_labels
 from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import ODD_KEYS, planted, write_cache
-from helpers.tiny import tiny_encoder
 from scipy.special import logit
 
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.errors import CacheError, ModelError, OutputError
-from pucache.images.source import open_source
 from pucache.scoring.score import ScoreReport, score
 from pucache.scoring.score_tables import read_scores
 from pucache.training.sklearn_classifier import PULinearClassifier
@@ -37,18 +31,6 @@ def out(request, tmp_path):
 
 
 # --- score -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("neighbours", [False, True])
-def test_below_thirty_labels_the_posterior_is_empty(cache, model, out, neighbours):
-    few = with_neighbours(model, 2.0) if neighbours else copy(model)
-    few = with_labels(few, 29)
-    score(few, cache, out, neighbours=cache if neighbours else None)
-    table = read_scores(out)
-    assert np.isnan(table["posterior"]).all() and np.isfinite(table["margin"]).all()
-    if out.suffix.lower() == ".csv":
-        with out.open(newline="") as stream:
-            assert {row["posterior"] for row in csv.DictReader(stream)} == {""}
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -134,38 +116,6 @@ def test_rows_of_the_pile_itself_are_left_out_of_their_own_neighbours(tmp_path, 
 # --- images through a model --------------------------------------------------------------------
 
 
-@pytest.fixture
-def asked(monkeypatch):
-    """Let the tiny encoder answer to its name; collects what was asked for."""
-    calls = []
-
-    def load(name, **options):
-        calls.append((name, options))
-        return tiny_encoder(name, seed=1 if options["weights"] else 0)
-
-    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", load)
-    return calls
-
-
-@pytest.fixture
-def of_tiny():
-    rows, s, _ = planted(60, d=8, labelled=20)
-    trained = PULinearClassifier(prior=0.3, device="cpu").fit(rows, s)
-    trained.encoder_ = tiny_encoder().spec
-    return trained
-
-
-def test_images_are_embedded_beside_the_scores_with_the_model_s_encoder(image_folder, asked, of_tiny, tmp_path):
-    folder = image_folder(3)
-    for source, name in ((str(folder), "a"), (open_source(str(folder)), "b")):
-        report = score(of_tiny, source, tmp_path / f"{name}.csv", device="cpu", batch_size=2)
-        assert report.rows == 3 and report.cache.name == str(tmp_path / f"{name}.h5")
-    assert (tmp_path / "a.csv").read_bytes() == (tmp_path / "b.csv").read_bytes()
-    assert read_scores(tmp_path / "a.csv")["key"].tolist() == ["000.png", "001.png", "002.png"]
-    settings = [(name, options["batch_size"], str(options["device"])) for name, options in asked]
-    assert settings == [("tiny", 2, "cpu")] * 2
-
-
 def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, cache):
     other = write_cache(tmp_path / "other.h5", X[:, :5])
     with pytest.raises(ModelError, match=r"expects 6-d rows; .*other.h5 holds"):
@@ -175,9 +125,3 @@ def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, c
     with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
         score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
     assert not (tmp_path / "scores.csv").exists()
-
-
-def test_an_encoder_with_other_weights_is_refused_before_embedding(image_folder, asked, of_tiny, tmp_path):
-    with pytest.raises(ModelError, match=r"expects tiny .*differ in weights\): pass the weights"):
-        score(of_tiny, image_folder(3), tmp_path / "scores.csv", cache=tmp_path / "new.h5", weights="other.pth")
-    assert not (tmp_path / "new.h5").exists()

@@ -39,15 +39,8 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        (
-            "keys.csv",
-            "picture,label\na,1\n",
-            "columns picture, label; expected one called 'key', .*by --key-column",
-        ),
-        ("keys.csv", "", r"has columns \(none\); expected one called 'key'"),
         ("keys.csv", 'key\na\n"b\n', "keys.csv line 3: unexpected end of data"),
         ("keys.csv", 'key\n"a"b\n', "keys.csv line 2: "),
-        ("keys.csv", "key,label\na,1\n,1\n", "has a row without a key"),
         ("keys.csv", "note,key\na\n", "has a row without a key"),
         ("keys.csv", "key,label\na,1\nb,1.png,0\n", r"line 3: 3 cells for 2 columns \(key, label\); .* ',' in quotes"),
         ("keys.csv", "key\ta;b\na.png\t1\t2\n", "line 2: 3 cells for 2 columns"),

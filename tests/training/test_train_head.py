@@ -25,14 +25,6 @@ def distilled(one_thread):
 # --- what it needs -------------------------------------------------------------------------------
 
 
-def test_neighbours_are_looked_at_by_default_and_help_here(distilled):
-    assert distilled.method is None and distilled.method_ == "distilled" and distilled.neighbours_.weight > 0
-    assert (fit(method="distilled").coef_ == distilled.coef_).all()
-    linear = fit(method="linear")
-    assert linear.method_ == "linear" and linear.neighbours_ is None and (linear.coef_ != distilled.coef_).any()
-    assert fit(loss="upu").method_ == "linear"
-
-
 def some_labels(count):
     return np.where(np.cumsum(S) <= count, S, 0).astype(np.int8)
 
