@@ -39,6 +39,7 @@ def rows_of(cache, given, **options):
 
 IN_MEMORY = {
     "list": GROUPS,
+    "blanks around": [f" {name}\t" if row % 2 else name for row, name in enumerate(GROUPS)],
     "array": np.array(GROUPS),
     "numbers": [7, 7, 2, 2, 7, 0],
     "dict": BY_KEY,
