@@ -8,14 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from helpers.embedding_runs import MemorySource, StopAfter, parts_of, pictures, run
+from helpers.embedding_runs import MemorySource, StopAfter, parts_of, picture, pictures, run
+from helpers.files import visible
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 
+from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import engine
 from pucache.errors import EncoderError, SourceError
+from pucache.images.decoding import decode
 
 pytestmark = pytest.mark.usefixtures("one_thread", "small_blocks")
 N, CHUNK = 130, 8
@@ -175,3 +178,64 @@ def test_a_network_is_not_built_where_every_image_is_known_by_its_content(out):
     encoder.runtime.start = lambda: pytest.fail("built")
     report = run(MemorySource(pictures(N), name="other"), out, encoder, reuse=[known])
     assert (report.reused, report.computed) == (N, 0)
+
+
+# --- batching -------------------------------------------------------------------------------------
+
+BATCH = 8  # of the tiny encoder
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(3, 0), (64, 2), slow(BATCH, 0), slow(3, 2)])
+def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows(out, monkeypatch, chunk, workers):
+    known = run(MemorySource(pictures(50)), out.with_name("known.h5")).cache
+    monkeypatch.setattr(engine, "CHUNK_ROWS", chunk)
+    encoder, passes = tiny_encoder(), []
+    forward = encoder.runtime.compute
+    encoder.runtime.compute = lambda pixels: (passes.append(len(pixels)), forward(pixels))[1]
+    broken = [3, 51, *range(80, 120), 149]
+    source = MemorySource(pictures(150, broken), gone=["0060.ppm", "0061.ppm"], name="other")
+    report = run(source, out, encoder, workers=workers, reuse=[known])
+    assert (report.computed, report.reused, len(report.failures)) == (56, 49, 45)
+    assert sum(passes) == 56
+    *full, last = sorted(passes, reverse=True)
+    assert len(set(full)) == 1 and full[0] % BATCH == 0 and last <= full[0]
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+N_OF_BLOCKS = 130
+
+
+def odd_encoder(numbers, value):
+    """An encoder that gives some of the pictures an embedding of our choice."""
+    encoder = tiny_encoder()
+    forward, odd = encoder.runtime.compute, [encoder.preprocess(decode(picture(number))) for number in numbers]
+
+    def embed(pixels):
+        X = forward(pixels)
+        X[[any(bool((image == other).all()) for other in odd) for image in pixels], -1] = value
+        return X
+
+    encoder.runtime.compute = embed
+    return encoder
+
+
+@pytest.mark.parametrize(("odd", "value"), [([0, 7, 31, 32], np.nan), ([129], np.inf)])
+def test_an_image_that_the_encoder_cannot_take_is_a_failure_and_costs_no_other(out, odd, value):
+    run(MemorySource(pictures(N_OF_BLOCKS)), out.with_name("good.h5"))
+    good, keys = EmbeddingCache(out.with_name("good.h5")), [f"{number:04}.ppm" for number in odd]
+    report = run(MemorySource(pictures(N_OF_BLOCKS)), out, odd_encoder(odd, value))
+    assert report.failures == dict.fromkeys(keys, "the encoder gave NaN or infinite values")
+    left = EmbeddingCache(out)
+    assert list(left.keys) == [key for key in good.keys if key not in keys]
+    np.testing.assert_array_equal(left.X, np.delete(good.X, odd, axis=0))
+
+
+def test_embeddings_beyond_float16_are_an_error_that_names_float32(out):
+    encoder = odd_encoder([3], 1e6)
+    reason = r"'0003.ppm' overflows float16; remove its .parts and use --dtype float32"
+    with pytest.raises(EncoderError, match=reason):
+        run(MemorySource(pictures(5)), out, encoder)
+    assert visible(out.parent) == []
+    run(MemorySource(pictures(5)), out, encoder, dtype="float32")
+    assert EmbeddingCache(out).X[3, -1] == 1e6

@@ -6,6 +6,7 @@ from scipy.special import expit
 
 from pucache.heads import design_matrix
 from pucache.heads.design_matrix import DesignMatrix
+from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.moments import Moments
 from pucache.heads.objective import WIDTH, HeadProblem, risk_objective, soft_target_objective
 from pucache.heads.risks import RISKS, PURisk
@@ -115,3 +116,55 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     scaled = weights / weights.sum(0, dtype=np.float64)
     objective = soft_target_objective(design, targets, scaled, np.array(PENALTIES), run_all)
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))
+
+
+# --- risks ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "risk, needed",
+    [
+        (PURisk(), False),
+        (PURisk("imbupu", "logistic"), True),
+        (PURisk("imbupu", target_prior=0.3), True),
+        (PURisk("imbnnpu"), True),  # its clamp looks at the prior
+        (PURisk("nnpu"), True),
+        (PURisk("weighted_bce", target_prior=0.3), False),
+        (PURisk("bce"), False),
+    ],
+)
+def test_whether_the_prior_is_needed(risk, needed):
+    assert risk.needs_prior == needed
+
+
+# --- design matrix --------------------------------------------------------------------------------
+
+
+def test_margins_are_those_of_the_heads_on_x(monkeypatch):
+    monkeypatch.setitem(design_matrix._BLOCK_VALUES, "cpu", 256)  # several blocks of 256 rows
+    draw = np.random.default_rng(0)
+    X = (3 * draw.normal(size=5) + draw.normal(size=(700, 5)) * np.arange(1, 6)).astype(np.float32)
+    draw = np.random.default_rng(0)
+    coef, intercept, nothing = draw.normal(size=(4, 5)), draw.normal(size=4), np.zeros(4, np.float32)
+    heads = FittedHeads(coef.astype(np.float32), intercept.astype(np.float32), nothing, nothing, nothing, 1)
+    design = DesignMatrix(X, draw.integers(2, size=700), None, torch.device("cpu"))
+    np.testing.assert_allclose(design.margins(heads), heads.margins(X), rtol=1e-4, atol=1e-4)
+    chosen = draw.integers(4, size=(700, 2))
+    expected = np.take_along_axis(design.margins(heads), chosen, axis=1)
+    np.testing.assert_array_equal(design.margins(heads, chosen), expected)
+
+
+# --- moments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mean, dtype", [(0.0, np.float32), (1000.0, np.float32), (1e5, np.float32), (10.0, np.float16)]
+)
+def test_moments_are_those_of_float64_however_far_the_mean_is_from_zero(mean, dtype):
+    draw = np.random.default_rng(0)
+    rows = (mean * draw.normal(size=5) + draw.normal(size=(700, 5)) * np.arange(1, 6)).astype(dtype)
+    exact, moments = rows.astype(np.float64), Moments.of(rows)
+    assert moments.centre.dtype == np.float32
+    np.testing.assert_allclose(moments.centre, exact.mean(0), rtol=1e-7, atol=1e-6)
+    assert moments.spread == pytest.approx(np.sqrt(np.square(exact - exact.mean(0)).sum(1).mean()), rel=1e-5)
+    assert moments.root_mean_square == pytest.approx(np.sqrt(np.square(exact).mean()), rel=1e-6)

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from helpers import plain
 from helpers.planted import ODD_KEYS, planted, write_cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pucache.labels.labels import PULabels
 from pucache.labels.read_labels import open_labels, read_labels
@@ -11,7 +13,7 @@ from pucache.progress import Silent
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
 from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
-from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.retrieval.similarity import SIMILARITIES, TOP, Similarity
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -152,3 +154,65 @@ def test_ranking_for_many_concepts_reports_each_of_them(tmp_path):
     failures = rankings.failures
     assert set(rankings) == {"one", "two"} and set(failures) == {"gone"}
     assert told == [(2, "ranking for concepts"), 1, 1]
+
+
+# --- similarity -----------------------------------------------------------------------------------
+
+
+def score(cache, positive, kind):
+    return Similarity(kind, "cpu")(cache, PULabels.of(positive.astype(np.int8))).values
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("labelled", [1, 30, 120])
+def test_scores_are_those_of_the_definition(opened, labelled, dtype):
+    rows = X.astype(dtype)
+    positive = np.zeros(N, bool)
+    positive[np.flatnonzero(Y)[:labelled]] = True
+    assert (positive.sum() < TOP) == (labelled < 100)
+    cache = opened(rows)
+    for kind in SIMILARITIES:
+        got, expected = score(cache, positive, kind), plain.similarity(kind, rows, positive)
+        assert got.dtype == np.float32
+        np.testing.assert_allclose(got, expected, atol=2e-4 if kind == "whitened" else 1e-5, err_msg=kind)
+
+
+def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(tmp_path):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    reviewed = np.zeros(N, np.int8)
+    reviewed[np.flatnonzero((Y == 1) & (S == 0))[:9]] = 1
+    reviewed[np.flatnonzero(Y == 0)[:9]] = -1
+    for kind in SIMILARITIES:
+        got = Similarity(kind, "cpu")(cache, PULabels(S, reviewed)).values
+        assert (got == score(cache, (S == 1) | (reviewed == 1), kind)).all(), kind
+        assert (got != score(cache, S == 1, kind)).any(), kind
+
+
+@pytest.mark.parametrize("kind", ["centroid", "max", "cosine", ""])
+def test_what_there_is_no_more_is_named_with_what_replaces_it(kind):
+    with pytest.raises(ValueError, match=r"use whitened .for centroid. or topk .for max"):
+        Similarity(kind)
+
+
+# --- mmr ------------------------------------------------------------------------------------------
+
+
+def unit_rows(m, d, seed):
+    Z = np.random.default_rng(seed).normal(size=(m, d)).astype(np.float32)
+    return Z / np.linalg.norm(Z, axis=1, keepdims=True)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 60), st.integers(1, 80), st.floats(0, 1), st.integers(0, 99))
+def test_each_row_taken_is_the_best_of_those_left(m, k, weight, seed):
+    Z = unit_rows(m, 4, seed)
+    taken = select_diverse(Z, k, weight)
+    assert len(taken) == len(set(taken)) == min(k, m) and taken.dtype == np.int64
+    if weight < 1:
+        assert taken[0] == 0, "nothing is like nothing taken"
+    relevance = np.linspace(1, 0, m)
+    for number, chosen in enumerate(taken):
+        likest = (Z.astype(float) @ Z[taken[:number]].T.astype(float)).max(1, initial=-1)
+        value = (1 - weight) * relevance - weight * likest
+        value[taken[:number]] = -np.inf
+        assert value[chosen] >= value.max() - 1e-5
