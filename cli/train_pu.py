@@ -208,18 +208,17 @@ def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
 
 def _estimates(figures: Figures) -> Iterator[str]:
     called = f"called positive {figures.counted['share_predicted_positive']:.3%}"
-    if figures.is_audited and figures.prior is not None:
+    if figures["recall"].interval is None:
+        yield f"{called} of the unlabelled"
+    elif figures.is_audited and figures.prior is not None:
         level = f"{figures.prior.level:.0%}"
         yield f"estimated among the unlabelled of the pile, {figures.basis}, with {level} intervals:"
-    elif figures["recall"].interval is None:
-        yield f"{called} of the unlabelled"
-        return
+        yield f"  {figures.text()}   {called}"
     elif figures.are_uninformative:
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
-        return
     else:
         yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
-    yield f"  {figures.text()}   {called}"
+        yield f"  {figures.text()}   {called}"
     yield from filter(None, [figures.new_images_text])
 
 
@@ -257,11 +256,8 @@ def _warnings(result: dict[str, Any], model: PULinearClassifier, bounds: tuple[f
             "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
             "label more positives, of other kinds too, or give --prior"
         )
-    if not audited and (result["confirmed_positives"] or result["known_negatives"]):
-        yield (
-            "  after a review these are too high, recall most of all: confirmed images are like the labelled ones; "
-            "they are for this pile, and on new images precision may be lower"
-        )
+    if not audited and figures.prior is not None and result["confirmed_positives"]:
+        yield "  after a review without random images the prior is too low: confirmed images are like the labelled ones"
     if collapsed:
         yield f"  warning: the classifier is {collapsed} at this threshold; label more positives"
 

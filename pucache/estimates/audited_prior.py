@@ -1,15 +1,8 @@
-"""Prior and figures that rest on an audit: images of a review that were drawn at random.
+"""The prior by an audit, which rests on images of a review that were drawn at random.
 
 The audit limits the number of hidden positives, whatever the ranking has shown. With C positives known among the
-unlabelled rows and H hidden ones, the prior is (C + H) / u. Of the rows above the threshold C_a are known
-positives, and between 0 and the smaller of H and their undecided number are hidden ones. So recall, precision
-and F1 have limits that assume nothing about where hidden positives lie::
-
-    recall = (C_a + H_a) / (C + H),   precision = (C_a + H_a) / called,   0 <= H_a <= min(H, undecided above)
-
-to which the binomial error of held-out decisions is added. Their single figures place the hidden positives by the tilt,
-with posteriors that sum to their likeliest number. Where too few random images were positive for that number, there are
-limits alone.
+unlabelled rows and H hidden ones, the prior is (C + H) / u. Where too few random images were positive for a likeliest
+number, there are limits alone. Figures of decisions then are those of `pucache.estimates.audited_figures`.
 
 The labels' own estimate is a second source. With D_labels the deviance that is quadratic in log odds to either side of
 it, and D_audit the exact one of the random images, `AuditedPrior.combined` takes the priors whose sum of both is within
@@ -17,8 +10,7 @@ that of an interval of the least sum. So two random images replace nothing. Wher
 sources contradict each other, as with examples of one kind alone: then the random images stand. Once a known positive
 was rejected again, random images may be accepted wrongly too and have no likelihood: priors in both intervals stay.
 
-Of the C accepted images w <= (1 - `share_right`) C may be no positives; they lower the least prior, and both
-ends of the figures allow for them.
+Of the C accepted images w <= (1 - `share_right`) C may be no positives; they lower the least prior.
 """
 
 from __future__ import annotations
@@ -26,27 +18,27 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.special import betaincinv, expit, logit
+from scipy.special import betaincinv, logit
 
-from .calibration import LEAST, MOST, Tilt, shift_to_mean
-from .intervals import LEVEL, Estimate
+from .calibration import LEAST, MOST
+from .intervals import LEVEL
 from .priors import PriorEstimate
 
 METHOD = "audit"  # name of an estimate of the prior that rests on an audit
-ALONE, COMBINED, CONTRADICTED = "random images", "random images and labels", "random images, not labels"  # sources
+NO_IMAGES = "no random images"  # sources of figures after a review
+ALONE, COMBINED, CONTRADICTED = "random images", "random images and labels", "random images, not labels"
 CONTRADICTION = (
     "The labels' own estimate contradicts the images drawn at random: the labelled positives are no fair sample, and "
     "the figures rest on the random images alone."
 )
-_TAIL = (1 - LEVEL) / 2
 _LEAST_SCALE = 0.01  # of log odds: an estimate at the least prior that a review leaves possible has no room below
-_RIGHT, _WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
+RIGHT, WRONG = 19, 1  # answers that count before any image is shown again: one in twenty is wrong
 _WITHIN, _CONTRADICTS = 2.71, 6.63  # deviance: at the ends of an interval of `LEVEL`; of contradicting sources (0.99)
 
 
-def share_right(rechecks: int = 0) -> float:
-    """Lower limit (0.95) of the share of accepted images that are positive, if so many were accepted again."""
-    return float(betaincinv(_RIGHT + rechecks, _WRONG, 0.05))
+def share_right(rechecks: int = 0, missed: int = 0) -> float:
+    """Lower limit (0.95) of the share of right answers, if of so many rechecks some missed a known positive."""
+    return float(betaincinv(RIGHT + rechecks - missed, WRONG + missed, 0.05))
 
 
 @dataclass(frozen=True)
@@ -63,6 +55,8 @@ class AuditedHidden:
     profile: tuple[np.ndarray, np.ndarray] | None = None  # numbers of hidden positives, and their deviances
     without_label: int = 0  # random images that count as positive in `high`, and as negative in `profile`
     accepted_right: float = 1.0  # lower limit of the share of accepted images that are positive
+    rechecks: int = 0  # known positives that were shown again, of which so many were `missed`: rejected
+    missed: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,45 +134,6 @@ class AuditedPrior:
         return float(np.clip((self.confirmed + hidden) / self.unlabelled, LEAST, MOST))
 
 
-def audited_figures(
-    margins: np.ndarray,
-    labels: np.ndarray,
-    audited: AuditedPrior,
-    *,
-    called: np.ndarray,
-    prior: float,
-    tilt: Tilt,
-    design_effect: float = 1.0,
-) -> dict[str, Estimate]:
-    """Recall, precision, f1, false_positive_rate and accuracy of decisions, with their limits.
-
-    They are those of the rows with s = 0, of which `margins` (u,) are held out, `called` (u,) are called positive, and
-    `labels` (u,) are 1 for a known positive, -1 for a known negative and 0 for an undecided row. The single figures
-    take the `prior`, and are None where the audit has no likeliest one; so many rows as the `design_effect` are worth
-    an independent one.
-    """
-    where_hidden = labels < 1 if audited.hidden.overlooked else labels == 0
-    known_above = int((called & (labels == 1)).sum())
-    room = int((called & where_hidden).sum())  # rows above the threshold that may be hidden positives
-    total = int((labels == 1).sum())
-    hidden = max(0.0, prior * len(margins) - total)
-    hidden_above = float(_posteriors(margins[labels == 0], hidden, tilt)[called[labels == 0]].sum())
-    most_above, wrong = min(audited.hidden.high, room), audited.wrong
-    rows = (len(margins), int(called.sum()))
-    point = _figures(known_above + hidden_above, total + hidden, *rows)
-    least_hidden = max(most_above, audited.hidden.low)
-    corners = [
-        _figures(known_above, total + audited.hidden.high, *rows),
-        _figures(max(0.0, known_above - wrong), total - wrong + audited.hidden.high, *rows),
-        _figures(known_above + most_above, total + least_hidden, *rows),
-        _figures(min(known_above, total - wrong) + most_above, total - wrong + least_hidden, *rows),
-    ]
-    low, high = ({name: pick(figures[name] for figures in corners) for name in point} for pick in (min, max))
-    _add_binomial_error(low, high, total / design_effect, called.sum() / design_effect)
-    single = {name: None if audited.likeliest is None else point[name] for name in point}
-    return {name: Estimate(single[name], min(low[name], at), max(high[name], at)) for name, at in point.items()}
-
-
 def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
     """Deviance of priors (k,) by the interval of an estimate: quadratic in log odds to either side of it."""
     assert estimate.prior is not None
@@ -187,38 +142,3 @@ def _deviance_of(estimate: PriorEstimate, priors: np.ndarray) -> np.ndarray:
     scale = np.where(distance < 0, centre - low, high - centre)
     is_open = np.where(distance < 0, estimate.low <= LEAST, estimate.high >= MOST)  # nothing is known on that side
     return np.where(is_open, 0.0, _WITHIN * np.square(distance / np.maximum(scale, _LEAST_SCALE)))
-
-
-def _add_binomial_error(low: dict[str, float], high: dict[str, float], positives: float, called: float) -> None:
-    """Move the ends of recall, precision and F1 by that of so many held-out decisions (Jeffreys)."""
-    for name, rows in (("recall", positives), ("precision", called)):
-        if rows:
-            low[name] = min(low[name], float(betaincinv(low[name] * rows + 0.5, (1 - low[name]) * rows + 0.5, _TAIL)))
-            hits = min(high[name], 1.0) * rows
-            high[name] = max(high[name], float(betaincinv(hits + 0.5, rows - hits + 0.5, 1 - _TAIL)))
-    for ends, pick in ((low, min), (high, max)):
-        recall, precision = ends["recall"], ends["precision"]
-        f1 = 2 * recall * precision / (recall + precision) if recall + precision else 0.0
-        ends["f1"] = pick(ends["f1"], f1)
-
-
-def _figures(above: float, positives: float, rows: int, called: int) -> dict[str, float]:
-    """Figures for `above` of the positives above the threshold, with `called` rows there."""
-    negatives = max(rows - positives, 1.0)
-    return {
-        "recall": above / positives if positives else 0.0,
-        "precision": above / called if called else 0.0,
-        "f1": 2 * above / (positives + called) if positives + called else 0.0,
-        "false_positive_rate": min(1.0, max(0.0, called - above) / negatives),
-        "accuracy": (2 * above + rows - positives - called) / rows,
-    }
-
-
-def _posteriors(margins: np.ndarray, hidden: float, tilt: Tilt) -> np.ndarray:
-    """Probabilities of undecided rows, (m,), that sum to a number of hidden positives."""
-    if not len(margins) or hidden <= 0:
-        return np.zeros(len(margins))
-    if hidden >= len(margins):
-        return np.ones(len(margins))
-    log_ratio = tilt.log_ratio(margins)
-    return np.asarray(expit(log_ratio + shift_to_mean(log_ratio, hidden / len(margins))))

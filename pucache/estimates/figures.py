@@ -2,7 +2,7 @@
 
 Below `LEAST_LABELS` labelled positives there are none; from there on each is an interval, and from
 `LEAST_LABELS_FOR_POINTS` on a number with its interval (`pucache.estimates.label_requirements`). The audit of a review
-gives figures whatever the labels are (`pucache.estimates.audited_prior`).
+gives figures whatever the labels are (`pucache.estimates.audited_figures`), and of the pile once it has `LEAST_DRAWS`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import numpy as np
 
 from .audited_prior import COMBINED, CONTRADICTED, CONTRADICTION, METHOD
 from .intervals import WITH_INTERVAL, WITHOUT_PRIOR, Estimate, intervals_from_pu, read_number
-from .label_requirements import LabelCount, assumption
+from .label_requirements import DRAWS_NEEDED, LEAST_DRAWS, LabelCount, assumption
 from .metrics import from_pu
 from .priors import PriorEstimate
 
 WORDS = {"auc": "AUC", "recall": "recall", "precision": "precision", "f1": "F1"}
 _RISKS = ("upu_risk", "nnpu_risk")  # numbers that need as many labels as other single figures
 _COUNTED = ("share_predicted_positive", *_RISKS, "collapsed")
-OF_NEW = ("recall", "precision", "f1")
+_DECISIONS = WITH_INTERVAL[2:]  # figures of decisions
+_OF_NEW = ("recall", "precision", "f1")
 _ORDER = ("risk", "clamped", *WITH_INTERVAL[:3], "share_predicted_positive", *WITH_INTERVAL[3:], *_RISKS, "collapsed")
 _TELLING_NOTHING = 0.5  # width of an interval, with few labels
 
@@ -45,7 +46,7 @@ class Figures:
     assumed_prior : float or None
         Share that posterior and threshold assume where it was neither given nor estimated.
     sources : str or None
-        What an audit's figures rest on; None without one.
+        What figures rest on after a review; None without one.
     of_new_images : dict of str to Estimate
         Recall, precision and F1 on new images like those of the pile, after an audit.
     design_effect : float or None
@@ -94,11 +95,15 @@ class Figures:
             values |= dict.fromkeys(_RISKS)
         return cls(labels, estimates, {name: values[name] for name in _COUNTED})
 
-    def audited(self, by_audit: Mapping[str, Estimate], sources: str) -> Figures:
-        """These figures with those of an audit, which are cut to the labels' intervals where both are combined."""
-        if sources == COMBINED:
-            by_audit = {name: one.within(self.estimates[name]) for name, one in by_audit.items()}
-        return replace(self, estimates={**self.estimates, **by_audit}, sources=sources)
+    def reviewed(
+        self, of_pile: Mapping[str, Estimate], of_new_images: Mapping[str, Estimate], *, draws: int, sources: str
+    ) -> Figures:
+        """These figures after a review that drew so many images at random; with few, decisions on the pile have none.
+
+        `of_pile` and `of_new_images` are by `pucache.estimates.audited_figures`; `sources` says what they rest on.
+        """
+        stated = of_pile if draws >= LEAST_DRAWS else dict.fromkeys(_DECISIONS, Estimate())
+        return replace(self, estimates={**self.estimates, **stated}, of_new_images=of_new_images, sources=sources)
 
     # --- what is stated ----------------------------------------------------------------------------
 
@@ -106,16 +111,14 @@ class Figures:
         return self.estimates[name]
 
     def with_prior(self, estimate: PriorEstimate | None) -> Figures:
-        """These figures with an estimate of the prior as far as it may be stated: an audit's where it has figures."""
-        if estimate is not None and estimate.method == METHOD:
-            estimate = estimate if self["recall"].value is not None else replace(estimate, prior=None)
-        elif estimate is not None:
+        """These figures with an estimate of the prior as far as the labels allow; that of an audit as it is."""
+        if estimate is not None and estimate.method != METHOD:
             estimate = estimate.stated(self.labels) if self.labels.has_estimates else None
         return replace(self, prior=estimate)
 
     @property
     def is_audited(self) -> bool:
-        """Whether prior, recall, precision and F1 rest on the audit of a review."""
+        """Whether the prior and figures of decisions rest on the audit of a review."""
         return self.prior is not None and self.prior.method == METHOD
 
     @property
@@ -132,11 +135,13 @@ class Figures:
 
     @property
     def note(self) -> str:
-        """What is not stated because the labels are too few; "" where nothing is left out."""
-        if self.is_audited:
-            return CONTRADICTION if self.sources == CONTRADICTED else ""
-        said = self.labels.sentence
-        return said if self.assumed_prior is None else f"{said} {assumption(self.assumed_prior)}"
+        """What is not stated because labels or random images are too few; "" where nothing is left out."""
+        said = [CONTRADICTION if self.sources == CONTRADICTED else ""]
+        if not self.is_audited:
+            said += [self.labels.sentence, "" if self.assumed_prior is None else assumption(self.assumed_prior)]
+        if self.sources is not None and self["recall"].interval is None:
+            said.append(DRAWS_NEEDED)
+        return " ".join(filter(None, said))
 
     @property
     def basis(self) -> str:
@@ -199,7 +204,7 @@ class Figures:
             sources=sources,
             of_new_images={
                 name: Estimate.from_json(content, f"{name}_of_new_images")
-                for name in OF_NEW
+                for name in _OF_NEW
                 if content.get(f"{name}_of_new_images_low") is not None
             },
             design_effect=read_number(content, "design_effect"),

@@ -2,7 +2,8 @@
 
 Below `LEAST_LABELS` labelled positives no prior, recall, precision, F1 or AUC is stated. From there to
 `LEAST_LABELS_FOR_POINTS` each is stated as an interval. From then on each is stated as a number with its interval, and
-images get probabilities; before, they have ranks and scores alone.
+images get probabilities; before, they have ranks and scores alone. After a review, decisions on its pile have figures
+from `LEAST_DRAWS` images on that it drew at random.
 The ranking works from one labelled positive. Commands, JSON, report and demo follow this rule.
 Where rows come in groups that are not independent, such as patients, `design_effect` says what labels are worth.
 """
@@ -19,6 +20,11 @@ from .calibration import fit_tilt
 
 LEAST_LABELS = 10
 LEAST_LABELS_FOR_POINTS = 30
+LEAST_DRAWS = 30
+DRAWS_NEEDED = (
+    f"Recall, precision and F1 of a reviewed pile take at least {LEAST_DRAWS} images that the review drew at random "
+    "(a closing audit), and no given prior."
+)
 # share of positives that the threshold assumes below `LEAST_LABELS`, where an estimate lies anywhere
 ASSUMED_PRIOR = 0.05
 

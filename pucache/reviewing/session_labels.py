@@ -99,6 +99,8 @@ def _hidden(audited: Limits) -> AuditedHidden | None:
         profile=None if audited.missed else audited.profile(),
         without_label=audited.skipped + audited.pending,
         accepted_right=right,
+        rechecks=audited.rechecks,
+        missed=audited.missed,
         statements=tuple(sentences(audited)),
     )
 

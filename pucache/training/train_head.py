@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..estimates.audited_prior import AuditedPrior, audited_figures
+from ..estimates.audited_figures import ReviewedPile
+from ..estimates.audited_prior import COMBINED, NO_IMAGES, AuditedPrior
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
-from ..estimates.figures import OF_NEW, Figures
-from ..estimates.intervals import prior_range
+from ..estimates.figures import Figures
+from ..estimates.intervals import Estimate, prior_range
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
@@ -117,25 +118,23 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
     count = replace(count, grouped=data.rows.group is not None)
     known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
-    drawn: dict[str, Any] = {"prior": prior, "design_effect": effect}
-
-    def figures_at(values: np.ndarray) -> Figures:
-        """Figures of held-out margins (n,) on one scale, by the labels and by the audit."""
-        figures = Figures.of(values, labels.s, seed=settings.heads.seed, **known, **drawn)
-        if audited is None:
-            return figures
-        called = values[labels.s == 0] > threshold
-        by_audit = audited_figures(unlabelled, labels.decided, audited, called=called, tilt=tilt, **drawn)
-        return figures.audited(by_audit, sources)
-
-    # on the scale of the final head as many rows are above the threshold as it calls positive; new images are unknown
-    # to it, as the rows are to the heads that give their held-out margins
-    figures = figures_at(on_one_scale(margins, final, labels.s)).with_prior(prior_estimate)
+    known |= {"prior": prior, "design_effect": effect, "seed": settings.heads.seed}
+    # on the scale of the final head as many rows are above the threshold as it calls positive
+    figures = Figures.of(on_one_scale(margins, final, labels.s), labels.s, **known)
+    if audited is not None:
+        pile = ReviewedPile(unlabelled, labels.decided, audited, prior, tilt)
+        # rows are unknown to the heads that give their held-out margins, as new images are to the final head
+        by_labels = Figures.of(margins, labels.s, **known)["recall"] if sources == COMBINED else Estimate()
+        of_new_images = pile.of_new_images(unlabelled > threshold, by_labels, effect)
+        of_pile = pile.figures(final[labels.s == 0] > threshold)
+        figures = figures.reviewed(of_pile, of_new_images, draws=audited.hidden.draws, sources=sources)
+    elif labels.confirmed_weight:
+        figures = figures.reviewed({}, {}, draws=0, sources=NO_IMAGES)
+    figures = figures.with_prior(prior_estimate)
     figures = replace(
         figures,
         counted={"risk": float(chosen.head.risk[0]), "clamped": float(chosen.head.clamped[0]), **figures.counted},
         assumed_prior=prior if settings.prior is None and not count.has_estimates else None,
-        of_new_images={} if audited is None else {name: figures_at(margins)[name] for name in OF_NEW},
         design_effect=None if data.rows.group is None else effect,
     )
     _warn_of_chance(figures)
@@ -325,6 +324,7 @@ def _estimate_prior(
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)
         prior = estimated.prior or prior
+        estimated = estimated if audited.likeliest is not None else replace(estimated, prior=None)
     return float(prior), estimated, audited, sources
 
 

@@ -58,7 +58,7 @@ def made(tmp_path, monkeypatch):
 ALL_DECIDED = "Error: all 400 rows are labelled; some must be unlabelled, or there is nothing to find"
 SAID = [
     (ranked_alone, AUDIT, 0, "41 found. How many more is not known before the first random image."),
-    (ranked_alone, TRAIN, 0, "after a review these are too high"),
+    (ranked_alone, TRAIN, 0, "after a review without random images the prior is too low"),
     (ranked_alone, REPORT, 0, "that of the number of hidden positives is too low"),
     (skips, AUDIT, 0, "0 found. With 95 % confidence at most 360 more among 360."),
     (
