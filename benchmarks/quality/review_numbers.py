@@ -69,14 +69,14 @@ NEW = "_of_new_images"
 def figures(pile: Pile, labels: PULabels, seed: int, new: tuple[np.ndarray, np.ndarray]) -> dict:
     """Truth and ends of each interval, and their `sources`.
 
-    Of the rows that were unlabelled before the review, and of `new` ones, X and y, at the same share of positives.
+    Of the rows that were unlabelled before the review and that the final head calls, and of `new` ones, X and y, at the
+    same share of positives.
     """
     model = train_pu(pile.cache, labels, twins=None, seed=seed, device="cpu")
     rest, estimate = pile.s == 0, model.prior_estimate_
     stated = model.figures_
     found: dict = {"sources": stated.sources}
-    threshold = np.quantile(model.held_out_margins_[rest], 1 - stated.counted["share_predicted_positive"])
-    called, y = model.held_out_margins_[rest] > threshold, pile.y[rest]
+    called, y = model.all_margins(pile.cache)[rest] > model.threshold_, pile.y[rest]
     truth = {"recall": called[y].mean(), "precision": y[called].mean() if called.any() else np.nan}
     called = model.margins(new[0].astype(np.float32)) > model.threshold_
     hits, alarms = (np.mean(called[new[1] == kind]) * share for kind, share in ((1, y.mean()), (0, 1 - y.mean())))
@@ -138,8 +138,9 @@ def page(rows: list[dict], wanted: int) -> str:
     text = (
         f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
         f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
-        "answers are wrong now and then, and the intervals that `train-pu --labels` prints afterwards; those of new "
-        "images against the final classifier on all other rows of the images, at the pile's share. The last "
+        "answers are wrong now and then, and the intervals that `train-pu --labels` states afterwards. Those of the "
+        "pile are held against the rows that the final head calls positive, those of new images against its decisions "
+        "on all other rows of the images, at the pile's share; what is not listed is not stated. The last "
         "column is the share of piles whose interval is wider than that of the labels alone, where the two agree."
     )
     return "\n\n".join(["# Numbers after a review", text, table(head, lines), environment()]) + "\n"
