@@ -41,7 +41,7 @@ from ..images.tiling import list_images
 from ..images.white_level import range_note
 from ..progress import Progress, Silent
 from .profile import Profile
-from .resume import ContentLookup, ExistingCache, open_existing, require_encoder, require_source
+from .resume import ContentLookup, ExistingCache, known_sizes, open_existing, require_encoder, require_source
 
 if TYPE_CHECKING:
     import torch
@@ -280,12 +280,14 @@ def run_embedding(
         if isinstance(encoder, EncoderOptions):
             with profile.stage("loading"):
                 encoder = open_encoder(with_boxes(encoder, source), like=encoder_of_existing(cache))
+        file = open_existing(existing, encoder.spec, options.dtype)
         if listing is None:
             with profile.stage("listing"):
-                everything = list_images(source, encoder.spec.tiles, Decoding.of(encoder.spec.decoder))
+                decoding = Decoding.of(encoder.spec.decoder)
+                everything = list_images(source, encoder.spec.tiles, decoding, known_sizes(file))
                 listing = take_shard(everything, options.shard)
                 check_shard_images(listing, options.shard, everything, source.name)
-        plan = _Plan(source, destination, existing, listing, encoder.spec, options)
+        plan = _Plan(source, destination, file, listing, encoder.spec, options)
         plan.embed_missing(encoder, profile, workers, progress)
         with profile.stage("merging"):
             path, written = plan.seal()
@@ -333,7 +335,7 @@ class _Plan:
         self,
         source: Source,
         destination: Destination,
-        existing: Path | None,
+        file: CacheFile | None,
         listing: Listing,
         spec: EncoderSpec,
         options: EmbedOptions,
@@ -341,7 +343,6 @@ class _Plan:
         self.source, self.destination, self.listing = source, destination, listing
         self.spec, self.options, self.keys = spec, options, encode_keys(listing.keys)
         self.peaks = Counter()
-        file = open_existing(existing, spec, options.dtype)
         if file and file.shard and file.shard != options.shard_name:
             raise CacheError(
                 f"{file.path} holds share {file.shard} of the images, asked for {options.shard_name or 'all of them'}; "

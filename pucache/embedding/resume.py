@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
@@ -18,8 +19,9 @@ from ..cache.reader import CacheFile
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, ImageError, OutputError, SourceError
 from ..images.listing import UNKNOWN, Listing
-from ..images.regions import MARK, image_of, split_key
+from ..images.regions import BOXES, MARK, covered_size, grid_regions, image_of, split_key
 from ..images.source import Source, image_digest, part_digest
+from ..images.tiling import Known
 from ..storage.atomic import fsync_directory
 from ..storage.rows import evenly_spaced
 
@@ -230,6 +232,21 @@ def open_existing(cache: Path | None, spec: EncoderSpec, dtype: str | None) -> C
     if dtype is not None and file.dtype != DTYPES[dtype]:
         raise CacheError(f"{cache} holds {file.dtype}, asked for {dtype}; leave out --dtype, or write another cache")
     return file
+
+
+def known_sizes(file: CacheFile | None) -> dict[str, Known]:
+    """Sizes of the images all of whose squares have rows; empty for a cache of other parts, or of whole images."""
+    tiles = "" if file is None else file.encoder.tiles
+    if file is None or tiles in ("", BOXES) or grid_regions(tiles) is not None:
+        return {}
+    found = {}
+    rows = zip(decode_texts(file.raw_keys.tolist()), file.size_mtime.tolist(), strict=True)
+    for image, of_image in itertools.groupby(rows, lambda row: image_of(row[0])):
+        keys, states = zip(*of_image, strict=True)
+        size = covered_size([key.removeprefix(image + MARK) for key in keys], tiles)
+        if size is not None and all(state == states[0] for state in states):
+            found[image] = (size, *states[0])
+    return found
 
 
 def require_encoder(file: CacheFile, spec: EncoderSpec) -> None:

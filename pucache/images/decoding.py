@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -132,7 +133,11 @@ def upright_size(stream: BinaryIO, decoding: Decoding = USUAL) -> tuple[int, int
     def size() -> tuple[int, int]:
         image = _open(stream, decoding)
         width, height = image.size
-        return (height, width) if _orientation(image) in _TURNED else (width, height)
+        if width == height:
+            return width, height
+        # Pillow decodes a PNG for EXIF data that may follow its pixels
+        described = Image.Image.getexif if image.format == "PNG" and not _has_late_exif(stream) else type(image).getexif
+        return (height, width) if _orientation(image, described) in _TURNED else (width, height)
 
     return _read_image(stream, size)
 
@@ -289,11 +294,23 @@ _ORIENTATIONS = {  # EXIF orientation: the operation that makes the image uprigh
 _TURNED = (5, 6, 7, 8)  # orientations by which width and height change places
 
 
-def _orientation(image: Image.Image) -> int:
+def _orientation(image: Image.Image, exif_of: Callable[[Any], Any] = lambda image: image.getexif()) -> int:
     try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+        return int(exif_of(image).get(ExifTags.Base.Orientation, 1))
     except Exception:  # damaged EXIF has no orientation; the pixels are intact
         return 1
+
+
+def _has_late_exif(stream: BinaryIO) -> bool:
+    """Whether a PNG has EXIF data, or text that may hold them, after its pixels."""
+    stream.seek(8)
+    is_late = False
+    while len(head := stream.read(8)) == 8 and head[4:] != b"IEND":
+        is_late = is_late or head[4:] == b"IDAT"
+        if is_late and head[4:] in (b"eXIf", b"tEXt", b"zTXt", b"iTXt"):
+            return True
+        stream.seek(int.from_bytes(head[:4], "big") + 4, os.SEEK_CUR)
+    return False
 
 
 def _upright(image: Image.Image, described: Image.Image | None = None) -> Image.Image:

@@ -12,13 +12,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import mmap
 import multiprocessing
 import multiprocessing.connection
 import signal
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -28,11 +30,12 @@ from PIL import Image
 
 from ..allocator import keep_freed_memory
 from ..errors import ImageError, SourceError, picklable_error
+from ..storage.limits import PIXEL_BYTES
 from .decoding import USUAL, Decoding
 from .listing import UNKNOWN
 from .regions import split_key, whole_key
 from .source import Source, image_digest, part_digest
-from .tiling import decode_pieces
+from .tiling import Piece, decode_pieces
 
 if TYPE_CHECKING:
     import torch
@@ -76,7 +79,8 @@ class ChunkLoader:
 
     `sizes` are the bytes of each image when it was listed, or `UNKNOWN`. Images whose content digest is among
     `embedded_digests`, S32 and sorted, are neither decoded nor embedded. With `tiles` the keys are of parts of images:
-    the parts of an image that follow each other are in one chunk, and it is read and decoded once for them.
+    the parts of an image that follow each other are in one chunk, or in several where their pixels take more than
+    `PIXEL_BYTES`; it is read and decoded once for them.
     """
 
     def __init__(
@@ -93,12 +97,31 @@ class ChunkLoader:
     ):
         self.keys = keys
         self._split = split_key if tiles else whole_key
-        self._starts = _image_starts(self._images(0, len(keys)), chunk_size) if tiles else []
-        self._starts = [*(self._starts or range(0, len(keys), chunk_size)), len(keys)]
+        most = max(1, PIXEL_BYTES // (3 * math.prod(resize.input_size)))
+        chunk_size = min(chunk_size, most)
+        self._of_one: dict[int, range] = {}  # positions of the one image of which a chunk has some, by its number
+        if tiles:
+            self._starts = self._image_starts(chunk_size, most)
+        else:
+            self._starts = [*range(0, len(keys), chunk_size), len(keys)]
         largest = max([chunk_size, *(stop - start for start, stop in itertools.pairwise(self._starts))])
         self.shape = (largest, *resize.input_size, 3)  # of the pixels of a full chunk
         self._source, self._resize, self._sizes, self._decoding = source, resize, sizes, decoding
         self._embedded_digests = np.empty(0, "S32") if embedded_digests is None else embedded_digests
+        self._shared: dict[int, _Image] = {}  # images of which several chunks have parts, by their first position
+        self._lock = threading.Lock()
+
+    def _image_starts(self, chunk_size: int, most: int) -> list[int]:
+        """Positions at which chunks begin, and the end: each of whole images, or of at most so many parts of one."""
+        starts = [0]
+        for image in self._images(0, len(self.keys)):
+            is_full = image.stop - starts[-1] > chunk_size or len(starts) - 1 in self._of_one
+            starts += [image.start] * (is_full and image.start > starts[-1])
+            if len(image) > most:
+                more = range(image.start + most, image.stop, most)
+                self._of_one |= dict.fromkeys(range(len(starts) - 1, len(starts) + len(more)), image)
+                starts += more
+        return [*starts, len(self.keys)] if self.keys else [0]
 
     def __len__(self) -> int:
         """Number of chunks."""
@@ -130,44 +153,71 @@ class ChunkLoader:
         for positions in self._images(first, stop):
             if on_image is not None:
                 on_image(positions[0])
-            try:
-                chunk.outcomes += self._load(positions, chunk)
-            except ImageError as error:
-                chunk.outcomes += [str(error)] * len(positions)
+            chunk.outcomes += self._load(positions, self._of_one.get(number), chunk)
         chunk.pixels = pixels[: len(chunk.to_embed)]
         return chunk
 
-    def _load(self, positions: range, chunk: Chunk) -> list[bytes | str]:
+    def _load(self, positions: range, of_one: range | None, chunk: Chunk) -> list[bytes | str]:
         """Load one image, or its parts, into the chunk; return the digest of each, or the reason why a part failed."""
+        image = self._open(positions, chunk) if of_one is None else self._open_shared(of_one, positions, chunk)
+        outcomes = image.outcomes[positions.start - image.first : positions.stop - image.first]
+        began = time.perf_counter()
+        for at, position in enumerate(positions):
+            if position not in image.pieces:
+                continue
+            piece, cut_off = image.pieces[position]
+            try:
+                chunk.pixels[len(chunk.to_embed)] = self._resize(piece())
+            except ImageError as error:
+                outcomes[at] = str(error)
+                continue
+            chunk.to_embed.append(position)
+            if partial := image.partial or cut_off:
+                chunk.partial[position] = partial
+        chunk.seconds[-1] += time.perf_counter() - began
+        if image.peak is not None and positions.start == image.first:
+            chunk.peaks.append(image.peak)
+        return outcomes
+
+    def _open_shared(self, positions: range, now: range, chunk: Chunk) -> _Image:
+        """The image of which this chunk has some parts; it is kept until the chunk of its last ones takes it."""
+        with self._lock:
+            image = self._shared.get(positions.start) or self._open(positions, chunk)
+            self._shared[positions.start] = image
+            image.left -= len(now)
+            if not image.left:
+                del self._shared[positions.start]
+            return image
+
+    def forget(self, number: int) -> None:
+        """Drop images of which chunks before this one had parts, and it has none."""
+        first = self._starts[number]
+        self._shared = {start: image for start, image in self._shared.items() if start + len(image.outcomes) > first}
+
+    def _open(self, positions: range, chunk: Chunk) -> _Image:
+        """Read and decode an image for its parts at these positions; adds the time that took to that of the chunk."""
         times = [time.perf_counter()]
+        image = _Image(positions.start, [], left=len(positions))
         try:
             data = self._read(positions[0])
             times.append(time.perf_counter())
             regions = [self._split(self.keys[position])[1] for position in positions]
             digest = image_digest(data)
-            outcomes: list[bytes | str] = [part_digest(digest, region) for region in regions]
+            digests = [part_digest(digest, region) for region in regions]
             times.append(time.perf_counter())
-            wanted = [at for at, one in enumerate(outcomes) if not self._is_embedded(one)]  # type: ignore[arg-type]
+            wanted = [at for at, one in enumerate(digests) if not self._is_embedded(one)]
+            image.outcomes = [*digests]
             if wanted:
                 sides = self._resize.sufficient_side, max(self._resize.input_size)
                 decoded, pieces = decode_pieces(data, [regions[at] for at in wanted], *sides, self._decoding)
-                times.append(time.perf_counter())
-                for at, (piece, cut_off) in zip(wanted, pieces, strict=True):
-                    try:
-                        chunk.pixels[len(chunk.to_embed)] = self._resize(piece())
-                    except ImageError as error:
-                        outcomes[at] = str(error)
-                        continue
-                    chunk.to_embed.append(positions[at])
-                    if partial := decoded.partial or cut_off:
-                        chunk.partial[positions[at]] = partial
-                if decoded.peak is not None:
-                    chunk.peaks.append(decoded.peak)
-            return outcomes
-        finally:
-            times.append(time.perf_counter())
-            for stage, (began, ended) in enumerate(itertools.pairwise(times)):
-                chunk.seconds[stage] += ended - began
+                image.pieces = dict(zip((positions[at] for at in wanted), pieces, strict=True))
+                image.partial, image.peak = decoded.partial, decoded.peak
+        except ImageError as error:
+            image.outcomes = [str(error)] * len(positions)
+        times.append(time.perf_counter())
+        for stage, (began, ended) in enumerate(itertools.pairwise(times)):
+            chunk.seconds[stage] += ended - began
+        return image
 
     def _read(self, position: int) -> bytes:
         data = self._source.read(self._split(self.keys[position])[0])
@@ -184,13 +234,16 @@ class ChunkLoader:
         return self._embedded_digests[index : index + 1].tobytes() == digest
 
 
-def _image_starts(images: Iterable[range], chunk_size: int) -> list[int]:
-    """Positions at which chunks of whole images begin: each of at most so many positions, or of one image."""
-    starts = [0]
-    for image in images:
-        if image.stop - starts[-1] > chunk_size and image.start > starts[-1]:
-            starts.append(image.start)
-    return starts
+@dataclass
+class _Image:
+    """An image that is decoded, and what is to be known of it and of its parts."""
+
+    first: int  # position of the first part
+    outcomes: list[bytes | str]
+    pieces: dict[int, Piece] = field(default_factory=dict)  # by position
+    partial: str = ""
+    peak: int | None = None
+    left: int = 0  # parts that no chunk has taken
 
 
 def load_in_threads(loader: ChunkLoader, pool: ThreadPoolExecutor, ahead: int) -> Iterator[Chunk]:
@@ -317,6 +370,7 @@ class LoaderProcesses:
         def set_position(position: int) -> None:
             self._positions[worker] = position
 
+        self._loader.forget(number)
         chunk = self._loader(number, self._pixels[slot], on_image=set_position)
         chunk.pixels = chunk.pixels[:0].clone()  # the pixels are in the slot
         set_position(-1)

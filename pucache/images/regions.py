@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections.abc import Collection
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -90,6 +91,16 @@ def split_key(key: str) -> tuple[str, Region | None]:
 def whole_key(key: str) -> tuple[str, None]:
     """As `split_key`, of the keys of whole images."""
     return key, None
+
+
+def covered_size(regions: Collection[str], tiles: str) -> tuple[int, int] | None:
+    """Width and height of the image that has these squares and no others; None where there is none."""
+    parsed = [region for region in map(parse_region, regions) if region]
+    size = max((each.x + each.w for each in parsed), default=0), max((each.y + each.h for each in parsed), default=0)
+    try:
+        return size if sorted(map(str, square_regions(tiles, size))) == sorted(regions) else None
+    except ImageError:
+        return None
 
 
 def image_of(key: str) -> str:

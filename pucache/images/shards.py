@@ -7,7 +7,7 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -185,10 +185,17 @@ class ShardSource:
 
     def read(self, key: str) -> bytes:
         """Read one image in place; raises `ImageError`."""
+        return self._bytes_of(key, self._read)
+
+    def head(self, key: str, size: int) -> bytes:
+        """The first `size` bytes of an image, or all that it has; raises `ImageError`."""
+        return self._bytes_of(key, lambda member: self._head(member, size))
+
+    def _bytes_of(self, key: str, read: Callable[[Any], bytes]) -> bytes:
         self.index()
         member = self._members[key]
         try:
-            return self._read(member)
+            return read(member)
         except ImageError:
             raise
         except Exception as error:  # every remote file system has exceptions of its own
@@ -196,6 +203,10 @@ class ShardSource:
 
     def _read(self, member: Any) -> bytes:
         raise NotImplementedError
+
+    def _head(self, member: Any, size: int) -> bytes:
+        """The first bytes of an image, or all of them."""
+        return self._read(member)
 
     def _bytes(self, shard: str, start: int, size: int) -> bytes:
         """Bytes of a shard, fewer where it ends; raises `ImageError` for too many."""

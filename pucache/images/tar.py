@@ -70,6 +70,9 @@ class TarSource(ShardSource):
             raise ImageError(f"truncated tar member: expected {member.size} bytes, got {len(data)}")
         return data
 
+    def _head(self, member: Member, size: int) -> bytes:
+        return self._bytes(member.shard, member.offset, min(size, member.size))
+
 
 # --- compressed -----------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 from PIL import Image
@@ -14,21 +16,25 @@ from PIL import Image
 from ..errors import ImageError, SourceError
 from ..storage.atomic import open_regular
 from .decoding import REDUCED, Decoded, Decoding, decode_and_note, largest_scale, upright_size
-from .listing import Listing, ListingBuilder
+from .listing import UNKNOWN, Listing, ListingBuilder
 from .regions import BOXES, Region, grid_regions, part_key, square_regions
+from .shards import ShardSource
 from .source import Source, local_path
 
 CLIPPED = "cut off at the border of its image"
-_THREADS = 16  # that read headers
+_THREADS, _HEAD_BYTES = 16, 1 << 16  # that read headers, and the bytes of an image that usually hold its header
 Box = tuple[int, int, int, int]
+Known = tuple[tuple[int, int], int, int]  # width and height of an image, and bytes and time of its file
 Piece = tuple[Callable[[], Image.Image], str]  # gives the pixels of a region or raises `ImageError`; what is cut off
 
 
-def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
+def list_images(
+    source: Source, tiles: str, decoding: Decoding, known: Mapping[str, Known] = MappingProxyType({})
+) -> Listing:
     """List a source: its images, or with `tiles` their parts, which one share takes together.
 
-    Tiles of pixels need the size of each image, which its header tells. Raises `SourceError` where the source names
-    boxes and the tiles are others, or the reverse.
+    Tiles of pixels need the size of each image, which its header tells unless it is `known`. Raises `SourceError` where
+    the source names boxes and the tiles are others, or the reverse.
     """
     boxes: dict[str, list[Region]] = getattr(source, "boxes", {})
     if boxes and tiles != BOXES:
@@ -48,7 +54,7 @@ def list_images(source: Source, tiles: str, decoding: Decoding) -> Listing:
     positions: dict[str, int] = {}
     grid = grid_regions(tiles)
     if grid is None and not boxes:
-        regions: Sequence[list[Region] | str] = _squares(source, images.keys, tiles, decoding)
+        regions: Sequence[list[Region] | str] = _squares(source, images, tiles, decoding, known)
     else:
         regions = [grid or boxes[key] for key in images.keys]
     for position, (key, its) in enumerate(zip(images.keys, regions, strict=True)):
@@ -73,17 +79,22 @@ def _with_order(parts: Listing, images: Listing, positions: dict[str, int]) -> L
     return parts
 
 
-def _squares(source: Source, keys: list[str], tiles: str, decoding: Decoding) -> list[list[Region] | str]:
+def _squares(
+    source: Source, images: Listing, tiles: str, decoding: Decoding, known: Mapping[str, Known]
+) -> list[list[Region] | str]:
     """Regions of each image, or why it has none."""
 
-    def regions(key: str) -> list[Region] | str:
+    def regions(key: str, size_mtime: np.ndarray) -> list[Region] | str:
+        size, *unchanged = known.get(key, (None, UNKNOWN, UNKNOWN))
         try:
-            return square_regions(tiles, _size(source, key, decoding))
+            if size is None or unchanged != size_mtime.tolist() or unchanged[1] == UNKNOWN:
+                size = _size(source, key, decoding)
+            return square_regions(tiles, size)
         except ImageError as error:
             return str(error)
 
     with ThreadPoolExecutor(1 if getattr(source, "sequential", False) else _THREADS) as pool:
-        return list(pool.map(regions, keys))
+        return list(pool.map(regions, images.keys, images.size_mtime))
 
 
 def _size(source: Source, key: str, decoding: Decoding) -> tuple[int, int]:
@@ -92,9 +103,23 @@ def _size(source: Source, key: str, decoding: Decoding) -> tuple[int, int]:
         if path := local_path(source, key):
             with open_regular(path) as stream:
                 return upright_size(stream, decoding)
+        if isinstance(source, ShardSource):
+            with suppress(ImageError):  # of what is more than a header, as of a header that is longer
+                return upright_size(_Head(source.head(key, _HEAD_BYTES)), decoding)
         return upright_size(io.BytesIO(source.read(key)), decoding)
     except OSError as error:
         raise ImageError(f"cannot be read: {error.strerror}") from error
+
+
+class _Head(io.BytesIO):
+    """The first bytes of a file; who reads on gets `ImageError`, unless these are not the usual number, and all."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read bytes; raises `ImageError` where the file may have more of them."""
+        data = super().read(size)
+        if len(self.getbuffer()) == _HEAD_BYTES and (size is None or not 0 <= size == len(data)):
+            raise ImageError("its header is longer")
+        return data
 
 
 def decode_pieces(

@@ -107,14 +107,24 @@ class ZipSource(ShardSource):
         check_size(member.packed)
         if member.size > _SMALL + UNPACKED_TIMES * member.packed:
             raise ImageError(f"unpacks to more than {UNPACKED_TIMES} times its size; it holds no image")
-        length = _LOCAL_HEADER.size + member.name_length + member.packed
+        return _unpacked(member, self._packed(member, member.packed))
+
+    def _head(self, member: Member, size: int) -> bytes:
+        data = self._packed(member, min(2 * size, member.packed))
+        if member.method == zipfile.ZIP_DEFLATED:
+            return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, size)
+        return data[:size]
+
+    def _packed(self, member: Member, size: int) -> bytes:
+        """The first bytes of a member, as they are stored."""
+        length = _LOCAL_HEADER.size + member.name_length + size
         raw = self._bytes(member.shard, member.offset, min(length + _SPARE, member.end - member.offset))
         if len(raw) < _LOCAL_HEADER.size or not raw.startswith(_SIGNATURE):
             raise ImageError("no member of the ZIP archive begins where its directory says; embed again")
         begin = _LOCAL_HEADER.size + sum(_LOCAL_HEADER.unpack_from(raw))
-        if begin + member.packed > len(raw):
-            raw = self._bytes(member.shard, member.offset, min(begin + member.packed, member.end - member.offset))
-        return _unpacked(member, raw[begin : begin + member.packed])
+        if begin + size > len(raw):
+            raw = self._bytes(member.shard, member.offset, min(begin + size, member.end - member.offset))
+        return raw[begin : begin + size]
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

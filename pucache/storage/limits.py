@@ -6,6 +6,7 @@ IMAGE_BYTES = 1 << 30  # encoded bytes of one image
 IMAGE_PIXELS = 178_956_970  # decoded at once; Pillow's own limit: half a GiB of RGB
 JPEG_BYTES = 3 << 29  # coefficients of a progressive JPEG, which its decoder keeps as a whole
 TILES = 1 << 20  # parts of one image
+PIXEL_BYTES = 1 << 26  # of images, or of parts of one, that are resized and handed over together
 KEY_BYTES = 4096
 UNPACKED_TIMES = 100  # what unpacks to more than this many times its size holds neither images nor a table
 TABLE_BYTES = 1 << 31  # of a table that is packed, or whose columns repeat what they hold

@@ -3,10 +3,14 @@
 import dataclasses
 import io
 import os
+import tarfile
+import zipfile
 from collections import Counter
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from helpers.pictures import encode
 from helpers.tiny import tiny_encoder
@@ -252,3 +256,59 @@ def test_rows_of_images_whose_store_gives_no_answer_are_kept_until_it_does(photo
 
     assert report.failures == {"new.png": "503"} and report.computed == 0  # what has a row is no failure
     assert list(EmbeddingCache(out).keys) == list(before.keys)
+
+
+def archive_of(kind, folder, path):
+    """An archive of the files of a folder."""
+    files = sorted(folder.iterdir())
+    if kind == "parquet":
+        images = [{"bytes": file.read_bytes(), "path": file.name} for file in files]
+        pq.write_table(pa.table({"image": images}), path)
+    elif kind.startswith("zip"):
+        how = zipfile.ZIP_DEFLATED if kind == "zip" else zipfile.ZIP_STORED
+        with zipfile.ZipFile(path, "w", how) as archive:
+            for file in files:
+                archive.write(file, file.name)
+    else:
+        with tarfile.open(path, "w:gz" if kind == "tar.gz" else "w") as archive:
+            for file in files:
+                archive.add(file, file.name)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["zip", "zip, stored", "tar", "tar.gz", "parquet"])
+def test_images_of_an_archive_are_read_once_and_not_at_all_where_nothing_is_new(photos, out, tmp_path, kind):
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 500, 3), np.uint8)
+    exif = Image.Exif()
+    exif[0x112] = 6
+    for name, form in (("large.jpg", "JPEG"), ("late.png", "PNG")):  # more than a header
+        (photos / name).write_bytes(encode(Image.fromarray(pixels), form, exif=exif))
+    late = (photos / "late.png").read_bytes()  # its EXIF data after its pixels
+    at = late.index(b"eXIf") - 4
+    chunk = late[at : at + 12 + int.from_bytes(late[at : at + 4], "big")]
+    (photos / "late.png").write_bytes(late.replace(chunk, b"").replace(late[-12:], chunk + late[-12:]))
+    (photos / "small.png").write_bytes(encode(Image.new("RGB", (96, 20))))
+    whole = embed(photos, out, tiled("40 overlap 8"))
+    source = open_source(archive_of(kind, photos, tmp_path / f"a.{kind.split(',')[0]}"))
+    reads = Counter()
+
+    def counted(of):
+        take = getattr(source, of)
+
+        def count(key, *size):
+            reads[of, key] += 1
+            return take(key, *size)
+
+        return count
+
+    source.read, source.head = counted("read"), counted("head")
+
+    cache = embed(source, out.with_name("archive.h5"), tiled("40 overlap 8"))
+
+    assert list(cache.keys) == list(whole.keys) and cache.failures == whole.failures
+    np.testing.assert_array_equal(cache.X[:], whole.X[:])
+    assert {image_of(key) for key in cache.keys} >= {"large.jpg", "late.png", "turned.png"}
+    assert reads["read", "large.jpg"] == reads["read", "0.png"] == 1 or kind == "parquet"
+    reads.clear()
+    report = run_embedding(source, out.with_name("archive.h5"), tiled("40 overlap 8"))
+    assert not report.written and set(reads) - {("read", "small.png")} == {("head", "small.png")}

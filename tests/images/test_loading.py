@@ -1,6 +1,7 @@
 import itertools
 
 import numpy as np
+import pytest
 import torch
 from helpers.pictures import encode
 from helpers.tiny import SIDE, tiny_encoder
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from pucache.errors import ImageError
+from pucache.images import loading
 from pucache.images.decoding import decode
 from pucache.images.listing import UNKNOWN
 from pucache.images.loading import STAGES, ChunkLoader
+from pucache.images.regions import grid_regions, part_key
 from pucache.images.source import image_digest
 
 PREPROCESS = tiny_encoder().preprocess
@@ -82,3 +85,52 @@ def test_a_known_digest_is_known_whatever_its_bytes():
         options = {"chunk_size": 1, "embedded_digests": np.array(known, "S32")}
         chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], **options)(0)
         assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
+
+
+class Counting(Memory):
+    """Counts how often each image is read."""
+
+    def read(self, key):
+        self.reads.append(key)
+        return super().read(key)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["good", "known", "broken"])), min_size=1, max_size=6),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.booleans(),
+)
+def test_parts_of_an_image_are_split_by_their_bytes_and_read_once(images, rows, most, forget):
+    """Whatever the number of parts of each image, of images in a chunk and of parts that a chunk may hold."""
+    files, keys, sizes = Counting(), [], []
+    files.reads = []
+    for number, (side, kind) in enumerate(images):
+        files[name := f"{number}.png"] = KINDS[kind][0]
+        keys += sorted(part_key(name, region) for region in grid_regions(f"{side}x{side}"))
+        sizes += [len(files[name])] * side**2
+
+    def loaded(limit):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loading, "PIXEL_BYTES", limit * SIDE * SIDE * 3)
+            loader = ChunkLoader(files, PREPROCESS, keys, sizes, chunk_size=rows, tiles="2x2")
+        assert limit >= 100 or loader.shape[0] <= limit
+        files.reads, chunks = [], []
+        for number in range(len(loader)):
+            if forget:
+                loader.forget(number)
+            chunks.append(loader(number))
+        assert files.reads == [f"{number}.png" for number in range(len(images))]
+        assert [chunk.first for chunk in chunks] == np.cumsum([0, *(len(each.outcomes) for each in chunks)])[
+            :-1
+        ].tolist()
+        return (
+            [outcome for chunk in chunks for outcome in chunk.outcomes],
+            [position for chunk in chunks for position in chunk.to_embed],
+            torch.cat([chunk.pixels for chunk in chunks]),
+        )
+
+    small, whole = loaded(most), loaded(100)
+    assert small[:2] == whole[:2] and len(small[0]) == len(keys)
+    assert torch.equal(small[2], whole[2])

@@ -2,22 +2,28 @@
 
 import gzip
 import json
+import math
+import os
+import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from helpers.spreadsheets import write_ods, write_xlsx
+from PIL import Image
 from pyarrow import parquet
 
 MB = 1 << 20
+READ = 'len(read_rows(sys.argv[1]).rows), "rows"'
 MEASURE = """
 import resource, sys
 from pucache.errors import PUCacheError
 from pucache.storage.tables import read_rows
 try:
-    print(len(read_rows(sys.argv[1]).rows), "rows")
+    print({0})
 except PUCacheError as error:
     print(error)
 own = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
@@ -25,9 +31,11 @@ print((own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) >> 10)
 """
 
 
-def measured(path):
-    """What a child process says of a table, and the megabytes of it and of its own child."""
-    child = subprocess.run([sys.executable, "-c", MEASURE, str(path)], capture_output=True, text=True, check=True)
+def measured(path, what=READ):
+    """What a child process says of a file, and the megabytes of it and of its own child."""
+    command = [sys.executable, "-c", MEASURE.format(what), str(path)]
+    here = os.environ | {"PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
+    child = subprocess.run(command, capture_output=True, text=True, check=True, env=here)
     said, memory = child.stdout.rsplit("\n", 2)[:2]
     assert "\n" not in said and not child.stderr
     return said, int(memory)
@@ -123,3 +131,16 @@ def test_nested_json_and_long_numbers_are_refused(tmp_path):
         (tmp_path / "t.json").write_text(content)
         said, memory = measured(tmp_path / "t.json")
         assert "t.json" in said and memory < 300
+
+
+TILED = '__import__("helpers.tiles").tiles.parts(sys.argv[1], "64 overlap 32")'
+
+
+@pytest.mark.parametrize("size", [(3000, 3000), (3000, 2900)])
+def test_the_parts_of_a_large_image_are_in_memory_a_few_at_a_time(tmp_path, size):
+    """At 224 pixels they take 1.2 GB; the image itself, which is decoded once, takes 27 MB."""
+    (tmp_path / "photos").mkdir()
+    Image.new("L", size).save(tmp_path / "photos" / "0.png")
+    said, _ = measured(tmp_path / "photos", TILED)
+    count, memory = map(int, re.findall(r"\d+", said))
+    assert count == math.prod(-(-(side - 64) // 32) + 1 for side in size) and memory < 600
