@@ -1,4 +1,4 @@
-# pucache in a container, to be run as any user, without a network, on a read-only root: docs/docker.md.
+# pucache in a container, to be run as any user, without a network, on a read-only root: docs/scale.md.
 #   docker build -t pucache:cuda .                  for a GPU; runs without one too
 #   docker build -t pucache:cpu --target cpu .
 ARG PYTHON=python:3.11-slim
@@ -53,7 +53,7 @@ ENV PATH=/opt/venv/bin:${PATH} \
 LABEL org.opencontainers.image.title="pucache" \
       org.opencontainers.image.description="Find the positives hidden among unlabelled images, from a few labelled ones" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.4.0"
+      org.opencontainers.image.version="0.5.0"
 WORKDIR /data
 USER 1000:1000
 ENTRYPOINT ["pucache"]

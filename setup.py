@@ -19,7 +19,7 @@ extras = {
     "ray": ["ray>=2.50"],
     "s3": ["s3fs>=2024.6"],
     "tensorboard": [],  # pretrain logs to log.csv alone; the name stays for older requirements
-    # tokenizers (Apache-2.0, 12 MB) alone: the text encoder is a folder that the user names, docs/tasks/find.md
+    # tokenizers (Apache-2.0, 12 MB) alone: the text encoder is a folder that the user names, docs/find.md
     "words": ["tokenizers>=0.20"],
 }
 bench = [*extras["openvino"], "scikit-learn>=1.8", "pulearn==0.2.0", "pu-toolbox==1.11.0"]

@@ -66,7 +66,7 @@ PAGES = (
         FOLDERS,
         14,
         BOTH,
-        needs="pulearn and pu-toolbox (`pip install pucache[bench]`)",
+        needs="pulearn and pu-toolbox (`pip install -e '.[bench]'`)",
     ),
     ResultPage(
         "pu-bench",
@@ -76,7 +76,7 @@ PAGES = (
         35,
         BOTH,
         LONG,
-        needs="pu-toolbox (`pip install pucache[bench]`)",
+        needs="pu-toolbox (`pip install -e '.[bench]'`)",
     ),
     ResultPage(
         "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 30, CIFAR

@@ -103,7 +103,7 @@ _HERE = "here"  # value of --ray without an address
     is_flag=False,
     flag_value=_HERE,
     metavar="[HOST:PORT|auto]",
-    help="Embed on a Ray cluster (pip install 'pucache[ray]'): that at the address, or at RAY_ADDRESS; if unset, Ray "
+    help="Embed on a Ray cluster (pip install -e '.[ray]'): that at the address, or at RAY_ADDRESS; if unset, Ray "
     "is started on this machine. CACHE is then a folder of shards.",
 )
 @options.option(

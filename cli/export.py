@@ -50,7 +50,7 @@ def export(
 
     Columns of FILE.parquet: key, embedding (float16 or float32), digest, size, mtime_ns; import-embeddings makes the
     same cache from it again. model.onnx takes images, which it resizes and crops, and gives embedding, margin,
-    posterior and label; it needs pip install 'pucache[onnx]'.
+    posterior and label; it needs pip install -e '.[onnx]'.
 
     \b
     pucache export cache.h5 embeddings.parquet

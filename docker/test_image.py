@@ -126,7 +126,7 @@ def test_scores_belong_to_the_user_who_asked_for_them(image, pucache, user):
 
 
 def test_the_commands_of_the_page_run(image, pucache):
-    shown = re.findall(r"^(docker run (?:.*\\\n)*.*)$", (ROOT / "docs/docker.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^(docker run (?:.*\\\n)*.*)$", (ROOT / "docs/scale.md").read_text(), re.MULTILINE)
     (pucache.data / "one").rename(pucache.data / "photos")
     commands = [re.sub(r"pucache:c(pu|uda)\b", image, command) for command in shown if "--gpus" not in command]
     for command in commands:

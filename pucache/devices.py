@@ -190,7 +190,7 @@ def choose_runtime(runtime: str, device: torch.device) -> str:
     if runtime == "openvino" and device.type != "cpu":
         raise ValueError(f"openvino runs on the CPU here, not on {device}; use --runtime torch")
     if runtime == "openvino" and not installed:
-        raise ValueError("openvino is not installed; pip install 'pucache[openvino]', or use --runtime torch")
+        raise ValueError("openvino is not installed; pip install -e '.[openvino]', or use --runtime torch")
     return runtime
 
 

@@ -137,8 +137,8 @@ def test_nothing_unpickles_or_asks_a_shell():
     ("file", "said"),
     [
         ("Dockerfile", 'image.version="{}"'),
-        ("README.md", "Version {} is"),
-        ("CHANGELOG.md", "## {}, "),
+        ("CITATION.cff", "version: {}"),
+        ("CHANGELOG.md", "## {}"),
         ("CONTRIBUTING.md", "v{} -m"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Hold the figures in README.md and docs/ against the pages in docs/results that they come from.
+"""Hold figures of README.md and docs/ against the pages in docs/results that they come from.
 
     python tools/claims.py            # list the figures that have moved, and the claims that lead nowhere
     python tools/claims.py --write    # also write the new figures into the texts
@@ -20,16 +20,7 @@ DIGITS = r"[-−]?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]?\d+)?"
 NUMBER = rf"(?<![\w.]){DIGITS}"
 FIGURE = rf"({NUMBER}(?: ± {DIGITS})?)"  # a number, perhaps with its spread
 AGGREGATES = {"min": min, "max": max, "mean": lambda values: sum(values) / len(values), "sum": sum}
-UNITS = r"%|(?:m?s|[kMG]B|Tflop|seconds?|minutes?|hours?)\b|(?:images |photographs )?a second"
-MEASURED = re.compile(
-    rf"((?<![\w.,])\d[\d,]*\.\d+|{NUMBER}(?=(?: to {DIGITS}| and {DIGITS})?(?: ± {DIGITS})?\s?(?:{UNITS})))"
-)
-NOT_PROSE = re.compile(
-    r"Apache-2\.0|Python 3\.\d+|\b\d+\.\d+\.\d+\b|^```.*?^```$|`[^`\n]+`|<!--.*?-->|\]\([^)]*\)|^#+ .*?$",
-    re.MULTILINE | re.DOTALL,
-)
 _SOURCE = re.compile(r"(?:([\d.e]+) / )?(?:(min|max|mean|sum) of )?(.+?)(?: ([*/]) ([\d.e]+))?", re.DOTALL)
-COMPUTED = re.compile(r"\b(?:computed|assumed|measured once)\b", re.IGNORECASE)
 
 
 class ClaimError(Exception):
@@ -38,7 +29,7 @@ class ClaimError(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """Figures in a sentence of a page, and where each of them comes from; no source: not a measurement."""
+    """Figures in a sentence of a page, and where each of them comes from."""
 
     page: str
     text: str
@@ -57,29 +48,10 @@ class Figure:
     source: str
 
 
-@dataclass(frozen=True)
-class ComputedSection:
-    """A section of a page whose figures are computed, assumed or of one run, but for those that a claim names."""
-
-    page: str
-    heading: str
-
-
-def _entries(root):
-    table = tomllib.loads((root / CLAIMS).read_text())
-    return [(page, entry) for page, entries in table.items() for entry in entries]
-
-
 def read_claims(root=ROOT):
     """Claims of docs/claims.toml, in its order."""
-    return [
-        Claim(page, entry["text"], tuple(entry.get("from", ()))) for page, entry in _entries(root) if "text" in entry
-    ]
-
-
-def read_computed(root=ROOT):
-    """Sections of docs/claims.toml whose figures are computed or assumed."""
-    return [ComputedSection(page, entry["computed"]) for page, entry in _entries(root) if "computed" in entry]
+    table = tomllib.loads((root / CLAIMS).read_text())
+    return [Claim(page, entry["text"], tuple(entry["from"])) for page, entries in table.items() for entry in entries]
 
 
 # --- sentences -----------------------------------------------------------------------------------------
@@ -98,17 +70,6 @@ def find(text, within, where):
     if len(hits) != 1:
         raise ClaimError(f"{where}: {text!r} stands there {len(hits)} times; expected once")
     return hits[0]
-
-
-def computed_span(section, root=ROOT):
-    """Where the text of a computed section begins and ends in its page; it must say that it is computed."""
-    page = (root / section.page).read_text()
-    hits = list(re.finditer(rf"^#+ {re.escape(section.heading)}\n(.*?)(?=^#+ |\Z)", page, re.MULTILINE | re.DOTALL))
-    if len(hits) != 1:
-        raise ClaimError(f"{section.page}: {len(hits)} headings {section.heading!r}; expected one")
-    if not COMPUTED.search(hits[0][1]):
-        raise ClaimError(f"{section.page}: {section.heading!r} does not say what is computed, assumed or measured once")
-    return hits[0].span(1)
 
 
 # --- results -------------------------------------------------------------------------------------------
@@ -198,7 +159,7 @@ def written_as(value, like):
 def figures(claim, root=ROOT):
     """The figures of a claim, in their order in the page."""
     match, wanted = find(claim.text, (root / claim.page).read_text(), claim.page), len(claim.sources)
-    if claim.sources and len(match.groups()) != wanted:
+    if len(match.groups()) != wanted:
         raise ClaimError(f"{claim.page}: {claim.text!r} has {len(match.groups())} figures, but {wanted} sources")
     for number, source in enumerate(claim.sources, 1):
         parts = match[number].split(" ± ")
@@ -210,31 +171,14 @@ def figures(claim, root=ROOT):
 
 
 def check(root=ROOT):
-    """All figures that are claimed, and a line for each claim or section that leads nowhere."""
+    """All figures that are claimed, and a line for each claim that leads nowhere."""
     claimed, faults = [], []
     for claim in read_claims(root):
         try:
             claimed += figures(claim, root)
         except ClaimError as error:
             faults.append(str(error))
-    for section in read_computed(root):
-        try:
-            computed_span(section, root)
-        except ClaimError as error:
-            faults.append(str(error))
     return claimed, faults
-
-
-def unclaimed(page, root=ROOT):
-    """Numbers of a page that look measured, and that no entry of docs/claims.toml names."""
-    text = (root / page).read_text()
-    claims = [claim for claim in read_claims(root) if claim.page == page]
-    spans = [find(claim.text, text, page).span() for claim in claims]
-    spans += [computed_span(section, root) for section in read_computed(root) if section.page == page]
-    bare = NOT_PROSE.sub(lambda match: " " * len(match[0]), text)
-    for match in MEASURED.finditer(bare):
-        if not any(start <= match.start() and match.end(1) <= end for start, end in spans):
-            yield " ".join(text[max(0, match.start() - 60) : match.end() + 30].split())
 
 
 def rewrite(moved, root=ROOT):

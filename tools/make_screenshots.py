@@ -1,10 +1,9 @@
-"""Follow docs/walkthrough.md for real: run its commands, drive its pages, renew their outputs and its pictures.
+"""Run the steps of the pages Find, Count and Classify for real, drive the pages that they open, and renew the pictures.
 
-    python tools/make_screenshots.py WORK      # an empty folder; needs chromium and pucache[test]
+    python tools/make_screenshots.py WORK      # an empty folder; needs chromium and the extra test
 
-Lines of console blocks that begin with `$` run in WORK, in their order, and what they print replaces what stands below
-them. Where the text shows images/NAME.png, that picture is taken; the truth of the packaged images answers in the place
-of a person. What the pages say meanwhile is printed: figures within the sentences are to be held against it by hand.
+The truth of the packaged images answers in the place of a person. What commands and pages say meanwhile is printed:
+figures within the sentences of the pages are to be held against it by hand.
 """
 
 import contextlib
@@ -23,8 +22,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from helpers.browser import chromium, opened  # noqa: E402
 from helpers.live_pages import DECIDABLE, press, wait_until_saved  # noqa: E402
 
-TEXT, PICTURES = ROOT / "docs/walkthrough.md", ROOT / "docs/images"
-COMMAND, PICTURE = re.compile(r"\$ (.+)"), re.compile(r"!\[.+\]\(images/([\w-]+)\.png\)")
+PICTURES = ROOT / "docs/images"
 DECIDED, RANKED = 70, 250  # decisions before the first picture, and in all by rank
 STEP, AUDITED = 10, 200  # random images among the likeliest, until one may stop, and then among all
 LOOK = 250  # ms that a person looks at an image, at least
@@ -32,29 +30,16 @@ SETTLED = 1000  # ms, in which a progress bar comes to rest
 
 
 def main(work):
-    """Follow the text from its first line to its last, and write it anew."""
+    """Run the commands, and take each picture in its turn."""
     work.mkdir(parents=True, exist_ok=True)
     if any(work.iterdir()):
         sys.exit(f"{work} is not empty; name a new folder")
     with chromium() as browser:
-        lines = renewed(TEXT, lambda command: run(command, work), lambda name: TAKEN[name](browser, work, name))
+        for command, pictures in STEPS.items():
+            run(command, work)
+            for name in pictures:
+                TAKEN[name](browser, work, name)
         list_of_concepts(browser, work)
-    TEXT.write_text("\n".join(lines) + "\n")
-
-
-def renewed(text, run, take):
-    """Return the lines of a text, with what its commands print now, and take its pictures in their turn."""
-    lines, console = [], False
-    for line in text.read_text().splitlines():
-        console = line == "```console" or (console and line != "```")
-        command, picture = console and COMMAND.fullmatch(line), PICTURE.match(line)
-        if command or not console or line == "```console":
-            lines.append(line)
-        if command:
-            lines += run(command[1])
-        if picture:
-            take(picture[1])
-    return lines
 
 
 def environment():
@@ -64,14 +49,14 @@ def environment():
 
 
 def run(command, work):
-    """Run a line of the text in WORK as a shell would; gives the lines that it prints."""
+    """Run a command in WORK as a shell would."""
     if command.startswith("pucache review "):
-        return LiveReview.begin(command, work)
+        LiveReview.begin(command, work)
+        return
     ended = subprocess.run(["bash", "-c", command], cwd=work, env=environment(), stdout=subprocess.PIPE, text=True)
     if ended.returncode:
         sys.exit(f"{command} ended with {ended.returncode}")
     print(f"$ {command}\n{ended.stdout}", end="", flush=True)
-    return ended.stdout.splitlines()
 
 
 def save(page, name, section=None):
@@ -93,13 +78,13 @@ def save(page, name, section=None):
 
 
 class LiveReview:
-    """The server that `pucache review` of the text runs, while the pictures of its page are taken."""
+    """The server of `pucache review`, while the pictures of its page are taken."""
 
     process, address = None, ""
 
     @classmethod
     def begin(cls, command, work):
-        """Start it; returns what it prints, with the token left out."""
+        """Start it, and print what it says with the token left out."""
         shell = ["bash", "-c", f"exec {command} --no-browser"]
         cls.process = subprocess.Popen(shell, cwd=work, env=environment(), stdout=subprocess.PIPE, text=True)
         lines = []
@@ -110,7 +95,6 @@ class LiveReview:
         cls.address = next(line.split()[1] for line in lines if line.startswith("open "))
         lines = [re.sub(r"token=\S+", "token=...", line) for line in lines]
         print(f"$ {command}", *lines, sep="\n", flush=True)
-        return lines
 
     @classmethod
     def end(cls):
@@ -177,7 +161,7 @@ def audit_among_the_likeliest(browser, work, name):
 
 
 def audit_among_all(browser, work, name):
-    """Decide random images of the whole pile, take the limit, and end the review."""
+    """Decide random images of all that is left, take the limit, and end the review."""
     with live_review(browser) as page:
         page.click("#closing-audit")
         decide(page, work, AUDITED)
@@ -186,8 +170,8 @@ def audit_among_all(browser, work, name):
 
 
 def list_of_concepts(browser, work):
-    """Decide images of two concepts, and take the page that lists all; it is in docs/tasks/many.md."""
-    LiveReview.begin("pucache review cache.h5 --concepts kinds.csv --session reviews", work)
+    """Decide images of two concepts, and take the page that lists all; it is in docs/many.md."""
+    LiveReview.begin("pucache review cache.h5 --labels kinds.csv --session reviews", work)
     with browser.new_context(viewport={"width": 1280, "height": 640}, color_scheme="light") as context:
         page = context.new_page()
         page.goto(LiveReview.address)
@@ -217,13 +201,23 @@ def margins(browser, work, name):
         save(page, name, "margins")
 
 
-def map_of_images(browser, work, name):
-    """Take the map with the pointer on an unlabelled image that is likely positive."""
-    with opened(browser, work / "report.html", color_scheme="light") as page:
-        page.locator("circle.q9:not(.labelled)").first.hover(force=True)
-        save(page, name, "map")
-
-
+STEPS = {  # commands, and the pictures that are taken after each
+    "python -c \"from pucache.demonstration import unpack; unpack('.')\"": [],
+    "pucache embed pile cache.h5": [],
+    "head -10 positives.txt > found.txt": [],
+    "pucache train-pu cache.h5 --positives found.txt": [],
+    "pucache review cache.h5 --positives found.txt": [
+        "live-review",
+        "live-review-page",
+        "live-review-stop",
+        "live-review-audit",
+    ],
+    "pucache audit cache.h5.review": [],
+    "pucache train-pu cache.h5": [],
+    "pucache score model.safetensors new --out new.csv": [],
+    "pucache evaluate new.csv --truth truth.csv": [],
+    "pucache report cache.h5 --model model.safetensors": ["report", "report-margins"],
+}
 TAKEN = {
     "live-review": first_decisions,
     "live-review-page": page_of_twelve,
@@ -231,7 +225,6 @@ TAKEN = {
     "live-review-audit": audit_among_all,
     "report": first_screen,
     "report-margins": margins,
-    "report-map": map_of_images,
 }
 
 if __name__ == "__main__":

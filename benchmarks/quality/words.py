@@ -4,7 +4,7 @@
 
 The caches are of the bundled encoder, with keys CLASS/NAME: the training images of CIFAR-10 and images of
 Fashion-MNIST. Each class is looked for by its name, where it is 1 % (and 5 %) of a pile of all other classes, drawn
-with seed 0. Nothing is labelled. A text encoder is needed (`pucache[words]`). With --reviews N, reviews of the first N
+with seed 0. Nothing is labelled. A text encoder is needed (extra `words`). With --reviews N, reviews of the first N
 classes of each set go on to four fifths of all positives, beside reviews that are given 20 examples.
 """
 

@@ -76,7 +76,7 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
     try:
         import open_clip
     except ImportError as error:
-        raise MissingExtraError(f"{name} needs open_clip; pip install 'pucache[clip]'") from error
+        raise MissingExtraError(f"{name} needs open_clip; pip install -e '.[clip]'") from error
     architecture, _, tag = name.removeprefix(PREFIX).partition(":")
     card: str | Path | None = None
     try:

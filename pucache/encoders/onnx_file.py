@@ -134,7 +134,7 @@ def _session(path: Path, device: torch.device) -> Any:
 def _digest(path: Path) -> str:
     """sha256 of a file, and of the files in its folder that hold weights; raises `EncoderError` for others."""
     if not all(map(importlib.util.find_spec, ("onnx", "onnxruntime"))):
-        raise MissingExtraError(f"{path} needs onnx and onnxruntime; pip install 'pucache[onnx]'")
+        raise MissingExtraError(f"{path} needs onnx and onnxruntime; pip install -e '.[onnx]'")
     import onnx
 
     try:

@@ -64,7 +64,7 @@ class SentenceEncoder:
             from tokenizers import Tokenizer
         except ImportError as error:
             raise MissingExtraError(
-                "words need a text encoder, and tokenizers is missing; pip install 'pucache[words]'"
+                "words need a text encoder, and tokenizers is missing; pip install -e '.[words]'"
             ) from error
         self.place = _place(folder)
         try:

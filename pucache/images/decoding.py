@@ -275,7 +275,7 @@ def _register_heif() -> None:
     try:
         import pillow_heif
     except ImportError as error:
-        raise ImageError("HEIC needs pillow-heif; pip install 'pucache[heif]'") from error
+        raise ImageError("HEIC needs pillow-heif; pip install -e '.[heif]'") from error
     pillow_heif.register_heif_opener()
     FORMATS.append("HEIF")
 

@@ -34,7 +34,7 @@ try:
     import ray.exceptions
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as missing:
-    raise MissingExtraError("a Ray cluster needs Ray; pip install 'pucache[ray]', or leave out --ray") from missing
+    raise MissingExtraError("a Ray cluster needs Ray; pip install -e '.[ray]', or leave out --ray") from missing
 
 log = logging.getLogger("pucache")
 

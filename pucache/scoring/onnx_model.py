@@ -149,7 +149,7 @@ def export_onnx(
         )
     for package in ("onnx", "onnxruntime", "onnxscript"):
         if importlib.util.find_spec(package) is None:
-            raise MissingExtraError(f"export to ONNX needs {package}; pip install 'pucache[onnx]'")
+            raise MissingExtraError(f"export to ONNX needs {package}; pip install -e '.[onnx]'")
     path = check_output(out, ONNX, inputs=files_read(model, weights))
     classifier = PULinearClassifier.load(model) if isinstance(model, str | Path) else model
     spec = classifier.encoder_

@@ -72,7 +72,7 @@ def open_filesystem(where: str, *, retry_each_request: bool = False) -> tuple[An
         fs, path = fsspec.core.url_to_fs(where, **options)
     except ImportError as error:
         if protocol in _S3_PROTOCOLS:
-            package = "s3fs; pip install 'pucache[s3]'"
+            package = "s3fs; pip install -e '.[s3]'"
         else:
             package = f"another package ({error_text(error)})"
         raise MissingExtraError(f"{without_secrets(where)} needs {package}") from error

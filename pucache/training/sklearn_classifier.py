@@ -379,7 +379,7 @@ class PULinearClassifier(FittedState):
         """PAUC: share of pairs of a labelled positive and an unlabelled row with the higher margin at the positive.
 
         Ties count one half. It orders models as the AUC of the true classes does, needs no prior, and says nothing
-        about the threshold (docs/metrics.md): a grid search that maximises it chooses how to rank. Accuracy on PU
+        about the threshold (docs/trust.md): a grid search that maximises it chooses how to rank. Accuracy on PU
         labels would be highest where hardly anything is called positive. No classifier reaches 1, as unlabelled rows
         include positives: the best has about 1 - prior / 2.
 

@@ -44,29 +44,23 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = [block for page in PAGES for block in blocks(page)]
 LANGUAGES = {"sh", "console", "python", "text", "yaml"}
 RUNS = ("sh", "console", "python")
-ANEW = "in a folder of its own"  # the one mark of a block that is run here
-REVIEW = "runs in: tests/reviewing/test_page.py"  # of a block whose decisions are made here without its page
 MARKS = {  # what a block that is not run here may say, and how many do
-    "runs in: make test-docker": 2,
-    "runs in: tests/cli/test_demo.py": 2,
-    REVIEW: 1,
-    "runs in: tests/cli/test_command_imports.py": 1,
-    "runs in: tests/cli/test_session_folders.py": 1,
-    "not run: installs packages; parsed only": 4,
-    "not run: needs a network; parsed only": 2,
-    "not run: needs a GPU; parsed only": 1,
-    "not run: needs a text encoder; parsed only": 1,
-    "not run: needs images of your own; parsed only": 3,
+    "not run: installs packages; parsed only": 2,
+    "not run: needs a network; parsed only": 1,
     "not run: needs several GPUs; parsed only": 2,
-    "not run: needs a Slurm cluster; parsed only": 3,
+    "runs in: tests/cli/test_demo.py": 1,
+    "not run: needs a text encoder; parsed only": 1,
+    "runs in: tests/cli/test_session_folders.py": 1,
+    "not run: needs images of your own; parsed only": 3,
+    "not run: needs a Slurm cluster; parsed only": 1,
     "not run: needs a Ray cluster; parsed only": 1,
-    "not run: takes hours; parsed only": 2,
+    "runs in: make test-docker": 2,
 }
 
 
 def here(block):
     """Whether a block is to be run by this test."""
-    return block.language in RUNS and block.mark in ("", ANEW)
+    return block.language in RUNS and not block.mark
 
 
 # --- texts -------------------------------------------------------------------------------------------
@@ -79,7 +73,7 @@ def test_every_block_is_fenced_and_says_its_language(page):
 
 
 def test_blocks_that_are_not_run_say_why_and_are_no_more_than_they_were():
-    assert Counter(block.mark for block in ALL if block.mark not in ("", ANEW)) == MARKS
+    assert Counter(block.mark for block in ALL if block.mark) == MARKS
     makefile = (ROOT / "Makefile").read_text()
     for place in (mark.removeprefix("runs in: ") for mark in MARKS if mark.startswith("runs in: ")):
         assert (ROOT / place).is_file() or re.search(rf"^{place.removeprefix('make ')}:", makefile, re.MULTILINE)
@@ -228,14 +222,6 @@ def begin(prepared, page):
     return desk
 
 
-def walkthrough(folder):
-    """The folder of the demo, whose images have other names."""
-    (folder / "cache.h5").unlink()
-    (folder / "new.h5").unlink()
-    for old, new in (("photos", "pile"), ("new-photos", "new"), ("found.txt", "positives.txt")):
-        (folder / old).rename(folder / new)
-
-
 def scaling(folder):
     """JPEG files, a manifest that was cut off from them, and a table of labelled positives that lie elsewhere."""
     for number, path in enumerate(sorted((folder / "photos").iterdir())[:40]):
@@ -256,17 +242,16 @@ def many(folder):
 
 
 def find(folder):
-    """The table of somebody who has looked at the review sheet."""
+    """The table of somebody who has looked at the page of a ranking."""
     with (folder / "reviewed.csv").open() as table:
         lines = [f"{row['key']},{row['label']}" for row in csv.DictReader(table)]
     (folder / "answers.csv").write_text("\n".join(["key,label", *lines]) + "\n")
 
 
 BESIDES = {
-    "docs/tasks/find.md": find,
-    "docs/tasks/many.md": many,
-    "docs/walkthrough.md": walkthrough,
-    "docs/scaling.md": scaling,
+    "docs/find.md": find,
+    "docs/many.md": many,
+    "docs/scale.md": scaling,
 }
 
 
@@ -326,10 +311,6 @@ def test_the_blocks_of_a_page_run_in_its_order_and_print_what_it_shows(page, pre
     folder, names, printed = begin(prepared, name(page)), {"__name__": "page"}, []
     monkeypatch.chdir(folder)
     for block in blocks(page):
-        if block.mark == ANEW:
-            begin(prepared, name(page))
-        if block.mark == REVIEW:
-            sit(folder)
         if here(block):
             capsys.readouterr()
             printed = run_block(block, folder, names)

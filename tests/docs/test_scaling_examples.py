@@ -1,4 +1,4 @@
-"""The examples of docs/scaling.md: run with a real shell, and stand-ins for the schedulers alone."""
+"""The examples of docs/scale.md: run with a real shell, and stand-ins for the schedulers alone."""
 
 import json
 import os

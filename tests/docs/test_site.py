@@ -25,7 +25,7 @@ FLAGS = re.search(r"sphinx-build (.+) docs docs/", (ROOT / "Makefile").read_text
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Build as `make docs` does, where nothing can be fetched."""
-    pytest.importorskip("sphinx", reason="no sphinx; install pucache[test]")
+    pytest.importorskip("sphinx", reason="no sphinx; pip install -e '.[test]'")
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "sphinx", *FLAGS, "-d", folder / "doctrees", DOCS, folder / "html"]
     nowhere = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")

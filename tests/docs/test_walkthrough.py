@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 NOTEBOOK = DOCS / "walkthrough.ipynb"
 ROOT_PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
-PAGES = [*ROOT_PAGES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("tasks/*.md"))]
+PAGES = [*ROOT_PAGES, *sorted(DOCS.glob("*.md")), *sorted(DOCS.glob("reference/*.md"))]
 
 
 def name(path):
@@ -20,7 +20,7 @@ def name(path):
 
 
 def notebook():
-    nbformat = pytest.importorskip("nbformat", reason="no nbformat; install pucache[test]")
+    nbformat = pytest.importorskip("nbformat", reason="no nbformat; pip install -e '.[test]'")
     return nbformat.read(NOTEBOOK, as_version=4)
 
 
@@ -37,8 +37,8 @@ def kinds(cell):
 @pytest.fixture(scope="module")
 def run_again(tmp_path_factory):
     """The notebook, run from its first cell to its last in an empty folder by this Python."""
-    nbclient = pytest.importorskip("nbclient", reason="no nbclient; install pucache[test]")
-    pytest.importorskip("ipykernel", reason="no ipykernel; install pucache[test]")
+    nbclient = pytest.importorskip("nbclient", reason="no nbclient; pip install -e '.[test]'")
+    pytest.importorskip("ipykernel", reason="no ipykernel; pip install -e '.[test]'")
     folder, book = tmp_path_factory.mktemp("notebook"), notebook()
     book.metadata.kernelspec.name = "python3"
     with pytest.MonkeyPatch.context() as patch:

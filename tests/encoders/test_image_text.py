@@ -174,7 +174,7 @@ def test_a_folder_of_another_model_and_one_that_asks_for_code_are_refused(folder
 def test_without_open_clip_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
     told = one_line(MissingExtraError, load_encoder, NAME, weights=folder, **PLAIN)
-    assert told == "open_clip:tiny needs open_clip; pip install 'pucache[clip]'"
+    assert told == "open_clip:tiny needs open_clip; pip install -e '.[clip]'"
 
 
 def test_the_text_tower_is_part_of_an_encoder(whole):

@@ -376,7 +376,7 @@ def test_avif_and_heic_in_a_folder(tmp_path, monkeypatch):
         without.setitem(__import__("sys").modules, "pillow_heif", None)
         report = run(open_source(tmp_path / "in"), tmp_path / "c.h5")
         assert report.rows == 1
-        assert report.failures == {"b.heic": "HEIC needs pillow-heif; pip install 'pucache[heif]'"}
+        assert report.failures == {"b.heic": "HEIC needs pillow-heif; pip install -e '.[heif]'"}
     assert run(open_source(tmp_path / "in"), tmp_path / "c.h5").rows == 2
     read = decoding.decode((tmp_path / "in/b.heic").read_bytes())
     assert read.size == (32, 16) and abs(read.getpixel((5, 5))[0] - 200) < 8

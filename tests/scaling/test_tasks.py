@@ -90,5 +90,5 @@ def test_without_ray_the_extra_is_named(folder, monkeypatch):
     for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
-    told = "Error: a Ray cluster needs Ray; pip install 'pucache[ray]', or leave out --ray\n"
+    told = "Error: a Ray cluster needs Ray; pip install -e '.[ray]', or leave out --ray\n"
     assert refused("embed {f} {f}/out --shards 2 --ray", f=folder) == told

@@ -1,4 +1,4 @@
-"""The scorers of docs/other-tools.md, which need no pucache, against pucache."""
+"""The scorers of docs/interop.md, which need no pucache, against pucache."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ from pucache.scoring.onnx_model import export_onnx
 from pucache.scoring.score import score
 from pucache.training.sklearn_classifier import PULinearClassifier
 
-PAGE = Path(__file__).parents[2] / "docs/other-tools.md"
+PAGE = Path(__file__).parents[2] / "docs/interop.md"
 PHOTOGRAPHS = load_sample_images().images
 
 
@@ -34,7 +34,7 @@ def test_the_scorer_gives_the_scores_of_pucache_in_fifteen_lines(tmp_path, monke
     model.save("model.safetensors")
     cache = write_cache(tmp_path / "cache.h5", X)
     score(model, cache, "cache.scores.csv")
-    export(cache, "pile.parquet")
+    export(cache, "images.parquet")
     exec(block_with("merge"))
     code = block_with("safe_open")
     assert len([line for line in code.split("table =")[0].splitlines() if line]) <= 15
