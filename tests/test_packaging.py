@@ -115,7 +115,7 @@ def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadat
 def test_extras_that_the_messages_name_exist(metadata):
     extras = set(metadata.get_all("Provides-Extra"))
     text = "".join(path.read_text() for path in (ROOT / "pucache").rglob("*.py"))
-    named = set(re.findall(r"pip install '?pucache\[(\w+)\]", text))
+    named = set(re.findall(r"pip install -e '\.\[(\w+)\]", text))
     assert named and named <= extras
 
 
