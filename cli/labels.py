@@ -46,7 +46,8 @@ from .destinations import check_outputs
     "--groups",
     metavar="TABLE[:COLUMN]|PATTERN|none",
     help="Images that are not independent, such as those of one patient, video or site: a table, or a pattern that is "
-    "searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). none: all are independent.",
+    "searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). none: all are independent. A "
+    "review that is TABLE keeps them.",
 )
 @options.option("--negatives", metavar="FILE", help="Known negatives, where TABLE lists positives alone.")
 @options.as_json
@@ -147,14 +148,17 @@ def _is_review(path: str) -> bool:
 
 
 def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: LabelTable) -> ImportedLabels:
-    """Labels of a review, and groups beside them."""
+    """Labels of a review, and groups, which it keeps."""
+    from pucache.reviewing.kept_groups import keep_groups
     from pucache.reviewing.session_labels import session_labels
 
     read = ImportedLabels(cache, session_labels(cache, folder))
     if groups is None:
         return read
     names = read_groups(cache, groups, reading)
-    return replace(read, labels=replace(read.labels, group=numbered(names)), group_names=names)
+    labels = replace(read.labels, group=numbered(names))
+    keep_groups(Path(folder), cache, numbered(names))
+    return replace(read, labels=labels, group_names=names)
 
 
 def _print(cache: EmbeddingCache, read: ImportedLabels, counts: dict[str, int], out: str) -> None:
@@ -165,7 +169,9 @@ def _print(cache: EmbeddingCache, read: ImportedLabels, counts: dict[str, int], 
     lines = [", ".join(f"{number:,} {name}" for name, number in named.items())]
     if read.undecided:
         lines.append(f"{read.undecided:,} without a label are undecided, and left out")
-    if "groups" in counts:
+    if read.labels.are_independent:
+        lines.append("no groups: every image is independent of the others")
+    elif "groups" in counts:
         lines.append(f"{counts['groups']:,} groups")
     if unknown and read.used is not None:
         rule = offered(cache.keys, read.used)

@@ -4,7 +4,8 @@
 
 CIFAR.h5 is a cache of CIFAR-10 by `pucache embed`, its keys CLASS/NAME. A pile has one class as positives. Each row is
 a group of ten: copies that differ by augmentation, for which half the difference of two random rows is added to each.
-Whole groups are labelled. Embeddings are reduced to 256 dimensions.
+Whole groups are labelled. Embeddings are reduced to 256 dimensions. The section of `benchmarks.quality.unnamed_groups`
+on the same page stays.
 """
 
 import argparse
@@ -25,6 +26,7 @@ LABELLED, UNLABELLED, COPIES = (15, 40), 300, 10  # groups that are labelled, an
 SHARES = (0.03, 0.3)  # of positives among the unlabelled groups, even on the scale of logarithms
 AUGMENTED = 0.5  # times the difference of two random rows
 FIGURES = ("prior", "recall", "precision")
+UNNAMED = "## Groups that nobody named"  # section of `benchmarks.quality.unnamed_groups`
 
 
 @cache
@@ -104,7 +106,8 @@ def main() -> None:
     wanted = [{"labelled": labelled, "number": number} for number, labelled in product(range(options.piles), LABELLED)]
     measure_pile = partial(measure, options.cache)
     rows = measured(options.work, "groups", wanted, measure_pile, minutes=options.minutes)
-    write_page(page(rows), options.out)
+    _, mark, unnamed = options.out.read_text().partition(UNNAMED) if options.out.exists() else ("", "", "")
+    write_page(page(rows) + "\n" * bool(mark) + mark + unnamed, options.out)
 
 
 if __name__ == "__main__":

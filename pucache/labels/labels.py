@@ -154,7 +154,8 @@ class Labels:
     failures : dict of str to str
         Concepts whose labels cannot be used, and why, in one line.
     group : ndarray of int64, (n,), or None
-        First row of each row's group: rows that are not independent (`pucache.labels.groups`).
+        First row of each row's group: rows that are not independent (`pucache.labels.groups`). None where nothing was
+        said of groups; each row by itself where the user said that all are independent.
     sources : tuple of str
         Files that they were read from, which no output replaces.
     """
@@ -181,6 +182,11 @@ class Labels:
         if not self.is_one:
             raise LabelError(f"labels of {len(self.columns):,} concepts where those of one list are expected")
         return self.columns[""]
+
+    @property
+    def are_independent(self) -> bool:
+        """Whether the user said that no two rows are of one group."""
+        return self.group is not None and np.array_equal(self.group, np.arange(len(self.group)))
 
     def with_one(self, labels: PULabels) -> Labels:
         """These with other labels of their one list."""

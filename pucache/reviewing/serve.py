@@ -31,6 +31,7 @@ from ..labels.read_labels import LabelSource, open_labels
 from ..retrieval.query import Query
 from .address import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from .app import Application
+from .kept_groups import keep_groups, kept_groups
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
@@ -80,7 +81,7 @@ def review(
         session without positives begins with a selection that is spread over the pile. Of `Labels` of several concepts
         each has a session of its own in a folder of its name, and the first page lists them. Where `Labels` have
         groups, of the likely positives one of each group is shown before a second one, and the classifier holds out
-        whole groups.
+        whole groups; the session keeps them. Parts of an image are one group by default.
     words, not_words, like, weights
         Of what is looked for, as for `pucache.retrieve_positives`: rank the images until ten positives are found.
     session : path, optional
@@ -128,7 +129,6 @@ def review(
         raise ValueError("words and pictures begin a single review; leave them out with the labels of concepts")
     if beside is not None and (concepts is not None or session is None):
         raise ValueError("--beside is for a single review with a folder of its own; name it with --session")
-    clusters = groups_of_images(cache) if labels is None or labels.group is None else labels.group
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
@@ -142,6 +142,7 @@ def review(
             sessions, failures = open_concept_sessions(cache, concepts, folder, twins, stack)
             opened = next(iter(sessions.values()))
         names = [name for name in sessions if name]
+        clusters = _groups_of(cache, labels, folder, beside)
         reader = reviewer or user_name()
         differ = rows_in_conflict(opened, Path(beside)) if beside is not None else ()
         address, listener = _listen(folder, host, port, announce, stack)
@@ -189,6 +190,20 @@ def review(
             for name, one in sessions.items():
                 for line in _closing_lines(one, name):
                     announce(line)
+
+
+def _groups_of(
+    cache: EmbeddingCache, labels: Labels | None, folder: Path, beside: str | Path | None
+) -> np.ndarray | None:
+    """Groups of the images, int64 (n,), which the session keeps; None where they are independent."""
+    group = None if labels is None else labels.group
+    if group is not None:
+        keep_groups(folder, cache, group)
+    for kept in (folder, beside):
+        if group is None and kept is not None and (group := kept_groups(Path(kept), cache)) is not None:
+            keep_groups(folder, cache, group)
+    group = groups_of_images(cache) if group is None else group
+    return None if group is None or Labels({}, group=group).are_independent else group
 
 
 def open_concept_sessions(

@@ -22,6 +22,7 @@ from ..labels.listing import EXPORT, short_digest
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
+from .kept_groups import kept_groups
 from .resume import session_folder
 from .session import Session, read_session
 from .session_folder import concept_folders, over_sessions
@@ -47,7 +48,7 @@ def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside
     -------
     Labels
         They go wherever labels go, such as `pucache.train_pu` and `pucache.report`. With an audit, estimates of
-        prior, recall, precision and F1 rest on it.
+        prior, recall, precision and F1 rest on it. Groups are those that the session keeps.
 
     Raises
     ------
@@ -58,10 +59,11 @@ def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside
     """
     opened = open_cache(cache)
     path, other = session_folder(opened, folder), None if beside is None else Path(beside)
+    group = kept_groups(path, opened)
     if concept_folders(path):
         found = over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name))
-        return Labels(*found, sources=(str(path),))
-    return Labels({"": _labels_of(opened, path, other)}, sources=(str(path),))
+        return Labels(*found, group=group, sources=(str(path),))
+    return Labels({"": _labels_of(opened, path, other)}, group=group, sources=(str(path),))
 
 
 def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None) -> PULabels:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,11 +20,13 @@ from ..labels.groups import groups_of_images
 from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
 from ..labels.near_duplicates import DuplicateScan, groups, joined_groups, unlabelled_twins
 from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
+from ..labels.unnamed_groups import find_unnamed_groups
 from ..storage.rows import RowMatrix, take_rows
 
 if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
 
+log = logging.getLogger("pucache")
 R = TypeVar("R")
 
 
@@ -41,7 +44,8 @@ class TrainingRows:
     twin : ndarray of int64, (n,), or None
         Rows that show the same picture (`pucache.labels.near_duplicates.groups`).
     group : ndarray of int64, (n,), or None
-        Rows that are not independent, which the user named, united with `twin`.
+        Rows that are not independent, united with `twin`: as the user named them, the parts of each image, or what
+        holds the labels where these lie in few groups that nobody named (`pucache.labels.unnamed_groups`).
     cache : EmbeddingCache or None
     numbers : ndarray of int64, (n,), or None
         Rows of the cache, ascending, where the rows are a sample of it.
@@ -78,6 +82,8 @@ class TrainingRows:
         """
         chosen, joint = choose_device(device), labels.joint
         group = groups_of_images(cache) if labels.group is None else labels.group
+        is_named = group is not None
+        group = None if labels.are_independent else group
         X: RowMatrix
         sample: UnlabelledSample | None = None
         numbers: np.ndarray | None = None
@@ -98,6 +104,11 @@ class TrainingRows:
                     sums.add(block)
             X, twin = cache.matrix, scan.groups(cache.matrix, cache.digest_matrix)
             moments = sums.moments() if on_host else None
+        if not is_named:
+            unnamed = find_unnamed_groups(X, cache.keys, np.flatnonzero(joint.s == 1), twin, numbers)
+            if unnamed is not None:
+                group = unnamed.group
+                log.warning("%s", unnamed.sentence(cache, labels.sources))
         group = None if group is None else joined_groups(twin, group)
         return cls(X, chosen, moments, twin, group, cache, numbers, sample, np.flatnonzero(joint.positive))
 

@@ -75,3 +75,40 @@ def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
 def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
     grouped("half.csv", "h.csv")
     assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
+
+
+# --- groups that nobody named --------------------------------------------------------------------
+
+VIDEOS, FRAMES = 60, 10
+VERBS = {
+    "train-pu": "train-pu frames.h5 {} --method linear --penalty 0.01 --device cpu --out v.safetensors",
+    "estimate-prior": "estimate-prior frames.h5 {}",
+    "report": "report frames.h5 {} --out v.html",
+}
+
+
+@pytest.fixture(scope="module")
+def frames(folder):
+    """frames.h5 of videos of ten frames beside cache.h5, with labels of forty frames of five of ten positive videos."""
+    draw = np.random.default_rng(0)
+    centres = draw.normal(size=(VIDEOS, 12)) + 2 * (np.arange(VIDEOS) < 10)[:, None]
+    X = np.repeat(centres, FRAMES, axis=0) + draw.normal(scale=0.2, size=(VIDEOS * FRAMES, 12))
+    keys = [f"v{row // FRAMES:02}_f{row % FRAMES}.png" for row in range(len(X))]
+    write_cache(folder / "frames.h5", X.astype(np.float32), keys)
+    (folder / "in_five.txt").write_text("\n".join(key for key in keys if key < "v05" and key[-5] < "8"))
+
+
+@pytest.mark.usefixtures("frames")
+@pytest.mark.parametrize("verb", VERBS)
+def test_labels_in_few_videos_are_told_and_count_as_videos_until_something_is_said_of_groups(verb, caplog):
+    seen = "40 labelled positives lie in 5 of 60 runs of names, each of images that look alike"
+    ended = run(VERBS[verb].format("--positives in_five.txt"))
+    assert seen in caplog.text and "5 groups of labelled positives are too few to estimate prior" in ended.stdout
+    typed = caplog.text[caplog.text.index("pucache labels") : caplog.text.index(" (none:")]
+    for groups, count in ((typed, "60 groups"), ("--groups none", "every image is independent")):
+        options = groups.removeprefix("pucache ") if groups == typed else f"labels frames.h5 in_five.txt {groups}"
+        assert count in run(f"{options} --out v.csv").stdout
+        caplog.clear()
+        ended = run(VERBS[verb].format("--labels v.csv"))
+        assert "lie in" not in caplog.text
+        assert ("5 groups of labelled positives are too few" in ended.stdout) == (groups == typed)

@@ -64,7 +64,7 @@ def test_groups_stay_in_one_fold_with_their_twins_and_count_as_one_label(tmp_pat
     assert len(np.unique(data.twin)) > 300, "twins stay what they are"
     for fold in deal_folds(s, 5, 0, data.together).T:
         assert all(len(np.unique(fold[data.together == one])) == 1 for one in np.unique(data.together))
-    grouped, alone = (train_pu(cache, read_labels(cache, s, groups=one), device="cpu") for one in (groups, None))
+    grouped, alone = (train_pu(cache, read_labels(cache, s, groups=one), device="cpu") for one in (groups, "none"))
     assert grouped.figures_.labels.labels < alone.figures_.labels.labels
     assert grouped.figures_.design_effect > 1.5 and alone.figures_.design_effect is None
     assert np.ptp(grouped.figures_["recall"].interval) > np.ptp(alone.figures_["recall"].interval)
