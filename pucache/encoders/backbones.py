@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ import torch
 from PIL import Image
 
 from ..errors import EncoderError, UnknownEncoderError
-from .checkpoints import has_tensor, read_state
+from .checkpoints import has_tensor, read_state, shapes_of
+from .network_size import require_network_of_weights
 from .pooling import pooling_of, set_pooling
-from .repositories import FOLDER, HUB, architecture_of, card_licence, near_names, require_hub, weights_file
+from .repositories import FOLDER, HUB, card_licence, configuration_of, near_names, require_hub, weights_file
 from .spec import weights_digest
 from .timm_weights import load_weights, require_finite
 
@@ -107,8 +109,8 @@ def _fetched(name: str, image_size: tuple[int, ...] | None) -> Any:
         require_hub(repository or getattr(timm.get_pretrained_cfg(name), "hf_hub_id", None))
         if repository is None:
             return _sized(name, image_size, pretrained=True)
-        architecture_of(Path(huggingface_hub.hf_hub_download(repository, "config.json")).parent)
-        model = _with_weights(name, timm.models.load_state_dict_from_hf(repository), name, image_size)
+        config = configuration_of(Path(huggingface_hub.hf_hub_download(repository, "config.json")).parent)
+        model = _with_weights(name, timm.models.load_state_dict_from_hf(repository), name, image_size, config)
         model.pretrained_cfg["license"] = card_licence(repository)
         return model
     except EncoderError:
@@ -124,18 +126,30 @@ def _fetched(name: str, image_size: tuple[int, ...] | None) -> Any:
 
 def _of_folder(name: str, folder: Path, image_size: tuple[int, ...] | None) -> Any:
     """A network with the weights of a folder as the hub has them: config.json, and a file of weights."""
-    found, path = architecture_of(folder), weights_file(folder)
-    if name != found:
-        raise EncoderError(f"{folder} holds {found}, not {name}; use --encoder {folder}")
-    model = _with_weights(FOLDER + str(folder), read_state(path), path, image_size)
+    config, path = configuration_of(folder), weights_file(folder)
+    if name != config["architecture"]:
+        raise EncoderError(f"{folder} holds {config['architecture']}, not {name}; use --encoder {folder}")
+    model = _with_weights(FOLDER + str(folder), read_state(path), path, image_size, config)
     model.pretrained_cfg["license"] = card_licence(folder / "README.md")
     return model
 
 
-def _with_weights(source: str, content: dict[Any, Any], holder: str | Path, image_size: tuple[int, ...] | None) -> Any:
-    """A network with the weights of a checkpoint; those of a classifier are left out."""
-    if not source.startswith((HUB, FOLDER)):
+def _with_weights(
+    source: str,
+    content: dict[Any, Any],
+    holder: str | Path,
+    image_size: tuple[int, ...] | None,
+    config: dict[str, Any] | None = None,
+) -> Any:
+    """A network with the weights of a checkpoint; those of a classifier are left out.
+
+    `config` is that of a repository, whose network may be any.
+    """
+    if config is None:
         _require_timm_model(source)
+    else:
+        plain = partial(timm.create_model, source, num_classes=0)
+        require_network_of_weights(config.get("model_args"), shapes_of(content), plain, holder)
     model = _sized(source, image_size)
     if isinstance(getattr(model, "fc_norm", None), torch.nn.Identity) and has_tensor(content, "fc_norm.weight"):
         model = _sized(source, image_size, global_pool="avg")  # as MAE is fine-tuned

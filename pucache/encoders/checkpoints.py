@@ -64,8 +64,11 @@ class _DictPlaceholder:
         return OrderedDict()
 
 
-def read_state(path: str | Path) -> dict[Any, Any]:
-    """Read a file of safetensors, or what torch.save wrote; raises `EncoderError` unless it holds a dictionary."""
+def read_state(path: str | Path, device: str = "cpu") -> dict[Any, Any]:
+    """Read a file of safetensors, or what torch.save wrote; raises `EncoderError` unless it holds a dictionary.
+
+    On torch's device ``meta`` tensors of torch.save have shapes, and no content; those of safetensors are mapped.
+    """
     path = Path(path)
     try:
         check_regular(path)
@@ -77,7 +80,7 @@ def read_state(path: str | Path) -> dict[Any, Any]:
         kind = format_of(path).replace("-", " ")
         raise EncoderError(f"{path} is a {kind}, not weights of timm; expected a state dict, or RUN_DIR as --encoder")
     try:
-        content = safetensors.torch.load_file(path) if _is_safetensors(path) else _unpickled(path)
+        content = safetensors.torch.load_file(path) if _is_safetensors(path) else _unpickled(path, device)
     except EncoderError:
         raise
     except Exception as error:
@@ -92,6 +95,11 @@ def read_state(path: str | Path) -> dict[Any, Any]:
     return content
 
 
+def shapes_of(content: dict[Any, Any]) -> list[torch.Size]:
+    """Shape of each tensor in a checkpoint."""
+    return [tensor.shape for _, tensors in _places(content) for tensor in tensors.values()]
+
+
 def _is_safetensors(path: Path) -> bool:
     if path.suffix == ".safetensors":
         return True
@@ -99,7 +107,7 @@ def _is_safetensors(path: Path) -> bool:
         return stream.read(9)[8:] == b"{"
 
 
-def _unpickled(path: Path) -> Any:
+def _unpickled(path: Path, device: str) -> Any:
     """Read what torch.save wrote, with placeholders for objects that are no tensors."""
     try:
         names = torch.serialization.get_unsafe_globals_in_checkpoint(path)
@@ -114,16 +122,17 @@ def _unpickled(path: Path) -> Any:
             f"source, {_SAVE_ALONE}"
         )
     try:
-        return _load(path, dict.fromkeys(names, _Placeholder))
+        return _load(path, device, dict.fromkeys(names, _Placeholder))
     except Exception as error:  # torch's unpickler has an error of pickle, which is not imported here
         if "SETITEM" not in str(error):
             raise
-        return _load(path, {name: _Placeholder if name.startswith("numpy.") else _DictPlaceholder for name in names})
+        stubs = {name: _Placeholder if name.startswith("numpy.") else _DictPlaceholder for name in names}
+        return _load(path, device, stubs)
 
 
-def _load(path: Path, placeholders: Mapping[str, Any]) -> Any:
+def _load(path: Path, device: str, placeholders: Mapping[str, Any]) -> Any:
     with torch.serialization.safe_globals([(stub, name) for name, stub in placeholders.items()]):
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location=device, weights_only=True)
 
 
 def _may_execute(name: str) -> bool:

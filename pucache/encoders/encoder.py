@@ -32,7 +32,7 @@ from .inference import Runtime
 from .onnx_file import file_and_output, is_onnx
 from .onnx_file import load as load_onnx
 from .pooling import authors_choice, pooling_of
-from .repositories import HUB, architecture_of, canonical_name, is_repository, library_of
+from .repositories import HUB, canonical_name, configuration_of, is_repository, library_of
 from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped
 from .stated_preprocessing import preprocessing
 from .timm_weights import require_finite
@@ -290,7 +290,7 @@ def _resolved(name: str, weights: str | Path | None) -> tuple[str, str | Path | 
         if weights is not None:
             raise EncoderError(f"{name} has its own weights; leave out --weights")
         library, folder = library_of(name), Path(name).resolve()
-        return library + (architecture_of(folder) if library == "timm:" else folder.name), name
+        return library + (str(configuration_of(folder)["architecture"]) if library == "timm:" else folder.name), name
     if name.startswith("timm:"):
         name = "timm:" + canonical_name(name.removeprefix("timm:"))
     return name, weights

@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ import torch
 from ..errors import EncoderError, MissingExtraError, UnknownEncoderError, one_line
 from ..storage.atomic import read_regular
 from .backbones import digest
+from .checkpoints import read_state, shapes_of
 from .found_weights import find_weights
-from .repositories import HUB, OPEN_CLIP_CONFIG, card_licence, near_names, require_hub
+from .network_size import require_network_of_weights
+from .repositories import HUB, OPEN_CLIP_CONFIG, card_licence, near_names, require_hub, weights_file
 from .spec import EncoderSpec, preprocessing_fields, uncropped
 from .timm_weights import require_finite
 
@@ -79,14 +82,18 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
         raise MissingExtraError(f"{name} needs open_clip; pip install -e '.[clip]'") from error
     architecture, _, tag = name.removeprefix(PREFIX).partition(":")
     card: str | Path | None = None
+    holder: Path | None = None
     try:
         if weights is not None and os.path.isdir(weights):
-            source, given = _of_folder(open_clip, architecture, Path(weights))
-            pretrained, card = None, Path(weights, "README.md")  # those of the folder
+            holder = Path(weights)
+            source, given = _of_folder(open_clip, architecture, holder)
+            pretrained, card = None, holder / "README.md"  # those of the folder
         elif tag and architecture + ":" == HUB and weights is None:
             require_hub(tag)
             source, pretrained, card = HUB + tag, None, tag
-            given = _read(Path(huggingface_hub.hf_hub_download(tag, OPEN_CLIP_CONFIG))).get("preprocess_cfg") or {}
+            holder = Path(huggingface_hub.hf_hub_download(tag, OPEN_CLIP_CONFIG)).parent
+            open_clip.pretrained.download_pretrained_from_hf(tag)  # into this folder
+            given = _read(holder / OPEN_CLIP_CONFIG).get("preprocess_cfg") or {}
         else:
             source, given = architecture, _of_tag(open_clip, architecture, tag)
             if weights is not None and not os.path.isfile(weights):
@@ -94,6 +101,11 @@ def _load(name: str, weights: str | Path | None) -> tuple[Any, Any, dict[str, An
             pretrained = tag if weights is None else os.path.abspath(weights)  # which is no tag
             card = None if weights else given["hf_hub"].rpartition("/")[0]
             require_hub(card)
+        if holder is not None:
+            options = {"load_weights": False, "pretrained_text": False, "device": "meta"}
+            plain = partial(open_clip.create_model, source, **options)
+            content = read_state(weights_file(holder), "meta")
+            require_network_of_weights(_read(holder / OPEN_CLIP_CONFIG)["model_cfg"], shapes_of(content), plain, holder)
         model = open_clip.create_model(source, pretrained, require_pretrained=True).eval()
         tokenizer = open_clip.get_tokenizer(source)
     except EncoderError:

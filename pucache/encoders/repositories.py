@@ -8,14 +8,17 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import huggingface_hub
 
 from ..errors import EncoderError, one_line
+from ..storage.atomic import read_regular
 
 HUB, FOLDER = "hf-hub:", "local-dir:"  # before what timm and open_clip do not know by name
 OPEN_CLIP_CONFIG = "open_clip_config.json"
-_WEIGHTS = ("model.safetensors", "pytorch_model.bin", "*.safetensors", "*.bin", "*.pth")  # in a folder
+_USUAL = ("model.safetensors", "pytorch_model.bin")
+_WEIGHTS = (*(f"open_clip_{name}" for name in _USUAL), *_USUAL, "*.safetensors", "*.bin", "*.pth")  # in a folder
 
 
 def canonical_name(name: str) -> str:
@@ -49,16 +52,19 @@ def library_of(repository: str) -> str:
     )
 
 
-def architecture_of(folder: Path) -> str:
-    """Name of timm's network in a folder as the hub has them; raises `EncoderError` for one of another kind."""
+def configuration_of(folder: Path) -> dict[str, Any]:
+    """The configuration of timm's network in a folder as the hub has them, with its name as ``architecture``.
+
+    Raises `EncoderError` for one of another kind.
+    """
     try:
-        config = dict(json.loads((folder / "config.json").read_bytes()))
+        config = dict(json.loads(read_regular(folder / "config.json")))
     except (OSError, ValueError, TypeError) as error:
         raise EncoderError(
             f"{folder} has no config.json to read ({one_line(error)[:120]}); expected a folder as the hub has them"
         ) from error
     if "architecture" in config:
-        return str(config["architecture"])
+        return config
     raise EncoderError(
         f"{folder} holds {config.get('model_type', 'no model')} of transformers, whose name in timm it does not say; "
         "use --encoder timm:NAME --weights FILE, or export it to ONNX"
@@ -69,7 +75,7 @@ def weights_file(folder: Path) -> Path:
     """The file of weights in a folder as the hub has them."""
     files = [path for pattern in _WEIGHTS for path in sorted(folder.glob(pattern))]
     if not files:
-        raise EncoderError(f"{folder} holds no weights; expected {' or '.join(_WEIGHTS[:2])} beside its config.json")
+        raise EncoderError(f"{folder} holds no weights; expected {' or '.join(_USUAL)} beside its configuration")
     return files[0]
 
 

