@@ -1,15 +1,33 @@
 """The public API: one function per command, resolved on first use."""
 
+import importlib
+import importlib.util
 import inspect
+import logging
+import os
+import re
 import subprocess
 import sys
+import warnings
+from pathlib import Path
 
+import click
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 from helpers.command_line import ENCODER, save_world
+from helpers.planted import planted, write_cache
+from helpers.refusals import one_line
+from threadpoolctl import threadpool_info
 
 import pucache
+from pucache import devices, threads
 from pucache.cli.main import main
+from pucache.devices import choose_device, choose_runtime, unusable_cuda
+from pucache.labels.labels import Labels, PULabels
+from pucache.seeds import drawn_seed
+from pucache.threads import VALUES_PER_THREAD, limited_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -75,3 +93,327 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     expected = {("seed" if name == "random_state" else name): one.default for name, one in options.items()}
     del expected["pos_label"]  # labels of a cache are not text
     assert taken.items() >= expected.items() and "parameters" not in taken
+
+
+# --- walks ----------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[1] / "pucache"
+WALKS = ["training.train_pu", "scoring.score", "retrieval.retrieve", "labels.read_labels"]
+
+
+@pytest.mark.parametrize("module", WALKS)
+def test_the_steps_that_a_front_module_names_are_there_in_this_order(module):
+    front = importlib.import_module(f"pucache.{module}")
+    steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", front.__doc__, re.MULTILINE)
+    assert len(steps) >= 4
+    for name in re.findall(r"`([\w.]+)`", " ".join(steps)):
+        assert has(name), f"{module} names {name}, which nothing of pucache is called"
+
+
+def has(name):
+    """Whether a function, class or method of this name is defined in pucache."""
+    *owner, last = name.split(".")
+    pattern = rf"(def|class) {last}\b|^{last}\b.*="
+    files = [path for path in ROOT.rglob("*.py") if re.search(pattern, path.read_text(), re.MULTILINE)]
+    return any(not owner or re.search(rf"class {owner[-1]}\b", path.read_text()) for path in files)
+
+
+# --- Seeds of every function that draws -----------------------------------------------------------
+
+X, S, _ = planted(120, labelled=30)
+LINEAR = {"method": "linear", "penalty": 0.01}
+CONCEPTS = Labels({"one": PULabels.of(S), "two": PULabels.of(S)})
+DRAWERS = {
+    "None": lambda: None,
+    "RandomState": lambda: np.random.RandomState(3),
+    "Generator": lambda: np.random.default_rng(3),
+}
+
+
+@pytest.fixture(scope="module")
+def cache_of_seeds(tmp_path_factory):
+    return write_cache(tmp_path_factory.mktemp("seeds") / "c.h5", X)
+
+
+def trained(cache, seed):
+    return pucache.train_pu(cache, S, seed=seed, **LINEAR)
+
+
+FUNCTIONS = {
+    "train_pu": trained,
+    "concepts": lambda cache, seed: pucache.train_pu(cache, CONCEPTS, seed=seed, **LINEAR)["one"],
+    "fit": lambda cache, seed: pucache.PULinearClassifier(random_state=seed, **LINEAR).fit(X, S),
+    "estimate_prior": lambda cache, seed: pucache.estimate_prior(cache, S, seed=seed),
+    "sweep_priors": lambda cache, seed: pucache.sweep_priors(cache, S, priors=[0.3], seeds=[seed]),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_function_takes_what_draws_seeds_and_the_largest_one(cache_of_seeds, name):
+    for seed in (np.random.default_rng(3), 2**64 - 1):
+        assert FUNCTIONS[name](cache_of_seeds, seed), seed
+
+
+def test_an_integer_of_numpy_is_a_seed_and_nothing_draws_one():
+    assert drawn_seed(np.int64(7)) == 7 and 0 <= drawn_seed(None) < 2**64
+
+
+@pytest.mark.parametrize("bad", [-1, 2**64, 1.0, "1", np.array([1, 2])], ids=str)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_other_seeds_are_refused_in_one_line(cache_of_seeds, name, bad):
+    assert "from 0 to 2^64 - 1" in one_line(ValueError, FUNCTIONS[name], cache_of_seeds, bad)
+
+
+@pytest.mark.parametrize("kind", ["None", "RandomState", "Generator"])
+def test_the_seed_that_was_drawn_is_in_the_result_and_repeats_it(cache_of_seeds, tmp_path, kind):
+    model = trained(cache_of_seeds, DRAWERS[kind]())
+    again = trained(cache_of_seeds, model.seed_)
+    model.save(tmp_path / "m.safetensors")
+    assert (again.coef_ == model.coef_).all() and again.seed_ == model.seed_
+    assert pucache.PULinearClassifier.load(tmp_path / "m.safetensors").seed_ == model.seed_
+    assert pucache.sweep_priors(cache_of_seeds, S, priors=[0.3], seeds=[DRAWERS[kind]()]).rows[0]["seed"] >= 0
+
+
+def test_a_report_states_its_seed(cache_of_seeds, tmp_path):
+    numbers = pucache.report(cache_of_seeds, S, tmp_path / "r.html", sample=20, seed=np.random.default_rng(3))
+    assert numbers["seed"] == drawn_seed(np.random.default_rng(3))
+
+
+def test_a_state_gives_another_seed_every_time():
+    state = np.random.RandomState(3)
+    assert drawn_seed(state) != drawn_seed(state)
+    assert drawn_seed(np.random.RandomState(3)) == drawn_seed(np.random.RandomState(3))
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def test_limits_hold_inside_and_are_lifted_afterwards_even_after_a_failure(monkeypatch):
+    monkeypatch.setattr(threads, "cores", lambda: 8)
+    np.ones((2, 2)) @ np.ones((2, 2))  # loads BLAS
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for values, inside in ((1, 1), (8 * VALUES_PER_THREAD, 2)):  # a lower limit in force is kept
+            with pytest.raises(ZeroDivisionError), limited_threads(values):
+                assert torch.get_num_threads() == inside
+                assert blas_threads() == {1}
+                raise ZeroDivisionError
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def variables(**given):
+    """Environment of a command, as it is when the libraries are loaded."""
+    code = (
+        "from pucache.threads import set_thread_defaults; set_thread_defaults(); import os, json;"
+        "names = ['OMP_NUM_THREADS', 'OMP_WAIT_POLICY', 'OPENBLAS_NUM_THREADS'];"
+        "print(json.dumps([os.environ[name] for name in names]))"
+    )
+    unset = {"OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OPENBLAS_NUM_THREADS"}
+    environ = {name: value for name, value in os.environ.items() if name not in unset} | given
+    return subprocess.run([sys.executable, "-c", code], env=environ, check=True, capture_output=True, text=True).stdout
+
+
+def test_defaults_are_set_before_libraries_load_and_do_not_replace_what_is_set():
+    assert variables() == f'["{devices.cores()}", "PASSIVE", "1"]\n'
+    given = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_NUM_THREADS": "3"}
+    assert variables(**given) == '["7", "ACTIVE", "3"]\n'
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_workers_return_results_in_order_with_one_torch_thread_and_no_gradients(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.inference_mode(), threads.worker_threads(count) as run_all:
+            assert list(run_all([lambda number=number: number for number in range(9)])) == list(range(9))
+            states = run_all([lambda: (torch.get_num_threads(), torch.is_inference_mode_enabled())] * 5)
+            assert list(states) == [(1, True)] * 5
+            with pytest.raises(ZeroDivisionError):
+                list(run_all([lambda: 1 / 0]))
+    finally:
+        torch.set_num_threads(before)
+
+
+def blas_threads():
+    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+
+
+@pytest.mark.slow
+def test_a_classifier_has_the_same_bits_for_any_number_of_threads():
+    code = (
+        "import hashlib, numpy as np; from helpers.planted import planted; from pucache import PULinearClassifier;"
+        "X, s, _ = planted(2000, d=640, labelled=40);"
+        "model = PULinearClassifier(device='cpu').fit(X, s);"
+        "print(hashlib.sha256(model.coef_.tobytes() + repr(model.neighbours_).encode()).hexdigest(), model.method_)"
+    )
+
+    def digest(count):
+        environment = {**os.environ, "OMP_NUM_THREADS": count, "PYTHONPATH": os.path.dirname(__file__)}
+        environment.pop("OPENBLAS_NUM_THREADS", None)  # as where Python was started without pucache's commands
+        command = [sys.executable, "-c", code]
+        return subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+
+    assert digest("1") == digest("2") == digest("3")
+
+
+# --- Devices that are missing, unusable or full: one line each, and whether the CPU goes on -------
+
+OLD_DRIVER = (
+    "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver by downloading "
+    "and installing a new version from the URL: http://www.nvidia.com/Download/index.aspx"
+)
+TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040)"
+FULL = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 139.81 GiB of which 1.10 GiB is "
+    "free. Process 4711 has 120.00 GiB memory in use."
+)
+GB = 10**9
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    """Let torch see no GPU, and say why when it is asked to use one."""
+
+    def refuse(error):
+        def init():
+            raise error
+
+        monkeypatch.setattr(torch.cuda, "init", init)
+        warned = "CUDA initialization: " + str(error)  # as torch warns of all but a machine without a driver
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(warnings.warn(warned, stacklevel=2)))
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+
+    forget()
+    yield refuse
+    forget()
+
+
+def forget():
+    unusable_cuda.cache_clear()
+    devices._warn_of_unusable_cuda.cache_clear()
+
+
+def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so(no_cuda, caplog, recwarn):
+    no_cuda(RuntimeError(OLD_DRIVER))
+    assert [choose_device().type for _ in range(3)] == ["cpu"] * 3
+    assert not recwarn.list
+    assert caplog.messages == [f"the GPU cannot be used: {TOO_OLD}; going on with the CPU"]
+    assert caplog.records[0].levelno == logging.WARNING
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_with_a_driver_too_old_cuda_by_name_is_refused(no_cuda, name):
+    no_cuda(RuntimeError(OLD_DRIVER))
+    with pytest.raises(ValueError) as raised:
+        choose_device(name)
+    assert str(raised.value) == (f"device {name} cannot be used: {TOO_OLD}; update the driver, or use --device cpu")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and a driver"),
+        RuntimeError("No CUDA GPUs are available"),
+        AssertionError("Torch not compiled with CUDA enabled"),
+    ],
+)
+def test_a_machine_without_a_gpu_is_no_news(no_cuda, caplog, error):
+    no_cuda(error)
+    assert choose_device().type == "cpu" and not caplog.messages
+    with pytest.raises(ValueError, match=r"^device cuda is not there \(0 CUDA devices seen\); use --device cpu$"):
+        choose_device("cuda")
+
+
+@pytest.mark.parametrize(("named", "expected"), [("cpu", "cpu"), ("auto", "cuda"), ("", "cuda")])
+def test_auto_is_what_the_environment_says(monkeypatch, named, expected):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("PUCACHE_DEVICE", named)
+    assert choose_device().type == expected
+    assert choose_device("cuda").type == "cuda" and choose_device(CPU) == CPU
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [("tpu", "unknown device 'tpu'; use auto, cpu, cuda or cuda:N"), ("cuda:7", "device cuda:7 is not there")],
+)
+def test_a_device_of_the_environment_that_is_not_there_is_one_line_that_names_it(monkeypatch, named, said):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setenv("PUCACHE_DEVICE", named)
+    with pytest.raises(ValueError, match=r"^PUCACHE_DEVICE: ") as raised:
+        choose_device()
+    assert said in str(raised.value) and choose_device("cpu") == CPU
+
+
+# --- memory ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "device"),
+    [
+        (torch.OutOfMemoryError(FULL), "cuda:1, 2.00 GiB wanted"),
+        (RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"), "cuda:0"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), "cuda:0"),
+        (RuntimeError("Error in StandardGpuResources.cpp:530: alloc fail type TemporaryMemory"), "cuda:0"),
+    ],
+)
+def test_a_command_on_a_full_device_ends_with_one_line(monkeypatch, error, device):
+    @click.command("fail")
+    def fail():
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GB, 150 * GB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * GB)
+    monkeypatch.setitem(main.commands, "fail", fail)
+    ended = CliRunner().invoke(main, ["fail"], prog_name="pucache")
+    assert ended.exit_code == 1 and ended.stdout == "" and ended.stderr.count("\n") == 1
+    told = f"Error: out of memory on {device}: 1.0 of 150.0 GB free, other processes hold 139.0 GB; "
+    assert ended.stderr.startswith(told)
+
+
+@pytest.mark.parametrize("name", ["", "tpu", "mps", "xpu", "meta", "cuda:-1", "cuda:x", "cpu,cuda"])
+def test_an_unknown_device_is_refused_with_the_known_ones(name):
+    with pytest.raises(ValueError, match=f"^unknown device '{name}'; use auto, cpu, cuda or cuda:N$"):
+        choose_device(name)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_auto_runtime_is_openvino_where_it_is_installed_and_the_cpu_is_used(monkeypatch, installed):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
+    chosen = [choose_runtime("auto", device) for device in (CPU, CUDA)]
+    assert chosen == ["openvino" if installed else "torch", "torch"]
+    with pytest.raises(ValueError, match=r"^openvino runs on the CPU here, not on cuda; "):
+        choose_runtime("openvino", CUDA)
+    with pytest.raises(ValueError, match=r"^unknown runtime 'tensorrt'; use auto, torch, openvino$"):
+        choose_runtime("tensorrt", CPU)
+    if not installed:
+        with pytest.raises(ValueError, match=r"pip install .*\[openvino\]', or use --runtime torch$"):
+            choose_runtime("openvino", CPU)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "max 100000"}, 6),
+        ({"cpu.max": "200000 100000"}, 2),
+        ({"cpu.max": "10000 100000"}, 1),
+        ({"cpu.max": "900000 100000"}, 6),
+        ({}, 6),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 6),
+        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2),
+    ],
+)
+def test_cores_are_those_the_process_is_bound_to_within_the_quota_of_its_container(monkeypatch, files, expected):
+    def read(path):
+        try:
+            return files[str(path.relative_to("/sys/fs/cgroup"))] + "\n"
+        except KeyError:
+            raise FileNotFoundError(path) from None
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    monkeypatch.setattr(Path, "read_text", read)
+    assert devices.cores() == expected

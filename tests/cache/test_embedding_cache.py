@@ -1,12 +1,35 @@
+import copy
+import dataclasses
+import io
+import json
+import multiprocessing
+import pickle
 import re
 
+import h5py
+import joblib
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
-from helpers.cache_files import refusal, rows_of, write
-from helpers.tiny import tiny_encoder
+from fuzz.damage import untouched
+from helpers.cache_files import FAILURES, SPEC, refusal, rows_of, write, write_rows
+from helpers.embedding_runs import run
+from helpers.planted import planted, write_cache
+from helpers.refusals import one_line
+from helpers.sealing import edited
+from helpers.tiny import save_image, tiny_encoder
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import pucache
 from pucache.cache import reader
 from pucache.cache.embedding_cache import EmbeddingCache, open_cache
+from pucache.cache.keys import encode_keys
+from pucache.cache.layout import COLUMNS
+from pucache.cache.local_copies import cache_dir
+from pucache.cache.reader import CacheFile
+from pucache.errors import CacheError
 
 OTHER = tiny_encoder("other", seed=1).spec
 
@@ -65,3 +88,338 @@ def test_a_share_of_another_source_does_not_stand_for_that_of_this_one(tmp_path,
 @pytest.mark.parametrize("bad", [None, 3, [None]], ids=str)
 def test_what_is_no_cache_is_refused_with_the_kinds_that_are(bad):
     assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in refusal(open_cache, bad)
+
+
+# --- Files of another layout than docs/cache-format.md says, sealed as a stranger could: refused by---
+
+KEYS = ["a", "b", "c", "d", "e"]
+
+
+def replaced(name, values=None, **options):
+    """Return what puts another dataset, such as one of these values, in the place of one."""
+
+    def change(file):
+        data = {} if values is None else {"data": values(np.asarray(file[name])) if callable(values) else values}
+        del file[name]
+        file.create_dataset(name, **data, **options)
+
+    return change
+
+
+def linked(name, target):
+    def change(file):
+        del file[name]
+        file[name] = target(file) if callable(target) else target
+
+    return change
+
+
+def virtual(file):
+    layout = h5py.VirtualLayout((5, SPEC.dim), "<f2")
+    layout[:] = h5py.VirtualSource("other.h5", "embeddings", shape=(5, SPEC.dim))
+    del file["embeddings"]
+    file.create_virtual_dataset("embeddings", layout)
+
+
+def drop(name):
+    return lambda file: file.__delitem__(name)
+
+
+def attribute(name, value):
+    return lambda file: file.attrs.__setitem__(name, value)
+
+
+def encoder_of(**fields):
+    return attribute("encoder", np.bytes_(json.dumps({**dataclasses.asdict(SPEC), **fields})))
+
+
+def lack(name):
+    return lambda file: file.attrs.__delitem__(name)
+
+
+GZIP = {"compression": "gzip"}
+SECRET = "../outside/secret.png"
+NO_ENCODER = "damaged: its encoder attribute cannot be read"
+REFUSED = {
+    "foreign": (lack("format"), "HDF5 file but not a pucache cache"),
+    "format as a number": (attribute("format", 1), "HDF5 file but not a pucache cache"),
+    "newer": (attribute("version", 4), "format version 4; this pucache .* reads versions 2 and 3: upgrade"),
+    "version of parts of images": (attribute("version", 3), "damaged: its encoder is not one of format version 3"),
+    "version of 2^64-1": (attribute("version", np.uint64((1 << 64) - 1)), "format version 18446744073709551615;"),
+    "version is a list": (attribute("version", [1, 1]), "damaged: it lacks the attribute version"),
+    "encoder": (attribute("encoder", np.bytes_(b"{}")), NO_ENCODER),
+    "encoder nested deeply": (attribute("encoder", np.bytes_(b"[" * 60_000)), NO_ENCODER),
+    "encoder with a long number": (attribute("encoder", np.bytes_(b"1" * 50_000)), NO_ENCODER),
+    "encoder that is not text": (attribute("encoder", np.bytes_(b"\xff\xfe{")), NO_ENCODER),
+    "encoder of no dimensions": (encoder_of(dim=0), "damaged"),
+    "encoder of 2^80 dimensions": (encoder_of(dim=1 << 80), "damaged"),
+    "source of variable width": (attribute("source", "photos"), "damaged: it lacks the attribute source"),
+    "no keys at all": (replaced("keys", h5py.Empty("S1")), "damaged: keys is not contiguous"),
+    "fewer keys": (replaced("keys", lambda k: k[:3]), "embeddings have the wrong shape"),
+    "numbers as keys": (replaced("keys", np.arange(5)), "keys or failures are not fixed-width text"),
+    "keys of any width": (replaced("keys", ["a"] * 5, dtype=h5py.string_dtype()), "damaged"),
+    "keys of another file": (replaced("keys", shape=(5,), dtype="S8", external=[(SECRET, 0, 40)]), "damaged"),
+    "keys that unpack without end": (replaced("keys", shape=(1 << 28,), dtype="S8", chunks=(1 << 20,), **GZIP), "dam"),
+    "narrow X": (replaced("embeddings", lambda X: X[:, :-1]), "embeddings have the wrong shape"),
+    "double X": (replaced("embeddings", lambda X: X.astype(float)), "embeddings are float64, expected float16 or"),
+    "a million million rows": (replaced("embeddings", shape=(1 << 40, SPEC.dim), dtype="<f2"), "damaged"),
+    "a virtual dataset": (virtual, "damaged"),
+    "gzip": (replaced("embeddings", lambda X: X, **GZIP), "embeddings is not contiguous"),
+    "short digests": (replaced("digests", lambda d: d[:, :31]), "digests have the wrong layout"),
+    "fields": (replaced("digests", np.zeros((5, 32), [("a", "u1"), ("b", "u1")])), "digests have the wrong layout"),
+    "wide times": (replaced("size_mtime", lambda t: t[:, [0, 1, 1]]), "size_mtime has the wrong layout"),
+    "references": (replaced("size_mtime", shape=(5, 2), dtype=h5py.ref_dtype), "damaged"),
+    "lone failure": (replaced("failures/keys", lambda k: k[:1]), "failures do not pair up"),
+    "a link to another file": (linked("keys", h5py.ExternalLink(SECRET, "/keys")), "damaged or incomplete"),
+    "a link to nothing": (linked("keys", h5py.SoftLink("/nothing")), "damaged or incomplete"),
+    "links in a circle": (linked("embeddings", h5py.SoftLink("/embeddings")), "cannot be read"),
+    "a group within itself": (linked("failures", lambda file: file["/"]), "damaged or incomplete"),
+    **{
+        f"no {name}": (drop(name), "damaged or incomplete: a dataset is missing")
+        for name in (*COLUMNS, "failures/keys", "failures/reasons")
+    },
+    **{
+        f"no {name}": (lack(name), f"lacks the attribute {name}")
+        for name in ("version", "encoder", "created", "pucache_version", "source")
+    },
+}
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    """Write a cache of five rows, changed and sealed as if whole, beside a file that it must not read."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / SECRET[3:]).write_bytes(b"secret" * 20)
+    (tmp_path / "within").mkdir()
+
+    def make(change):
+        path = write(tmp_path / "within/cache.h5", KEYS, failures=FAILURES)
+        with edited(path) as file:
+            change(file)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(("change", "expected"), REFUSED.values(), ids=REFUSED)
+def test_a_file_of_another_layout_is_refused_on_opening(stranger, change, expected):
+    path = stranger(change)
+    with untouched(path.parent):
+        text = refusal(CacheFile, path)
+    assert text.startswith(str(path)) and re.search(expected, text), text
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "expected"),
+    [
+        ("keys", ["b", "a", "c", "d", "e"], "keys are not sorted and unique"),
+        ("keys", ["a", "a", "c", "d", "e"], "keys are not sorted and unique"),
+        ("keys", np.array([b"a", b"b\xff", b"c\xc3", b"d", b"e"]), "is not UTF-8"),
+        ("X", np.full((5, SPEC.dim), np.nan, "f2"), r"cache.h5 holds NaN or infinite embeddings \('a', 'b', 'c'\); "),
+        ("keys", ["", "\x1b[31ma", "=cmd()", "b\x07\r", "d\u202e"], None),
+    ],
+)
+def test_verify_checks_the_rows_that_a_right_seal_covers(tmp_path, column, values, expected):
+    rows = dataclasses.replace(rows_of(KEYS), **{column: values if column == "X" else encode_keys(values)})
+    path = write_rows(tmp_path / "cache.h5", rows)
+    if expected is None:
+        EmbeddingCache(path).verify()
+    else:
+        assert re.search(expected, refusal(EmbeddingCache(path).verify))
+
+
+# --- A cache in another process, or copied: the paths travel, and the files must still be the same ---
+
+X, S, _ = planted(80, labelled=20)
+WAYS = {
+    "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "joblib": lambda cache: through_joblib(cache),
+    "spawn": lambda cache: in_a_spawned_process(cache),
+}
+
+
+def through_joblib(cache):
+    joblib.dump(cache, stream := io.BytesIO())
+    stream.seek(0)
+    return joblib.load(stream)
+
+
+def in_a_spawned_process(cache):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.map(copy.copy, [cache])[0]
+
+
+@pytest.fixture
+def caches(tmp_path, monkeypatch):
+    """A cache of two files that was read already, by relative paths."""
+    monkeypatch.chdir(tmp_path)
+    for number, rows in enumerate((slice(0, 50), slice(50, 80))):
+        write_cache(f"{number}.h5", X[rows], [f"{number}{row:03}" for row in range(len(X[rows]))])
+    cache = pucache.EmbeddingCache("0.h5", "1.h5")
+    assert cache.X.shape == (80, 6) and cache.keys[0] == "0000"
+    return cache
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_cache_is_the_same_elsewhere(caches, tmp_path, monkeypatch, way):
+    other = WAYS[way](caches)
+    monkeypatch.chdir("/")
+    assert list(other.keys) == list(caches.keys) and (other.X == X).all()
+
+
+def test_little_is_pickled_however_much_was_read(caches):
+    _ = caches.digests, caches.matrix
+    assert len(pickle.dumps(caches)) < 1000
+
+
+@pytest.mark.parametrize("one", ["cache", "file"])
+def test_another_file_of_the_name_is_refused(caches, one):
+    pickled = pickle.dumps(caches if one == "cache" else caches.files[1])
+    write_cache("1.h5", X[:30] + 1, [f"1{row:03}" for row in range(30)])
+    assert "1.h5 was replaced since this cache was opened" in one_line(CacheError, pickle.loads, pickled)
+
+
+def test_a_file_that_is_gone_is_named(caches, tmp_path):
+    pickled = pickle.dumps(caches)
+    (tmp_path / "0.h5").unlink()
+    assert one_line(CacheError, pickle.loads, pickled) == f"no such cache: {tmp_path / '0.h5'}"
+
+
+def test_a_remote_cache_is_fetched_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
+    url = f"memory://{tmp_path.name}/far.h5"
+    local = write_cache(tmp_path / "near.h5", X)
+    import fsspec
+
+    fsspec.filesystem("memory").pipe(f"/{tmp_path.name}/far.h5", (tmp_path / "near.h5").read_bytes())
+    pickled = pickle.dumps(pucache.EmbeddingCache(url))
+    assert (pickle.loads(pickled).X == local.X).all()
+    cache_dir(clear=True)
+    assert (pickle.loads(pickled).X == local.X).all()
+    fsspec.filesystem("memory").pipe(
+        f"/{tmp_path.name}/far.h5", write_cache(tmp_path / "new.h5", X + 1).files[0].path.read_bytes()
+    )
+    cache_dir(clear=True)
+    assert "was replaced since" in one_line(CacheError, pickle.loads, pickled)
+
+
+def test_results_go_along(caches):
+    model = pucache.train_pu(caches, S, method="linear")
+    results = [
+        model,
+        pucache.retrieve_positives(caches, S, model, k=3),
+        pucache.estimate_prior(caches, S),
+        pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]),
+        pucache.info(caches),
+        pucache.PULabels.of(S),
+    ]
+    for result in results:
+        assert repr(pickle.loads(pickle.dumps(result))) == repr(copy.deepcopy(result)) == repr(result)
+    assert (pickle.loads(pickle.dumps(model)).margins(X) == model.margins(X)).all()
+
+
+def test_what_a_notebook_shows_is_short(caches):
+    model = pucache.train_pu(caches, S, method="linear")
+    shown = [
+        (caches, "80 rows of imported:planted (6-d), float32"),
+        (caches.files[0], "50 rows"),
+        (caches.keys, "Keys(80: 0000, 0001, 0002, ...)"),
+        (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
+        (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
+        (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
+        (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
+        (model, "PULinearClassifier(method='linear')"),
+        (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
+        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
+    ]
+    for thing, text in shown:
+        assert text in repr(thing) and len(repr(thing)) < 400
+        assert "object at 0x" not in repr(thing) and "array(" not in repr(thing)
+
+
+# --- The mark of caches whose rows were sorted out of the order of their input --------------------
+
+
+def imported(path, keys, **options):
+    X = np.random.default_rng(0).normal(size=(len(keys), 3)).astype(np.float32)
+    pucache.import_embeddings(X, path, keys=keys, force=True, **options)
+    return EmbeddingCache(path)
+
+
+@given(st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=6, unique=True))
+@settings(deadline=None, max_examples=30)
+def test_an_import_is_marked_where_its_keys_were_sorted(tmp_path_factory, keys):
+    cache = imported(tmp_path_factory.mktemp("order") / "c.h5", keys)
+    assert cache.reordered == (keys != sorted(keys))
+
+
+def test_the_mark_is_all_that_differs(tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
+    X = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
+    pucache.import_embeddings(X, tmp_path / "sorted.h5", keys=["a", "b", "c"])
+    pucache.import_embeddings(X[::-1], tmp_path / "other.h5", keys=["c", "b", "a"])
+    plain, marked = EmbeddingCache(tmp_path / "sorted.h5"), EmbeddingCache(tmp_path / "other.h5")
+    assert b"reordered" not in (tmp_path / "sorted.h5").read_bytes() and marked.reordered
+    assert (plain.X == marked.X).all() and list(plain.keys) == list(marked.keys)
+    assert not plain.files[0].header.checksums.columns.keys() ^ marked.files[0].header.checksums.columns.keys()
+    marked.verify()
+
+
+def test_the_mark_goes_through_packing_and_exports(tmp_path):
+    plain, marked = imported(tmp_path / "a.h5", ["a1", "a2"]), imported(tmp_path / "b.h5", ["b2", "b1"])
+    assert EmbeddingCache(plain, marked).reordered and not EmbeddingCache(plain).reordered
+    pucache.pack([plain, marked], tmp_path / "both.h5")
+    pucache.pack([plain], tmp_path / "one.h5")
+    assert EmbeddingCache(tmp_path / "both.h5").reordered and not EmbeddingCache(tmp_path / "one.h5").reordered
+    for name, cache in (("plain", plain), ("marked", marked)):
+        pucache.export(cache, tmp_path / f"{name}.parquet")
+        pucache.import_embeddings(tmp_path / f"{name}.parquet", tmp_path / f"{name}.h5")
+        assert EmbeddingCache(tmp_path / f"{name}.h5").reordered == cache.reordered
+
+
+# --- images ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    """Write a manifest of the images with these numbers, of which each is drawn once."""
+
+    def write(*numbers):
+        for number in numbers:
+            save_image(tmp_path / f"{number}.png", number)
+        (tmp_path / "list.txt").write_text("".join(f"{number}.png\n" for number in numbers))
+        return tmp_path / "list.txt"
+
+    return write
+
+
+def test_a_manifest_is_marked_while_its_order_is_another(tmp_path, manifest):
+    out, encoder = tmp_path / "c.h5", tiny_encoder()
+    run(manifest(1, 2), out, encoder)
+    assert not EmbeddingCache(out).reordered
+    run(manifest(2, 1, 3), out, encoder)
+    assert EmbeddingCache(out).reordered
+    run(manifest(3, 4), out, encoder)
+    assert EmbeddingCache(out).reordered  # rows of the manifest before are kept
+    run(manifest(3, 4, 5), out, encoder, prune=True)
+    assert not EmbeddingCache(out).reordered
+
+
+def test_shares_of_a_manifest_say_what_the_whole_says(tmp_path, manifest):
+    where = manifest(2, 1, *range(30, 50))
+    for number in (1, 2):
+        run(where, tmp_path / f"{number}.h5", tiny_encoder(), shard=(number, 2))
+        assert EmbeddingCache(tmp_path / f"{number}.h5").reordered
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (2, 10, 1)])
+def test_a_table_of_images_is_marked_and_a_folder_is_not(tmp_path, manifest, numbers):
+    manifest(*numbers)
+    images = [{"bytes": (tmp_path / f"{each}.png").read_bytes(), "path": f"{each}.png"} for each in numbers]
+    pyarrow.parquet.write_table(pa.table({"image": images}), tmp_path / "t.parquet")
+    run(tmp_path / "t.parquet", tmp_path / "table.h5", tiny_encoder())
+    run(tmp_path, tmp_path / "folder.h5", tiny_encoder())
+    assert EmbeddingCache(tmp_path / "table.h5").reordered == (numbers != (1, 2, 3))
+    assert not EmbeddingCache(tmp_path / "folder.h5").reordered

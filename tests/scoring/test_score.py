@@ -1,14 +1,23 @@
 import numpy as np
 import pytest
+import timm
+import torch
 from helpers import plain
 from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import ODD_KEYS, planted, write_cache
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save_file
 from scipy.special import logit
 
+import pucache
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.embedding.embed import embed
 from pucache.errors import CacheError, ModelError, OutputError
+from pucache.images.regions import image_of
 from pucache.scoring.score import ScoreReport, score
-from pucache.scoring.score_tables import read_scores
+from pucache.scoring.score_tables import TYPES, read_scores, write_table
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 X, S, Y = planted(200, labelled=30)
@@ -125,3 +134,98 @@ def test_a_pile_of_another_encoder_or_without_rows_is_refused(tmp_path, fused, c
     with pytest.raises(CacheError, match=r"no such cache: .*nowhere.h5"):
         score(fused, cache, tmp_path / "scores.csv", neighbours=tmp_path / "nowhere.h5")
     assert not (tmp_path / "scores.csv").exists()
+
+
+# --- score tables ---------------------------------------------------------------------------------
+
+
+def test_a_spreadsheet_s_byte_order_mark_and_further_columns_do_no_harm(tmp_path):
+    (tmp_path / "scores.csv").write_text("\ufeffkey,note,label,posterior,margin\r\na,x,1,0.5,2\r\n", "utf-8")
+    table = {name: column.tolist() for name, column in read_scores(tmp_path / "scores.csv").items()}
+    assert table == {"key": ["a"], "margin": [2], "posterior": [0.5], "label": [1]}
+
+
+def columns(key, numbers):
+    numbers = np.array(numbers, np.float64)
+    labels = np.zeros(len(key), np.int8)
+    return {"key": key, "margin": numbers.astype(np.float32), "posterior": numbers, "label": labels}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@given(data=st.data(), step=st.integers(1, 5))
+def test_any_key_survives_and_no_block_changes_a_byte(tmp_path_factory, suffix, data, step):
+    text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1)
+    keys = ["007", "NA", "null", "", " ", *data.draw(st.lists(text, max_size=9))]
+    folder = tmp_path_factory.getbasetemp()
+    write_table(folder / f"whole.{suffix}", TYPES, [columns(keys, range(len(keys)))])
+    blocks = [columns(keys[i : i + step], range(len(keys))[i : i + step]) for i in range(0, len(keys), step)]
+    write_table(folder / f"blocks.{suffix}", TYPES, blocks)
+    assert (folder / f"blocks.{suffix}").read_bytes() == (folder / f"whole.{suffix}").read_bytes()
+    table = read_scores(folder / f"whole.{suffix}")
+    assert table["key"].tolist() == keys and table["margin"].tolist() == list(range(len(keys)))
+
+
+def test_numbers_of_a_csv_have_six_significant_digits(tmp_path):
+    written = write_table(tmp_path / "scores.csv", TYPES, [columns(["a", "b", "c"], [1e-7, 1 / 3, -1234567.0])])
+    assert written == (3, {"label": 0})
+    assert (tmp_path / "scores.csv").read_text() == (
+        'key,margin,posterior,label\n"a",1e-7,1e-7,0\n"b",0.333333,0.333333,0\n"c",-1234570,-1234570,0\n'
+    )
+
+
+# --- Models of parts of images: scores by part and by image, of new images that are cut alike -----
+
+
+def photograph(path, marked, seed):
+    pixels = np.random.default_rng(seed).integers(0, 90, (96, 96, 3), np.uint8)
+    if marked:  # one cell of nine
+        pixels[32:64, 64:] = (255, 0, 0)
+    path.parent.mkdir(exist_ok=True)
+    Image.fromarray(pixels).save(path)
+
+
+def encoder_of(folder):
+    weights = folder / "weights.safetensors"
+    return {"encoder": "timm:test_convnext", "weights": weights, "precision": "fp32", "runtime": "torch"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    for number in range(24):
+        photograph(folder / "pile" / f"{number:02}.png", number < 14, number)
+    for number in range(4):
+        photograph(folder / "new" / f"{number}.png", number == 2, 100 + number)
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_convnext").state_dict(), folder / "weights.safetensors")
+    cache = embed(folder / "pile", folder / "pile.h5", tiles="3x3", **encoder_of(folder))
+    s = np.array(["percent:66.6667,33.3333" in key and int(key[:2]) < 12 for key in cache.keys], np.int8)
+    pucache.train_pu(cache, positives=s).save(folder / "model.safetensors")
+    return folder
+
+
+def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(trained):
+    folder = trained
+    by_part = score(
+        folder / "model.safetensors", folder / "new", folder / "parts.csv", weights=folder / "weights.safetensors"
+    )
+    scores = read_scores(folder / "parts.csv")
+
+    report = score(folder / "model.safetensors", by_part.cache, folder / "images.csv", by_image=True)
+
+    assert len(scores["key"]) == by_part.rows == 36 and report.rows == 4
+    lines = (folder / "images.csv").read_text().splitlines()
+    assert lines[0] == "key,margin,posterior,label,part"
+    images = read_scores(folder / "images.csv")
+    for key, margin in zip(images["key"], images["margin"], strict=True):
+        assert margin == max(m for k, m in zip(scores["key"], scores["margin"], strict=True) if image_of(k) == key)
+    assert images["key"][int(np.argmax(images["margin"]))] == "2.png"
+    assert '"percent:66.6667,33.3333,33.3333,33.3334"' in lines[3]
+
+
+def test_models_of_parts_and_of_whole_images_are_not_mixed(trained):
+    folder = trained
+    whole = embed(folder / "new", folder / "whole.h5", **encoder_of(folder))
+
+    with pytest.raises(ModelError, match="tiles"):
+        score(folder / "model.safetensors", whole, folder / "x.csv")

@@ -1,12 +1,17 @@
 """Whole objects and ranges, on a real S3 server that fails where it is told to, and in memory."""
 
+import errno
 import os
+import threading
+from pathlib import Path
 
 import fsspec
 import pytest
 from helpers.pictures import refusal
+from hypothesis import given
+from hypothesis import strategies as st
 
-from pucache.errors import MissingExtraError
+from pucache.errors import CacheError, MissingExtraError
 from pucache.images.source import open_source
 from pucache.storage import filesystem, retries
 from pucache.storage.filesystem import (
@@ -17,7 +22,9 @@ from pucache.storage.filesystem import (
     open_object,
     put_file,
 )
-from pucache.storage.retries import RetriesExhausted
+from pucache.storage.prefetch import prefetch
+from pucache.storage.retries import RetriesExhausted, error_text, is_permanent, with_retries
+from pucache.storage.urls import path_or_url, without_secrets
 
 MB = 1 << 20
 
@@ -118,3 +125,120 @@ def test_an_upload_that_is_cut_is_made_again_or_leaves_the_old_object(store, tmp
     store.relay.fail("PUT", "c.h5", times=2)
     put_file(fs, tmp_path / "c.h5", path)
     assert store.get("c.h5") == content
+
+
+# --- retries --------------------------------------------------------------------------------------
+
+
+class HttpError(Exception):
+    def __init__(self, status):
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+class NoCredentialsError(Exception):
+    """Named as botocore's."""
+
+
+def test_a_store_that_hangs_is_not_asked_for_longer_than_a_minute(monkeypatch):
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0, 0.0, 0.0])
+    clock = [0.0]
+    monkeypatch.setattr(retries.time, "monotonic", lambda: clock[0])
+    asked = []
+
+    def hang():
+        asked.append(clock[0])
+        clock[0] += 40
+        raise TimeoutError
+
+    with pytest.raises(RetriesExhausted, match=r"TimeoutError \(tried 2 times\)"):
+        with_retries(hang)
+    assert asked == [0, 40]
+
+
+@pytest.mark.parametrize(
+    ("error", "permanent"),
+    [
+        (CacheError("no"), True),
+        (NoCredentialsError(), True),
+        (OSError(errno.ELOOP, "loop"), True),
+        (HttpError(501), True),
+        (HttpError(429), False),
+        (HttpError(503), False),
+        (ConnectionResetError(), False),
+    ],
+)
+def test_what_another_attempt_may_overcome_is_told_from_what_it_cannot(error, permanent):
+    assert is_permanent(error) == permanent
+
+
+def test_texts_of_errors_hold_no_secret_and_say_that_a_file_is_missing():
+    told = error_text(OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2"))
+    assert told == "GET https://h/x 500, memory://h/x"
+    assert error_text(FileNotFoundError("bucket/a.png")) == "no such file: bucket/a.png"
+
+
+# --- urls -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "path"),
+    [
+        ("file:///a/b c.h5", "/a/b c.h5"),
+        ("file://localhost/a.h5", "/a.h5"),
+        ("file://a/b.h5", "a/b.h5"),
+        (Path("/a.h5"), "/a.h5"),
+        ("s3://b/file://a", "s3://b/file://a"),
+    ],
+)
+def test_the_url_of_a_file_is_its_path(where, path):
+    assert path_or_url(where) == path
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("sftp://u:hunt@er2@h/a@b.png", "sftp://h/a@b.png"),
+        ("sftp://u:hunt/er2@h/a.png", "sftp://h/a.png"),
+        ("HTTPS://hunter2@h/a.png?sig=hunter2", "HTTPS://h/a.png"),
+        ("http://h:8080/a@b.png", "http://h:8080/a@b.png"),
+        ("s3://bucket/a:b@c.png", "s3://bucket/a:b@c.png"),
+        ("zip://a.png::memory://b@c.zip", "zip://a.png::memory://b@c.zip"),
+        ("zip://a.png::sftp://u:hunter2@h/c.zip", "zip://a.png::sftp://h/c.zip"),
+        ("s3:/k:hunter2@bucket/a.h5", "s3:/bucket/a.h5"),
+        ("https:/hunter2@h/a.png?sig=hunter2", "https:/h/a.png"),
+        ("no file 'a.h5?X-Amz-Signature=hunter2&x=1'", "no file 'a.h5?X-Amz-Signature=...&x=1'"),
+        ("C:/photos/a@b.png", "C:/photos/a@b.png"),
+        ("/data/a: b@c.png?x=1", "/data/a: b@c.png?x=1"),
+    ],
+)
+def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
+    assert without_secrets(url) == shown
+
+
+# --- prefetch -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running():
+    """Number of threads that the test has started and that have not ended."""
+    before = set(threading.enumerate())
+    return lambda: len(set(threading.enumerate()) - before)
+
+
+@given(items=st.lists(st.integers() | st.none()), ahead=st.integers(1, 5))
+def test_every_item_comes_once_and_in_order(items, ahead):
+    assert list(prefetch(items, ahead)) == items
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_exception_reaches_the_caller_in_place_of_the_item(error, running):
+    def items():
+        yield 1
+        raise error("broken")
+
+    generator = prefetch(items())
+    assert next(generator) == 1
+    with pytest.raises(error, match="broken"):
+        next(generator)
+    assert running() == 0

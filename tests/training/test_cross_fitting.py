@@ -1,18 +1,22 @@
+import logging
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.planted import planted
+from helpers.planted import planted, write_cache
 
+import pucache
+from pucache import PULinearClassifier
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
-from pucache.heads.solve import fit_heads
+from pucache.heads.solve import fit_heads, flushed_denormals
 from pucache.labels.folds import assign_folds
+from pucache.labels.labels import Labels, PULabels
 from pucache.training import cross_fitting
-from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, deal_folds
+from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, deal_folds, log_posteriors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(150, labelled=30, apart=0.5)
@@ -108,3 +112,123 @@ def test_of_many_unlabelled_rows_a_sample_chooses(monkeypatch):
     chosen = sampled.cross_fit((1e-4, 1e-2))
     assert chosen.margins.shape == S.shape and (chosen.fold == FOLD).all()
     np.testing.assert_allclose(chosen.margins, whole.fit((chosen.penalty,), tolerance=1e-3)[0][0].margins, atol=0.2)
+
+
+# --- Choice of the penalty: the likelihood of the labels, and the prior on the grid ---------------
+
+
+def test_equal_margins_leave_the_choice_to_the_prior():
+    draw = np.random.default_rng(0)
+    s = (np.arange(2000) < 30).astype(np.int8)
+    labels, margins = TrainingLabels.of(s), draw.normal(2.0 * (s == 1), 1).astype(np.float32)[:, None]
+    chosen = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
+    assert PENALTIES[int(np.argmax(chosen))] == 1e-3
+    assert np.isfinite(log_posteriors([margins], (0.0,), labels)).all()
+
+
+def test_the_likelihood_is_the_mean_over_the_deals():
+    draw = np.random.default_rng(1)
+    s = (np.arange(800) < 20).astype(np.int8)
+    deals = (draw.normal(size=(800, 3)) + 2.0 * (s == 1)[:, None]).astype(np.float32)
+    apart = [log_posteriors([deals[:, [number]]], (1e-3,), TrainingLabels.of(s))[0] for number in range(3)]
+    assert log_posteriors([deals], (1e-3,), TrainingLabels.of(s))[0] == np.mean(apart) != apart[0]
+
+
+# --- Columns of unlike spread, rows that hardly differ, and rankings that are no better than chance---
+
+X_OF_UNLIKE_COLUMNS, S_OF_UNLIKE_COLUMNS, Y = planted(600, labelled=60)
+NOISE = np.random.default_rng(1).normal(size=len(X_OF_UNLIKE_COLUMNS)).astype(np.float32)
+
+
+def said(caplog, X, s=S_OF_UNLIKE_COLUMNS):
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "pucache"):
+        PULinearClassifier(method="linear", penalty=0.01).fit(X, s)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize("column", [0, 3, 5])
+def test_a_column_that_has_nearly_all_variance_is_named(caplog, column):
+    wide = X_OF_UNLIKE_COLUMNS.copy()
+    wide[:, column] = 150 * NOISE
+    first, *_ = said(caplog, wide)
+    assert first.startswith(f"column {column} (of 0 to 5) has 99.9") and "(X - X.mean(0)) / X.std(0)" in first
+
+
+def test_ordinary_columns_and_constant_ones_are_not(caplog):
+    constant = X_OF_UNLIKE_COLUMNS.copy()
+    constant[:, 2] = 1e6
+    for rows in (
+        X_OF_UNLIKE_COLUMNS,
+        constant,
+        X_OF_UNLIKE_COLUMNS + 1e4,
+        np.column_stack([X_OF_UNLIKE_COLUMNS, 10 * NOISE]),
+        X_OF_UNLIKE_COLUMNS[:, :1],
+    ):
+        assert said(caplog, rows) == []
+
+
+@pytest.mark.parametrize(
+    "rows", [np.ones_like(X_OF_UNLIKE_COLUMNS), NOISE[:, None] * np.ones(6, np.float32)], ids=["equal", "noise"]
+)
+def test_a_ranking_no_better_than_chance_is_said(caplog, rows):
+    assert any(text.startswith("held-out ranking is no better than chance (PAUC 0.") for text in said(caplog, rows))
+
+
+def test_labels_of_other_rows_are_noticed(caplog):
+    assert any(
+        "no better than chance" in text
+        for text in said(caplog, X_OF_UNLIKE_COLUMNS, np.random.default_rng(0).permutation(S_OF_UNLIKE_COLUMNS))
+    )
+
+
+def test_the_unit_of_the_embeddings_does_not_matter():
+    rows, s = X_OF_UNLIKE_COLUMNS[::2], S_OF_UNLIKE_COLUMNS[::2]
+    whole = PULinearClassifier(method="linear").fit(rows, s).margins(rows)
+    for scale in (1e-16, 1e8):
+        scaled = rows * np.float32(scale)
+        margins = PULinearClassifier(method="linear").fit(scaled, s).margins(scaled)
+        assert np.corrcoef(margins, whole)[0, 1] > 0.999
+
+
+@pytest.mark.parametrize("scale", [1e-19, 1e-22, 1e-30, 1e-40])
+def test_rows_whose_squares_vanish_count_as_equal_and_that_is_said(caplog, scale):
+    with caplog.at_level(logging.WARNING, "pucache"):
+        assert Moments.of(np.full((9, 3), np.float32(scale))).spread == 1.0  # equal rows
+        assert not caplog.records
+        assert Moments.of(X_OF_UNLIKE_COLUMNS * np.float32(scale)).spread == 1.0
+    assert "count as equal: scale them" in caplog.text
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_caller_keeps_its_own_setting_of_denormals(on):
+    torch.set_flush_denormal(on)
+    try:
+        with flushed_denormals():
+            assert not torch.tensor([1e-40]) * 1
+        assert bool(torch.tensor([1e-40]) * 1) != on
+    finally:
+        torch.set_flush_denormal(False)
+
+
+CONCEPTS = Labels({"one": PULabels.of(S_OF_UNLIKE_COLUMNS), "two": PULabels.of(S_OF_UNLIKE_COLUMNS)})
+FUNCTIONS = {
+    "train_pu": lambda cache, out: pucache.train_pu(cache, S_OF_UNLIKE_COLUMNS, device="cpu", penalty=0.01),
+    "concepts": lambda cache, out: pucache.train_pu(cache, CONCEPTS, device="cpu", penalty=0.01),
+    "estimate_prior": lambda cache, out: pucache.estimate_prior(cache, S_OF_UNLIKE_COLUMNS, device="cpu"),
+    "sweep_priors": lambda cache, out: pucache.sweep_priors(
+        cache, S_OF_UNLIKE_COLUMNS, PULinearClassifier(device="cpu"), priors=[0.3]
+    ),
+    "retrieve_positives": lambda cache, out: pucache.retrieve_positives(cache, S_OF_UNLIKE_COLUMNS, device="cpu"),
+    "report": lambda cache, out: pucache.report(cache, S_OF_UNLIKE_COLUMNS, out / "r.html", sample=20, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_device_cpu_asks_nothing_of_cuda(tmp_path, monkeypatch, name):
+    def asked(*arguments):
+        raise AssertionError("CUDA was asked")
+
+    for function in ("is_available", "device_count", "mem_get_info", "current_device"):
+        monkeypatch.setattr(torch.cuda, function, asked)
+    assert FUNCTIONS[name](write_cache(tmp_path / "c.h5", X_OF_UNLIKE_COLUMNS), tmp_path)

@@ -1,19 +1,30 @@
+import dataclasses
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from helpers.neighbourhoods import clusters, random_graph
+from helpers.neighbourhoods import clusters, cut_across, dense_weights, random_graph
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import expit, logit
 
-from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.calibration import Tilt, fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
-from pucache.training import distillation
+from pucache.training import distillation, neighbour_evidence
 from pucache.training.cross_fitting import CrossFitter
 from pucache.training.distillation import DistillationRows, distil, penalty_of
+from pucache.training.neighbour_evidence import (
+    WEIGHTS,
+    NeighbourEvidence,
+    halves_of,
+    held_out_gains,
+)
+from pucache.training.propagation import ChainLabels, propagate
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -157,3 +168,161 @@ def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):
         assert np.isfinite(there).all() and here.shape == there.shape
         assert np.corrcoef(here, there)[0, 1] > 0.9 and (here != there).any()
     assert sampled.neighbours_.share == pytest.approx(whole.neighbours_.share, abs=0.1)
+
+
+# --- propagation ----------------------------------------------------------------------------------
+
+N_OF_PROPAGATION, FOLDS_OF_PROPAGATION, SHARE = 300, 3, 0.2
+DRAW = np.random.default_rng(0)
+Y_OF_PROPAGATION = DRAW.random(N_OF_PROPAGATION) < 0.3
+S_OF_PROPAGATION = (Y_OF_PROPAGATION & (DRAW.random(N_OF_PROPAGATION) < 0.4)).astype(np.int8)
+LOG_RATIOS = (
+    DRAW.normal(size=(N_OF_PROPAGATION, FOLDS_OF_PROPAGATION + 1)) + 2 * Y_OF_PROPAGATION[:, None] - 1
+).astype(np.float32)
+SHARES = np.full(FOLDS_OF_PROPAGATION + 1, SHARE)
+GRAPH_OF_PROPAGATION = random_graph(N_OF_PROPAGATION, among=Y_OF_PROPAGATION ^ (DRAW.random(N_OF_PROPAGATION) < 0.25))
+
+
+def chains(s=S_OF_PROPAGATION, reviewed=None, weights=None, fold=FOLD):
+    return ChainLabels.of(TrainingLabels.of(s, reviewed, weights), fold, FOLDS_OF_PROPAGATION)
+
+
+def reviewed_rows():
+    """Every fifth unlabelled row is confirmed or rejected."""
+    reviewed = np.zeros(N_OF_PROPAGATION, np.int8)
+    rows = np.flatnonzero(S_OF_PROPAGATION == 0)[::5]
+    reviewed[rows] = np.where(Y_OF_PROPAGATION[rows], 1, -1)
+    return reviewed
+
+
+def slow_chain(log_ratios, positive, negative, s, weights, W, rounds):
+    """The chain written down plainly in float64."""
+
+    def known(values):
+        return np.where(positive, 1.0, np.where(negative, 0.0, values))
+
+    q = p = known(expit(log_ratios.astype(float) + logit(SHARE)))
+    tilt = Tilt(0.0, 1.0, SHARE)
+    for _ in range(rounds):
+        shares = np.clip(W @ p, 0.001, 0.999)
+        f = log_ratios + np.log(shares / (1 - shares))
+        tilt = fit_tilt(f, (positive & (s == 1)).astype(np.int8), weights, start=tilt)
+        q = known(expit(tilt.alpha + tilt.slope * f + logit(max(tilt.prior, 0.003))))
+        p = (p + q) / 2
+    return q
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("reviewed", [None, reviewed_rows()], ids=["labels", "review"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+def test_each_chain_is_the_one_written_down_plainly(rounds, reviewed, weighted):
+    weights = np.random.default_rng(1).uniform(0.5, 2, N_OF_PROPAGATION).astype(np.float32) if weighted else None
+    labels = chains(reviewed=reviewed, weights=weights)
+    graph = dataclasses.replace(
+        GRAPH_OF_PROPAGATION, rows=GRAPH_OF_PROPAGATION.rows.copy(), cosines=GRAPH_OF_PROPAGATION.cosines.copy()
+    )
+    graph.rows[:3], graph.cosines[:3] = -1, -np.inf  # no neighbours
+    graph.rows[3:9, 2:], graph.cosines[3:9, 2:] = -1, -np.inf  # fewer than others
+    targets = propagate(LOG_RATIOS, labels, SHARES, graph, rounds=rounds)
+    assert targets.dtype == np.float32 and targets.shape == LOG_RATIOS.shape
+    W = dense_weights(graph, N_OF_PROPAGATION)
+    for chain in range(FOLDS_OF_PROPAGATION + 1):
+        known = labels.positive[:, chain], labels.negative[:, chain]
+        expected = slow_chain(LOG_RATIOS[:, chain], *known, S_OF_PROPAGATION, weights, W, rounds)
+        np.testing.assert_allclose(targets[:, chain], expected, atol=5e-3)
+
+
+@pytest.mark.parametrize("hidden", [0, 2])
+def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negative(hidden):
+    draw = np.random.default_rng(0)
+    y = np.arange(1500) < 200
+    s, reviewed = np.zeros((2, len(y)), np.int8)
+    s[:20], reviewed[20 : 200 - hidden], reviewed[200:260] = 1, 1, -1
+    margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
+    log_ratios = np.repeat(margins[:, None], FOLDS_OF_PROPAGATION + 1, axis=1).astype(np.float32)
+    labels, graph = (
+        chains(s, reviewed, fold=assign_folds(s, FOLDS_OF_PROPAGATION, 0, None)),
+        random_graph(len(y), k=2, among=np.arange(1500) // 50),
+    )
+    targets = propagate(log_ratios, labels, np.full(FOLDS_OF_PROPAGATION + 1, 1e-12), graph, rounds=3)
+    assert targets[~y].mean() < 0.01
+    assert targets[y].mean() > 0.97
+
+
+# --- neighbour evidence ---------------------------------------------------------------------------
+
+GAINS = st.tuples(*[st.floats(-5, 5)] * 3)
+EVIDENCE = st.builds(NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6))
+
+
+# --- the rule ------------------------------------------------------------------------------------
+
+
+@given(EVIDENCE)
+def test_the_weight_is_0_or_the_greatest_with_nearly_the_best_evidence(evidence):
+    trust = 0.5 * evidence.labels / (evidence.labels + 20)
+    total = [a + trust * h for a, h in zip(evidence.agreement, evidence.held_out, strict=True)]
+    np.testing.assert_allclose(evidence.total, total, atol=1e-12)
+    if evidence.total[1] <= 0.02 * np.sqrt(20 / evidence.labels) or evidence.agreement[1] <= 0:
+        assert evidence.weight == 0 and "do not count" in evidence.sentence()
+    else:
+        near = [w for w, one in zip(WEIGHTS, evidence.total, strict=True) if one >= 0.7 * max(evidence.total)]
+        assert evidence.weight == max(near) and f"weight {evidence.weight:g}" in evidence.sentence()
+    assert "\n" not in evidence.sentence() and "log rank" not in evidence.sentence()
+
+
+def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods():
+    X, s, _ = cut_across(labelled=30)
+    options = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
+    model, linear = (PULinearClassifier(**options, method=method).fit(X, s) for method in (None, "linear"))
+    assert model.method_ == "linear" and model.neighbours_.weight == 0 and linear.neighbours_ is None
+    np.testing.assert_allclose(model.coef_, linear.coef_, rtol=1e-3, atol=1e-4)  # trained beside the heads of halves
+    assert model.threshold_ == pytest.approx(linear.threshold_, rel=1e-2, abs=1e-2)
+
+
+# --- both kinds of evidence ----------------------------------------------------------------------
+
+_, S_OF_NEIGHBOUR_EVIDENCE, _ = clusters(300, d=12, labelled=20, kinds=4, apart=0.5)
+
+
+def test_many_rows_are_split_twice():
+    s = (np.arange(9000) < 30).astype(np.int8)
+    assert halves_of(TrainingLabels.of(s), None, 0).shape == (9000, 4)
+
+
+@given(
+    kinds=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=8, max_size=40),
+    seed=st.integers(0, 9),
+    grouped=st.booleans(),
+)
+def test_halves_share_no_positive_and_no_group_and_all_unlabelled_rows(kinds, seed, grouped):
+    s = np.array([kind == 0 for kind, _ in kinds], np.int8)
+    groups = np.array([group for _, group in kinds]) if grouped else None
+    weights = halves_of(TrainingLabels.of(s), groups, seed).astype(int)
+    assert weights.shape == (len(s), 30) and (weights[s == 0] == 1).all() and np.isin(weights, (0, 1)).all()
+    for first, second in zip(range(0, 30, 2), range(1, 30, 2), strict=True):
+        assert (weights[s == 1, first] + weights[s == 1, second] == 1).all()
+        if grouped:
+            in_first, in_second = (set(groups[(s == 1) & (weights[:, half] == 1)]) for half in (first, second))
+            assert not in_first & in_second and abs(len(in_first) - len(in_second)) <= 1
+        else:
+            assert abs(weights[s == 1, first].sum() - weights[s == 1, second].sum()) <= 1
+
+
+def test_held_out_positives_are_ranked_among_the_unlabelled_of_their_fold():
+    draw = np.random.default_rng(0)
+    fold, scores = draw.integers(3, size=300), draw.normal(size=300).round(1)
+    better = scores + 2 * S_OF_NEIGHBOUR_EVIDENCE
+    labels = TrainingLabels.of(S_OF_NEIGHBOUR_EVIDENCE)
+
+    def mean_rank(values):
+        ranks = []
+        for row in np.flatnonzero(S_OF_NEIGHBOUR_EVIDENCE):
+            others = values[(fold == fold[row]) & (S_OF_NEIGHBOUR_EVIDENCE == 0)]
+            ranks.append(-np.log((others >= values[row]).mean() + neighbour_evidence._HELD_OUT_FLOOR))
+        return np.mean(ranks)
+
+    found = held_out_gains(scores, [scores, better, -scores], labels, fold)
+    assert found[0] == 0 and found[1] > 0.5
+    expected = [mean_rank(values) - mean_rank(scores) for values in (scores, better, -scores)]
+    np.testing.assert_allclose(found, expected, atol=1e-9)

@@ -1,9 +1,13 @@
+import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
+from pucache.labels.labels import PULabels
 from pucache.labels.read_labels import open_labels
 from pucache.pages.report_numbers import train
 from pucache.training.estimate_prior import estimate_prior_on
+from pucache.training.prior_sweep import sweep_priors, write_sweep_table
+from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.train_pu import train_pu
 from pucache.training.training_set import TrainingRows
 
@@ -38,3 +42,86 @@ def test_it_is_the_estimate_of_training_and_of_the_report(tmp_path, labelled):
     assert tilt == model.prior_estimate_ and tilt.prior == model.prior_
     reported = train(data, None, truth=None, seed=0, device="cpu", progress=None)
     assert reported.prior_interval == (tilt.low, tilt.high) == (reported.prior_estimates[0].low, tilt.high)
+
+
+# --- prior sweep ----------------------------------------------------------------------------------
+
+CPU = PULinearClassifier(device="cpu")
+FIXED = PULinearClassifier(penalty=1e-3, device="cpu")
+
+
+def nn(loss="imbnnpu", penalty=1e-3):
+    return PULinearClassifier(loss=loss, penalty=penalty, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def data_of_prior_sweep(tmp_path_factory):
+    X, s, _ = planted(n=600, d=8, labelled=60, prior=0.2, apart=0.6)
+    cache = write_cache(tmp_path_factory.mktemp("sweep") / "cache.h5", X)
+    return cache, s
+
+
+def sweep(data, classifier=None, **how):
+    return sweep_priors(*data, classifier, twins=None, **how)
+
+
+def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data_of_prior_sweep):
+    result = sweep(data_of_prior_sweep, CPU, priors=[0.05, 0.2, 0.5], seeds=[0, 1])
+    assert [(row["prior"], row["seed"]) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
+    for name in ("pauc", "risk", "clamped"):
+        values = {
+            row["seed"]: {other[name] for other in result.rows if other["seed"] == row["seed"]} for row in result.rows
+        }
+        assert all(len(of_seed) == 1 for of_seed in values.values())
+    assert result.verdict.startswith("flat: imbupu gives the same heads")
+    assert len({row["f1"] for row in result.rows}) > 3  # what is estimated of them does depend on it
+
+
+def test_a_risk_that_needs_the_prior_is_trained_at_each(data_of_prior_sweep):
+    result = sweep(data_of_prior_sweep, nn("nnpu", 1e-4), priors=[0.02, 0.2, 0.7], seeds=[0])
+    assert len({row["pauc"] for row in result.rows}) == 3
+    assert "clamp" in result.verdict and "estimate-prior" in result.verdict
+
+
+def test_a_sweep_trains_as_one_fit_does(data_of_prior_sweep):
+    """Every prior and seed alone gives what all give together."""
+    together = sweep(data_of_prior_sweep, nn(), priors=[0.1, 0.4], seeds=[3, 5]).rows
+    alone = [sweep(data_of_prior_sweep, nn(), priors=[p], seeds=[s]).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
+    for row, other in zip(together, alone, strict=True):
+        assert row["pauc"] == pytest.approx(other["pauc"], abs=2e-3) and row["seed"] == other["seed"]
+        assert row["risk"] == pytest.approx(other["risk"], abs=2e-3)
+
+
+@pytest.mark.parametrize("bad", [{"priors": []}, {"priors": [0.0]}, {"priors": [1.0]}, {"seeds": []}])
+def test_priors_outside_their_domain_are_refused(data_of_prior_sweep, bad):
+    with pytest.raises(ValueError, match="priors must lie strictly between 0 and 1"):
+        sweep(data_of_prior_sweep, **bad)
+
+
+def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
+    X, s, y = planted(n=300, labelled=20, prior=0.3)
+    reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)
+    data_of_prior_sweep = write_cache(tmp_path / "c.h5", X), PULabels(s, reviewed)
+    share = reviewed.sum() / (s == 0).sum()
+    result = sweep(data_of_prior_sweep, FIXED, priors=(0.01, 0.1, 0.5), seeds=(0,))
+    assert share > 0.1 and [row["prior"] for row in result.rows] == [0.5]
+    assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
+    with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
+        sweep(data_of_prior_sweep, FIXED, priors=(0.01, 0.1), seeds=(0,))
+
+
+def test_the_table_has_a_column_per_figure(data_of_prior_sweep, tmp_path):
+    columns = ["prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive", "held_out_risk"]
+    columns += [
+        f"{name}{end}" for name in ("pauc", "auc", "recall", "precision", "f1") for end in ("", "_low", "_high")
+    ]
+    write_sweep_table(sweep(data_of_prior_sweep, FIXED, priors=[0.2], seeds=[0]), tmp_path / "sweep.csv")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0].split(",") == columns and len(lines) == 2 and lines[1].startswith("0.2,0,")
+
+
+def test_means_are_over_the_seeds_and_empty_where_a_figure_is_not_stated(data_of_prior_sweep):
+    result = sweep(data_of_prior_sweep, FIXED, priors=[0.4, 0.1], seeds=[0, 1])
+    of_prior = [row["f1"] for row in result.rows if row["prior"] == 0.4]
+    assert list(result.means("f1")) == [0.1, 0.4] and result.means("f1")[0.4] == pytest.approx(np.mean(of_prior))
+    assert result.means("true_f1") == {}
