@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pucache.version import __version__
+from pucache import __version__
 
 ROOT = Path(__file__).parents[1]
 NOT_OURS = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*-demo", "*.h5")

@@ -10,11 +10,10 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import QUICK, planted, write_cache
 
 import pucache
+from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cache import embedding_cache
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.labels.read_labels import open_labels
 from pucache.neighbours.whitening import Whitening
-from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")

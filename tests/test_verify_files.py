@@ -7,10 +7,8 @@ from helpers.files import damage
 from helpers.learned import network, write_run
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, PULinearClassifier, verify
 from pucache.pretraining.run_folder import CHECKPOINT, RunFolder
-from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.verify_files import verify
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ from helpers.cache_files import refusal
 from helpers.sealing import unseal
 from helpers.slow import slow
 
+from pucache import EmbeddingCache
 from pucache.cache import hdf5
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 
 

@@ -6,13 +6,12 @@ import pytest
 from helpers.refusals import one_line
 from helpers.tiny import save_image, tiny_encoder
 
+from pucache import EmbeddingCache, open_source
 from pucache.cache.destination import atomic_output, encoder_of_existing, open_destination
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.parts import part_files
 from pucache.embedding import blocks
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
-from pucache.images.source import open_source
 from pucache.progress import Silent
 from pucache.storage import retries
 from pucache.storage.file_kinds import TABLE

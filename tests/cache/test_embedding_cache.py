@@ -23,11 +23,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pucache
+from pucache import EmbeddingCache, cache_dir
 from pucache.cache import reader
-from pucache.cache.embedding_cache import EmbeddingCache, open_cache
+from pucache.cache.embedding_cache import open_cache
 from pucache.cache.keys import encode_keys
 from pucache.cache.layout import COLUMNS
-from pucache.cache.local_copies import cache_dir
 from pucache.cache.reader import CacheFile
 from pucache.errors import CacheError
 

@@ -12,13 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.exporting import export
-from pucache.cache.importing import import_embeddings
+from pucache import EmbeddingCache, EncoderSpec, export, import_embeddings, pack
 from pucache.cache.keys import encode_keys
-from pucache.cache.merging import pack
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=9)
 

@@ -16,9 +16,7 @@ from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_parquet
 from safetensors.torch import save_file
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.importing import import_embeddings
-from pucache.encoders.spec import EncoderSpec
+from pucache import EmbeddingCache, EncoderSpec, import_embeddings
 
 # --- arrays --------------------------------------------------------------------------------------
 

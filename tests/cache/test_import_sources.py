@@ -9,7 +9,7 @@ import safetensors.numpy
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, shuffled_keys, write_clip_folder, write_parquet
 
-from pucache.cache.importing import import_embeddings
+from pucache import import_embeddings
 from pucache.errors import OutputError
 
 # --- folders -------------------------------------------------------------------------------------

@@ -12,11 +12,9 @@ from helpers.files import visible
 from helpers.imports import expect, refusal, rows, write_clip_folder
 from helpers.slow import slow
 
+from pucache import EmbeddingCache, EncoderSpec, import_embeddings
 from pucache.cache import importing
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.importing import import_embeddings
 from pucache.cache.parts import part_files
-from pucache.encoders.spec import EncoderSpec
 from pucache.errors import OutputError, SourceError
 from pucache.progress import Silent
 

@@ -4,9 +4,9 @@ import pytest
 from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
+from pucache import EmbeddingCache, cache_dir
 from pucache.cache.destination import open_destination
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.local_copies import cache_dir, working_folder
+from pucache.cache.local_copies import working_folder
 from pucache.cache.remote import local_copies
 from pucache.reviewing.resume import session_folder
 

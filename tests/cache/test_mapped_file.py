@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from helpers.cache_files import FAILURES, refusal, write
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 
 

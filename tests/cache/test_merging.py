@@ -6,10 +6,8 @@ import pytest
 from helpers.cache_files import write
 from helpers.refusals import one_line
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.merging import pack
+from pucache import EmbeddingCache, EncoderSpec, pack
 from pucache.cache.reader import CacheFile
-from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, OutputError
 
 OTHER = EncoderSpec.imported("other", 8)

@@ -9,8 +9,8 @@ from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
 
 import pucache
-from pucache.cache.cache_info import info
-from pucache.cache.embedding_cache import EmbeddingCache, is_cache
+from pucache import EmbeddingCache, info
+from pucache.cache.embedding_cache import is_cache
 from pucache.cache.local_copies import url_of_copy
 from pucache.cache.remote import file_name, local_copies, remote_headers
 from pucache.errors import CacheError, SourceError

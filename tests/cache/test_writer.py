@@ -7,8 +7,8 @@ from helpers.cache_files import FAILURES, SPEC, rows_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pucache import EmbeddingCache
 from pucache.cache import reader
-from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import Keys, encode_keys, find_duplicate
 from pucache.cache.reader import CacheFile
 from pucache.errors import OutputError

@@ -8,9 +8,9 @@ import pytest
 from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
 
+from pucache import PULinearClassifier
 from pucache.cli.main import main
 from pucache.neighbours.graph import cached_graph
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino"}
 RUN = f"""

@@ -26,10 +26,9 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import planted
 from PIL import Image
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cli.main import SENTENCES, main
 from pucache.storage.file_kinds import MARK
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -8,11 +8,9 @@ from helpers.demo_images import demo_images
 from helpers.texts import save_text_encoder
 from PIL import Image
 
-from pucache import demonstration
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, PULinearClassifier, demonstration
 from pucache.cli.demo import _lines
 from pucache.cli.main import main
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 SHARES = {("labelled", True): 15, ("pile", True): 12, ("pile", False): 103, ("new", True): 12, ("new", False): 48}
 FILES = (

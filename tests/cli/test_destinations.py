@@ -13,9 +13,9 @@ from helpers.files import snapshot
 from helpers.planted import planted
 from PIL import Image
 
+from pucache import PULinearClassifier
 from pucache.cli.main import main
 from pucache.reviewing.session import open_session
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 # Parameters of text that name no file; those of OUTPUTS are written, all others are read
 WORDS = set(

@@ -15,7 +15,7 @@ from helpers.command_line import SMALL
 from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cli.main import SENTENCES, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -18,9 +18,8 @@ from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
 from helpers.slow import slow
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, PULinearClassifier
 from pucache.errors import CacheError
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -12,7 +12,7 @@ from helpers.spreadsheets import write_xlsx
 from PIL import Image
 from pyarrow import parquet
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
 from pucache.reviewing.state import Proposal

@@ -6,11 +6,9 @@ import timm
 import torch
 from helpers.tiny import HALF, SIDE, save_image, tiny_encoder
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, Encoder, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
-from pucache.encoders.encoder import Encoder
 from pucache.encoders.inference import Runtime
-from pucache.images.source import open_source
 
 CPU, BATCH = torch.device("cpu"), 8
 

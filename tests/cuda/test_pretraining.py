@@ -7,11 +7,11 @@ import pytest
 import torch
 from helpers.training_parts import BATCH, IMAGES, SIDE, N, recipe, save_photos, train, training, with_norms
 
+from pucache import pretrain
 from pucache.encoders import pretrained_file
 from pucache.errors import RunError
 from pucache.pretraining import probe
 from pucache.pretraining.network import NetworkConfig
-from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.train_step import Training
 
 CPU = torch.device("cpu")

@@ -31,8 +31,7 @@ from helpers.code_blocks import (
 from helpers.demo_images import demo_images
 from PIL import Image
 
-from pucache import demonstration
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, demonstration
 from pucache.cli.main import main
 from pucache.encoders import encoder
 from pucache.reviewing.log import Choice, Stream

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from helpers.hangs import HANG_SECONDS
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cli.main import WrongUsage, main
 
 DOCS = Path(__file__).parents[2] / "docs"

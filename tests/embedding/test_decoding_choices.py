@@ -13,13 +13,11 @@ from PIL import Image
 
 import pucache
 from cli.main import main
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.embedding.embed import EmbedOptions, embed, run_embedding
+from pucache import Decoding, EmbeddingCache, embed, open_source
+from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders import pretrained_file
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import CacheError
-from pucache.images.decoding import Decoding
-from pucache.images.source import open_source
 from pucache.pages.thumbnails import RowImages
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import open_images, squash_for

@@ -19,8 +19,7 @@ from helpers.embedding_runs import (
 from helpers.files import visible
 from helpers.tiny import save_image, tiny_encoder, touch
 
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.merging import pack
+from pucache import EmbeddingCache, pack
 from pucache.cache.reader import CacheFile
 from pucache.cli.main import main
 from pucache.embedding import profile as profiles

@@ -14,7 +14,7 @@ from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.tiny import tiny_encoder
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import engine
 from pucache.errors import EncoderError, SourceError

@@ -16,14 +16,12 @@ from helpers.pictures import encode
 from helpers.tiny import tiny_encoder
 from PIL import Image
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, embed, load_encoder, open_source
 from pucache.cache.layout import version_of
-from pucache.embedding.embed import EmbedOptions, embed, run_embedding
-from pucache.encoders.encoder import load_encoder
+from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import SourceError
 from pucache.images import decoding
 from pucache.images.regions import image_of, split_key
-from pucache.images.source import open_source
 
 SIZE = (96, 72)
 ODD = "a#xywh=1,2,3,4.png"

@@ -21,7 +21,7 @@ from helpers.files import visible
 from helpers.slow import slow
 from helpers.tiny import save_image, touch
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.embedding import blocks as row_blocks
 from pucache.embedding import engine

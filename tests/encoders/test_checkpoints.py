@@ -18,8 +18,8 @@ from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, rena
 from helpers.refusals import one_line
 from helpers.slow import slow
 
+from pucache import load_encoder
 from pucache.encoders.backbones import digest, from_timm
-from pucache.encoders.encoder import load_encoder
 from pucache.encoders.transformers_names import timm_names
 from pucache.errors import EncoderError
 

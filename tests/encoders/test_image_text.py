@@ -17,7 +17,7 @@ from sklearn.datasets import load_sample_images
 from sklearn.metrics.pairwise import cosine_similarity, paired_cosine_distances
 
 import pucache
-from pucache.encoders.encoder import load_encoder
+from pucache import load_encoder
 from pucache.encoders.image_text import score_by_text
 from pucache.errors import EncoderError, MissingExtraError, PUCacheError, UnknownEncoderError
 

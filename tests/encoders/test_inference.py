@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from sklearn.metrics.pairwise import paired_cosine_distances
 from torch import nn
 
+from pucache import load_encoder
 from pucache.devices import torch_dtype
 from pucache.encoders.backends import fold_batch_norm
-from pucache.encoders.encoder import load_encoder
 from pucache.encoders.inference import Runtime
 from pucache.errors import EncoderError
 

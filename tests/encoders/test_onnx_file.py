@@ -15,7 +15,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 import pucache
-from pucache.encoders.encoder import load_encoder
+from pucache import load_encoder
 from pucache.errors import EncoderError
 
 onnx = pytest.importorskip("onnx")

@@ -12,7 +12,7 @@ from helpers.image_text import save_image_text
 from helpers.refusals import one_line
 from safetensors.torch import save_file
 
-from pucache.encoders.encoder import load_encoder
+from pucache import load_encoder
 from pucache.encoders.repositories import canonical_name
 from pucache.errors import EncoderError
 

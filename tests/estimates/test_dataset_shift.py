@@ -2,10 +2,10 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
+from pucache import PULinearClassifier
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.dataset_shift import PileSample, check_shift, margin_distance, weights_at
 from pucache.estimates.share_of_new_images import PileMargins
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 PRIOR, D = 0.1, 8
 

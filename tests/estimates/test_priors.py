@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import mannwhitneyu
 
+from pucache import PULabels, PULinearClassifier
 from pucache.estimates import scar
 from pucache.estimates.calibration import LEAST, MOST, Tilt, deviance_within_pile, fit_tilt, profile_ends, profile_prior
 from pucache.estimates.label_requirements import LabelCount
@@ -18,8 +19,6 @@ from pucache.estimates.priors import (
     estimate,
     profile_interval,
 )
-from pucache.labels.labels import PULabels
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

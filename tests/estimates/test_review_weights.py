@@ -2,13 +2,13 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
+from pucache import PULinearClassifier
 from pucache.estimates.audited_prior import AuditedHidden, share_right
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 400

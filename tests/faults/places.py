@@ -20,7 +20,7 @@ import torch
 from helpers.started import Started, Strike
 from PIL import Image
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 
 ENCODER = "test_convnext"
 RED, REST = 20, 60

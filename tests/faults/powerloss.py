@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.places import Job, World, acknowledged, differences, ended, state
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cache.reader import CacheFile
 from pucache.errors import CacheError
 

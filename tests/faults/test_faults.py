@@ -12,7 +12,7 @@ from helpers.slow import slow
 from faults.filling import can_mount, disk
 from faults.places import After, Clock, ended, strike_each
 from faults.powerloss import check_crash, crashes
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.errors import CacheError
 
 # What starts the commands takes 20 seconds.

@@ -20,8 +20,7 @@ from PIL import Image
 from fuzz import samples
 from fuzz.damage import accepted, bounded, damaged, fuzzed, untouched
 from fuzz.samples import KEYS
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.importing import import_embeddings
+from pucache import EmbeddingCache, import_embeddings, open_source
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cache.reader import CacheFile
 from pucache.encoders.checkpoints import read_state
@@ -29,7 +28,6 @@ from pucache.encoders.timm_weights import load_weights
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError, SourceError
 from pucache.images.decoding import MAX_PIXELS, decode
 from pucache.images.listing import MAX_KEY_BYTES
-from pucache.images.source import open_source
 from pucache.labels.listing import read_listing
 from pucache.scoring.score_tables import COLUMNS, read_scores
 

@@ -15,12 +15,11 @@ from helpers.planted import write_cache
 from fuzz.damage import TOKENS, RunsCode, accepted
 from fuzz.samples import images, network, npy, saved
 from fuzz.test_damaged import array, image, weights
+from pucache import PULinearClassifier, score
 from pucache.cli.main import main
 from pucache.errors import CacheError, EncoderError, ImageError
 from pucache.labels.read_labels import open_labels
-from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 # --- keys ----------------------------------------------------------------------------------------
 

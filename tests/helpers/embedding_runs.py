@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.tiny import tiny_encoder
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.embedding import blocks
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import ImageError

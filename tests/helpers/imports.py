@@ -5,8 +5,7 @@ import pyarrow
 import pyarrow.parquet
 
 from helpers.refusals import one_line
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.cache.importing import import_embeddings
+from pucache import EmbeddingCache, import_embeddings
 from pucache.errors import CacheError
 
 

@@ -6,10 +6,9 @@ import numpy as np
 from PIL import Image
 
 from helpers.cache_files import write_rows
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, EncoderSpec
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 
 ODD = [
     "photos/<script>document.title = 'ran'</script>.png",

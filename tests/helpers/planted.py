@@ -3,10 +3,9 @@
 import numpy as np
 
 from helpers.cache_files import write_rows
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, EncoderSpec
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 from pucache.heads.minibatch import SGDSettings
 
 ODD_KEYS = ['a,"b".png', "c\nd.png", "e\r\nf.png", "g\rh.png", "i\u2028j.png", " k .png", "é🦊.png"]

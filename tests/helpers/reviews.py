@@ -19,10 +19,9 @@ from helpers.hangs import HANG_SECONDS
 from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.review_client import ReviewClient
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, EncoderSpec
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 from pucache.images.source import image_digest
 from pucache.reviewing.address import listening_socket, printed_url
 from pucache.reviewing.app import Application

@@ -6,9 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pucache.encoders.encoder import Encoder
+from pucache import Encoder, EncoderSpec
 from pucache.encoders.inference import Runtime
-from pucache.encoders.spec import EncoderSpec
 from pucache.images.decoding import DECODER
 from pucache.images.preprocessing import Preprocess
 

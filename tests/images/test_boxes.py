@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from pucache import Decoding, open_source
 from pucache.errors import SourceError
 from pucache.images.boxes import edges_of, region_of
-from pucache.images.decoding import Decoding
 from pucache.images.regions import BOXES, Region, split_key
-from pucache.images.source import open_source
 from pucache.images.tiling import list_images
 
 SIZE = (64, 40)

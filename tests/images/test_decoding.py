@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from PIL import ExifTags, Image, ImageFile
 
+from pucache import Decoding
 from pucache.errors import ImageError
 from pucache.images import decoding
-from pucache.images.decoding import BANDS, DECODER, PAGES, Decoding, decode, decode_and_note
+from pucache.images.decoding import BANDS, DECODER, PAGES, decode, decode_and_note
 from pucache.images.white_level import peak, range_note
 
 
@@ -246,7 +247,7 @@ def test_the_largest_value_is_noticed_in_every_format(channels, name, encode, bi
 
 def test_12_bits_of_a_tiff_are_read_as_their_values():
     values = values_of(1, 1, 12)
-    found = decode_and_note(tiff(values, bits=12), None, Decoding(4095))
+    found = decode_and_note(deep_tiff(values, bits=12), None, Decoding(4095))
     assert found.peak == 4095 and np.abs(np.asarray(found.image) - levels(values, 4095)).max() <= 0.51
 
 

@@ -7,10 +7,10 @@ import pytest
 from helpers.pictures import refusal
 from helpers.sources import picture, write
 
+from pucache import open_source
 from pucache.errors import SourceError
 from pucache.images import listing as limits
 from pucache.images.folder import read_local
-from pucache.images.source import open_source
 
 ODD_NAMES = ["a b.jpg", "line\r\nbreak.jpg", "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "UPPER.JPG", " .png"]
 ODD_NAMES += ["%41*?[x].tif", "-rf.png", "n" * 251 + ".png", "é" * 125 + "x.png", "$(x);&|.png", "x\x7f\x1b[31m.png"]

@@ -2,9 +2,9 @@ import pytest
 from helpers.sources import picture, write
 from helpers.spreadsheets import write_xlsx
 
+from pucache import open_source
 from pucache.errors import SourceError
 from pucache.images.listing import MAX_KEY_BYTES
-from pucache.images.source import open_source
 
 ODD_NAMES = ["a b.jpg", "émoji 🦊.png", "quo\"te's.jpg", "back\\slash.gif", "%41*?[x].tif", "next\u2028line.png"]
 ODD_NAMES += ["form\x0cfeed.png", "no ending"]

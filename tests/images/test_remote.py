@@ -11,12 +11,11 @@ from helpers.slow import slow
 from helpers.sources import picture, tar, write
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, open_source
 from pucache.embedding.embed import run_embedding
 from pucache.embedding.engine import CHUNK_ROWS
 from pucache.errors import SourceError
 from pucache.images.listing import UNKNOWN
-from pucache.images.source import open_source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -7,9 +7,9 @@ import zipfile
 import pytest
 from helpers.sources import tar
 
+from pucache import open_source
 from pucache.errors import SourceError
 from pucache.images.shards import expand_braces
-from pucache.images.source import open_source
 
 SAMPLES = {"0001.jpg": b"i", "0001.cls": b"3\n", "0001.json": json.dumps({"label": "car", "a": {"b": [1]}}).encode()}
 SAMPLES |= {

@@ -26,12 +26,11 @@ from hypothesis import strategies as st
 from PIL import Image
 from pyarrow import parquet
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, open_source
 from pucache.embedding import blocks
 from pucache.errors import SourceError
 from pucache.images import parquet as parquet_room
 from pucache.images.listing import UNKNOWN, take_shard, take_shards
-from pucache.images.source import open_source
 from pucache.pages.thumbnails import RowImages
 
 IMAGES = {f"{name}.ppm": picture(number) for number, name in enumerate(("b/é", "a", "b/c d", "🦊"))}

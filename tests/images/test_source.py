@@ -10,9 +10,9 @@ from helpers.pictures import refusal
 from helpers.refusals import one_line
 from helpers.sources import picture, tar, write
 
+from pucache import open_source
 from pucache.errors import SourceError
 from pucache.images import listing as limits
-from pucache.images.source import open_source
 
 
 @pytest.mark.parametrize("source", ["", "list.txt", "list.csv", "one.tar", "shard-*.tar"])

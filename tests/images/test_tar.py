@@ -6,8 +6,8 @@ import pytest
 from helpers.pictures import refusal
 from helpers.sources import tar, write
 
+from pucache import open_source
 from pucache.images.listing import UNKNOWN
-from pucache.images.source import open_source
 
 WHOLE = tar(*((f"{i}.png", bytes([65 + i]) * 600) for i in range(3)))  # members at 0, 1536 and 3072
 

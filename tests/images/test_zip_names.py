@@ -9,8 +9,8 @@ from helpers.sources import write
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pucache import open_source
 from pucache.errors import SourceError
-from pucache.images.source import open_source
 
 FAT, UNIX, NTFS = 0, 3, 10
 

@@ -13,8 +13,7 @@ from helpers import cache_files
 from helpers.planted import write_cache
 from helpers.refusals import one_line
 
-from pucache import read_labels
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, read_labels
 from pucache.errors import LabelError
 from pucache.labels.groups import read_groups
 from pucache.labels.near_duplicates import joined_groups

@@ -23,8 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from pucache import Labels, PULabels, read_labels, train_pu, write_labels
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, Labels, PULabels, read_labels, train_pu, write_labels
 from pucache.cli.main import main
 from pucache.errors import LabelError, OutputError
 from pucache.labels.label_values import LabelRule

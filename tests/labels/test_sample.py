@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.planted import planted, write_cache
 
-from pucache import Labels, PULabels, train_pu
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, Labels, PULabels, train_pu
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cli.main import main
 from pucache.errors import CacheError

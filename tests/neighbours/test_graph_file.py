@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.neighbours import graph
 from pucache.neighbours.graph import cached_graph, neighbour_graph

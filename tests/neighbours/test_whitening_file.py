@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.neighbours.whitening import Whitening
 from pucache.retrieval.retrieve import rank_unlabelled

@@ -10,8 +10,9 @@ from helpers.pictures import encode
 from helpers.planted import write_cache
 from helpers.slow import slow
 
+from pucache import write_review_page
 from pucache.pages.html import visible
-from pucache.pages.review_page import ReviewPage, write_review_page
+from pucache.pages.review_page import ReviewPage
 from pucache.retrieval.ranking import Ranking
 
 

@@ -9,9 +9,9 @@ import torch
 from helpers.slow import slow
 from helpers.training_parts import IMAGES, SIDE, recipe, save_photos, state, train, training, with_norms, without_norms
 
+from pucache import pretrain
 from pucache.encoders import pretrained_file
 from pucache.pretraining.network import NetworkConfig
-from pucache.pretraining.pretrain import pretrain
 from pucache.pretraining.train_step import Training
 
 pytestmark = pytest.mark.usefixtures("one_thread")

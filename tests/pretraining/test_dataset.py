@@ -14,10 +14,10 @@ from PIL import Image
 from torch.nn.functional import grid_sample
 from torchvision.transforms.v2 import functional as tv
 
+from pucache import open_source
 from pucache.errors import OutputError
 from pucache.images.decoding import decode
 from pucache.images.preprocessing import Preprocess
-from pucache.images.source import open_source
 from pucache.pretraining.augmentations import _RANDOM_NAMES, N_RANDOM, VIEWS, Augment, View, random_numbers
 from pucache.pretraining.dataset import (
     MappedImages,

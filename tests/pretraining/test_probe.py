@@ -5,7 +5,7 @@ import pytest
 import torch
 from PIL import Image
 
-from pucache.images.source import open_source
+from pucache import open_source
 from pucache.pretraining.augmentations import VIEWS
 from pucache.pretraining.dataset import MappedImages, Squash, decode_all
 from pucache.pretraining.network import NetworkConfig, build_network

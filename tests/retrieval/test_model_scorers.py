@@ -5,11 +5,10 @@ from helpers.few_labels import with_labels
 from helpers.neighbours import TILT, fused, with_neighbours
 from helpers.planted import planted, write_cache
 
-from pucache.labels.labels import PULabels
+from pucache import PULabels, PULinearClassifier, retrieve_positives
 from pucache.retrieval import model_scorers
 from pucache.retrieval.model_scorers import Fused, Margins
-from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
-from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.retrieval.retrieve import rank_unlabelled
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300

@@ -6,10 +6,9 @@ from helpers.texts import save_text_encoder
 from helpers.tiny import save_image
 
 import pucache
+from pucache import PULabels, load_encoder
 from pucache.encoders.class_words import score_by_classes
-from pucache.encoders.encoder import load_encoder
 from pucache.errors import CacheError, EncoderError, LabelError, SourceError
-from pucache.labels.labels import PULabels
 from pucache.retrieval.query import Query
 
 pytestmark = pytest.mark.usefixtures("one_thread")

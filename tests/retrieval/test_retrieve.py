@@ -7,14 +7,13 @@ from helpers.planted import ODD_KEYS, planted, write_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache.labels.labels import PULabels
-from pucache.labels.read_labels import open_labels, read_labels
+from pucache import PULabels, PULinearClassifier, read_labels, retrieve_positives
+from pucache.labels.read_labels import open_labels
 from pucache.progress import Silent
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
-from pucache.retrieval.retrieve import rank_unlabelled, retrieve_positives
+from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, TOP, Similarity
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300

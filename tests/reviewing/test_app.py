@@ -11,7 +11,7 @@ from helpers.reviews import BusyTrainer, picture_of, pictured_pile, served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS, Application
 from pucache.reviewing.log import Stream
 from pucache.training.ranking_result import RankingResult

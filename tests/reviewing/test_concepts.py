@@ -14,13 +14,13 @@ from helpers.reviews import TOKEN, ReviewProcess, Served, pictured_pile
 from helpers.sessions import proposal
 from playwright.sync_api import expect
 
+from pucache import read_labels, review
 from pucache.errors import LabelError, SessionError
-from pucache.labels.read_labels import read_labels
 from pucache.reviewing.app import Application
 from pucache.reviewing.log import Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.serve import identifier, open_concept_sessions, review
+from pucache.reviewing.serve import identifier, open_concept_sessions
 from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session, read_session
 

@@ -12,11 +12,10 @@ from helpers.reviews import picture_of
 from helpers.tiny import tiny_encoder
 from PIL import Image
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, open_source
 from pucache.embedding.embed import run_embedding
 from pucache.errors import SourceError
 from pucache.images.regions import split_key
-from pucache.images.source import open_source
 from pucache.reviewing import pictures as module
 from pucache.reviewing.pictures import SIDES, Pictures
 

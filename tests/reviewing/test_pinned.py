@@ -9,8 +9,8 @@ from helpers.hangs import eventually
 from helpers.reviews import Log, served
 from helpers.sessions import pile_of, session_of
 
+from pucache import audit
 from pucache.estimates.limit_sentences import sentences
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import LABELS, Choice, Stream
 
 PINNED = Path(__file__).with_name("pinned.json")

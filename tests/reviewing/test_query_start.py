@@ -3,17 +3,13 @@ import pytest
 from helpers.reviews import served
 from helpers.sessions import decide, labels_of, pile_of
 
+from pucache import audit, read_labels, review, session_labels, train_pu
 from pucache.errors import EncoderError, SessionError
 from pucache.estimates.label_requirements import LabelCount
-from pucache.labels.read_labels import read_labels
 from pucache.retrieval.query import Query
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.query_start import ENOUGH, begin_with, rank_by_query
-from pucache.reviewing.serve import review
 from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_labels import session_labels
-from pucache.training.train_pu import train_pu
 
 
 @pytest.fixture

@@ -9,11 +9,9 @@ from helpers.sessions import decide, decide_all, pile_of, proposal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache import EmbeddingCache
+from pucache import EmbeddingCache, PULabels, audit
 from pucache.estimates.limit_sentences import sentences
 from pucache.estimates.limits import RECHECKS_NEEDED
-from pucache.labels.labels import PULabels
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.queue import MIN_POSITIVES, SILENCE, NextImages, best_rows, one_of_each_first
 from pucache.reviewing.session import open_session

@@ -10,7 +10,7 @@ from helpers.review_client import ReviewClient
 from helpers.reviews import ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.reviewing.serve import listening_socket
 

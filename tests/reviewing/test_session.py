@@ -15,16 +15,12 @@ from helpers.sessions import decide, decide_all, labels_of, pile_of, proposal, s
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pucache import estimate_prior, train_pu
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, PULabels, audit, estimate_prior, session_labels, train_pu
 from pucache.errors import SessionError, SessionLockedError
 from pucache.estimates.limit_sentences import sentences
-from pucache.labels.labels import PULabels
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
-from pucache.reviewing.session_labels import session_labels
 from pucache.reviewing.state import Proposal
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from helpers.sessions import decide, labels_of, pile_of
 
+from pucache import audit
 from pucache.errors import SessionError
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_folder import is_first_start

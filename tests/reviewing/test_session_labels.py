@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from helpers.sessions import decide, labels_of, pile_of
 
+from pucache import read_labels
 from pucache.errors import OutputError
 from pucache.labels.listing import short_digest
-from pucache.labels.read_labels import read_labels
 from pucache.reviewing.log import Choice
 from pucache.reviewing.session import open_session
 from pucache.reviewing.session_labels import write_reviewed

@@ -10,14 +10,12 @@ from helpers.reviews import Log, ReviewProcess, pictured_pile, served
 from helpers.sessions import decide, decide_all, labels_of, pile_of, proposal
 
 import pucache
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, audit, review, session_labels
 from pucache.errors import SessionError
 from pucache.estimates.limit_sentences import sentences
-from pucache.reviewing.audit import audit
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.serve import review, rows_in_conflict
+from pucache.reviewing.serve import rows_in_conflict
 from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_labels import session_labels
 from pucache.reviewing.two_readers import agreement
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice

@@ -11,12 +11,11 @@ from helpers.ray_cluster import Command, eventually
 from helpers.ray_sources import Deadly, DeadlyOnce, Pile, Unmounted
 from helpers.shard_tasks import InProcess
 
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, embed_shards
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import EngineError, SourceError
 from pucache.scaling.cluster import nodes
-from pucache.scaling.embed_shards import embed_shards
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 

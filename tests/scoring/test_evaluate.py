@@ -6,8 +6,8 @@ import pytest
 from helpers.planted import ODD_KEYS, planted
 from sklearn import metrics as sk
 
+from pucache import evaluate
 from pucache.errors import LabelError
-from pucache.scoring.evaluate import evaluate
 from pucache.scoring.score_tables import TYPES, read_scores, write_table
 
 _, S, Y = planted(200, labelled=30)

@@ -12,12 +12,10 @@ from helpers.refusals import one_line
 from helpers.slow import slow
 from PIL import Image
 
-from pucache.encoders.encoder import load_encoder
-from pucache.encoders.spec import EncoderSpec
+from pucache import EncoderSpec, PULinearClassifier, load_encoder
 from pucache.errors import EncoderError, MissingExtraError, ModelError, OutputError
 from pucache.scoring import onnx_model
 from pucache.scoring.onnx_model import export_onnx
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")

@@ -12,13 +12,11 @@ from safetensors.torch import save_file
 from scipy.special import logit
 
 import pucache
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.embedding.embed import embed
+from pucache import EmbeddingCache, PULinearClassifier, embed, score
 from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.regions import image_of
-from pucache.scoring.score import ScoreReport, score
+from pucache.scoring.score import ScoreReport
 from pucache.scoring.score_tables import TYPES, read_scores, write_table
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 X, S, Y = planted(200, labelled=30)
 KEYS = [*ODD_KEYS, *(f"n/{row:03}.png" for row in range(len(ODD_KEYS), len(X)))]

@@ -12,12 +12,8 @@ from PIL import ExifTags, Image
 from safetensors.torch import save_file
 from sklearn.datasets import load_sample_images
 
-from pucache.cache.exporting import export
-from pucache.embedding.embed import embed
-from pucache.encoders.encoder import load_encoder
+from pucache import PULinearClassifier, embed, export, load_encoder, score
 from pucache.scoring.onnx_model import export_onnx
-from pucache.scoring.score import score
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 PAGE = Path(__file__).parents[2] / "docs/interop.md"
 PHOTOGRAPHS = load_sample_images().images

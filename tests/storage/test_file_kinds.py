@@ -6,7 +6,7 @@ from helpers.planted import write_cache
 from matplotlib.figure import Figure
 from PIL import Image
 
-from pucache.cache.exporting import export
+from pucache import export
 from pucache.scoring.score_tables import TYPES, columns_of, write_table
 from pucache.storage.file_kinds import BINARY, EMPTY, EXPORT, MARK, PARQUET, SCORES, is_of_pucache, kind_of
 

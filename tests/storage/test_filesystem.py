@@ -11,8 +11,8 @@ from helpers.pictures import refusal
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pucache import open_source
 from pucache.errors import CacheError, MissingExtraError
-from pucache.images.source import open_source
 from pucache.storage import filesystem, retries
 from pucache.storage.filesystem import (
     DownloadLog,

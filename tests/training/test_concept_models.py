@@ -7,12 +7,10 @@ from helpers.files import damage
 from helpers.planted import write_cache
 
 import pucache
-from pucache.cache.embedding_cache import EmbeddingCache
-from pucache.encoders.spec import EncoderSpec
+from pucache import EmbeddingCache, EncoderSpec, Labels, PULabels, PULinearClassifier
 from pucache.errors import ModelError
-from pucache.labels.labels import Labels, PULabels
 from pucache.training.concept_models import ConceptModels
-from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
+from pucache.training.sklearn_classifier import linear_margins
 from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,14 +7,13 @@ import torch
 from helpers.planted import planted, write_cache
 
 import pucache
-from pucache import PULinearClassifier
+from pucache import Labels, PULabels, PULinearClassifier
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
 from pucache.heads.solve import fit_heads, flushed_denormals
 from pucache.labels.folds import assign_folds
-from pucache.labels.labels import Labels, PULabels
 from pucache.training import cross_fitting
 from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, deal_folds, log_posteriors
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import expit, logit
 
+from pucache import PULinearClassifier
 from pucache.estimates.calibration import Tilt, fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
@@ -25,7 +26,6 @@ from pucache.training.neighbour_evidence import (
     held_out_gains,
 )
 from pucache.training.propagation import ChainLabels, propagate
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, FOLDS, CPU = 300, 3, torch.device("cpu")

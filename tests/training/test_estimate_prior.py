@@ -2,13 +2,11 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache.labels.labels import PULabels
+from pucache import PULabels, PULinearClassifier, sweep_priors, train_pu
 from pucache.labels.read_labels import open_labels
 from pucache.pages.report_numbers import train
 from pucache.training.estimate_prior import estimate_prior_on
-from pucache.training.prior_sweep import sweep_priors, write_sweep_table
-from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.training.train_pu import train_pu
+from pucache.training.prior_sweep import write_sweep_table
 from pucache.training.training_set import TrainingRows
 
 

@@ -18,13 +18,12 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
+from pucache import Labels, PULinearClassifier
 from pucache.errors import LabelError, ModelError
 from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.metrics import from_pu
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import RISKS
-from pucache.labels.labels import Labels
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 240

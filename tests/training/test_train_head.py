@@ -5,7 +5,7 @@ import pytest
 from helpers.neighbourhoods import clusters
 from helpers.planted import planted
 
-from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache import PULinearClassifier
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, Y = clusters(labelled=40)
