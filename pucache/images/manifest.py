@@ -43,6 +43,7 @@ class ManifestSource:
         self._paths: dict[str, str] = {}
         self._boxes: dict[str, list[Region]] = {}
         self.box_failures: dict[str, str] = {}  # of rows whose box is none
+        self._repeated: dict[str, str] = {}  # why rows fail whose key another row has for another file
         self.concepts: list[tuple[str, str]] = []  # key and category of each part of detections
 
     @property
@@ -60,6 +61,7 @@ class ManifestSource:
     def _load(self) -> None:
         folder = self._options.get("images", self._location.rpartition("/")[0] or ".")
         rows, shares = self._rows()
+        twice = 0
         paths: dict[str, str] = {}
         regions: dict[str, dict[Region, None]] = {}  # a dict keeps their order
         for row in rows:
@@ -70,10 +72,11 @@ class ManifestSource:
                     "add a 'key' column (in a .csv or .tsv)"
                 )
             full = path if is_url(path) or os.path.isabs(path) else f"{folder.rstrip('/')}/{path}"
-            if key in paths and (shares is None or paths[key] != full):
-                what = f"{key!r} twice" if shares is None else f"two files as {key!r}"
-                raise SourceError(f"{self.name} names {what}; keys must be unique (add a 'key' column)")
+            if paths.get(key, full) != full:
+                self._repeated[f"{key} ({without_secrets(path)})"] = f"{without_secrets(paths[key])} has this key too"
+                continue
             if shares is None:
+                twice += key in paths
                 paths[key] = full
                 continue
             region, problem = region_of(row.edges, shares)
@@ -84,6 +87,13 @@ class ManifestSource:
             regions.setdefault(key, {})[region] = None
             if row.category:
                 self.concepts.append((part_key(key, region), row.category))
+        if len(self._repeated) >= max(1, len(paths)):
+            raise SourceError(
+                f"{self.name} names many files by few keys, such as {next(iter(paths))!r}; keys must be unique: name "
+                "another column of keys"
+            )
+        if twice:
+            log.warning("%s names %s images again; each is taken once", self.name, twice)
         if not paths:
             first = next((f": {key!r}, {why}" for key, why in self.box_failures.items()), "")
             raise SourceError(f"{self.name} names no image{first}")
@@ -134,6 +144,8 @@ class ManifestSource:
         """
         builder = ListingBuilder()
         unanswered: dict[str, SourceError] = {}
+        for key, reason in (self._repeated if self.paths else {}).items():
+            builder.add_failure(key, reason)
         remote = any(is_url(path) for path in self.paths.values())
         keys = iter(self.paths)
         with ThreadPoolExecutor(_REMOTE_THREADS if remote else 1) as pool:
@@ -171,8 +183,8 @@ def _look_up(path: str) -> tuple[int, int] | str | SourceError:
             return size_mtime(with_retries(lambda: fs.info(remote_path)))
         info = os.stat(path)
         return info.st_size, info.st_mtime_ns
-    except MissingExtraError:  # concerns every image of this protocol
-        raise
+    except MissingExtraError as error:
+        return SourceError(str(error))
     except Exception as error:  # a remote file system raises almost anything
         if is_url(path) and (remedy_for(error) or not is_permanent(error)):
             remedy = remedy_for(error) or "; run again when the store answers"

@@ -9,7 +9,7 @@ import re
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -92,15 +92,20 @@ class ParquetSource(ShardSource):
         first = len(self._files) << _ROWS
         self._files.append(_File(shard, object_stamp(info), column, ends, batch_rows, hashed))
         _, mtime = size_mtime(info)
+        failed = 0
         for row, key in enumerate(keys):
-            if key in self._members:
-                raise SourceError(
-                    f"{shard} repeats {key!r} in the column {self._key!r}, row {row}; name a column of unique keys"
-                )
-            builder.add(key, UNKNOWN, mtime)
-            self._members[key] = first + row
+            if key and key not in self._members:
+                builder.add(key, UNKNOWN, mtime)
+                self._members[key] = first + row
+                continue
+            problem = f"another row has the value {key!r} too" if key else "no value"
+            builder.add_failure(f"row {row} of {shard}", f"{problem} in the column {self._key!r}")
+            failed += 1
+            if 2 * failed > len(keys):
+                where = f"in the column {self._key!r}, row {row}"
+                raise SourceError(f"{shard}: {problem} {where}; name a column of unique keys")
 
-    def _keys(self, file: Any, shard: str, key_prefix: str, column: str) -> list[str]:
+    def _keys(self, file: Any, shard: str, key_prefix: str, column: str) -> Sequence[str | None]:
         """Key of each row; raises `ImageError` where the column of keys does not fit."""
         rows = file.metadata.num_rows
         if self._key is not None and self._key == column:
@@ -108,10 +113,7 @@ class ParquetSource(ShardSource):
         if self._key is not None:
             keys = _texts(file, self._key)
             require_exact(keys, f"the column {self._key!r} of {shard}")
-            if not all(keys):
-                row = next(row for row, key in enumerate(keys) if not key)
-                raise ImageError(f"has no value in the column {self._key!r}, row {row}; name another column")
-            return [key for key in keys if key]
+            return keys
         path = column.rpartition(".")[0] + ".path"
         if column.endswith(".bytes") and path in _leaves(file):
             paths = _texts(file, path)

@@ -18,6 +18,7 @@ from ..storage.filesystem import open_object
 from ..storage.limits import MEMBER_BYTES, UNPACKED_TIMES
 from ..storage.urls import without_secrets
 from .listing import ListingBuilder, check_size
+from .name_encodings import guess_encoding
 from .shards import ShardSource
 
 log = logging.getLogger("pucache")
@@ -32,7 +33,6 @@ _UNICODE_PATH = 0x7075  # extra field of Info-ZIP
 _UNICODE_PATH_HEAD = struct.Struct("<BL")  # version, and crc32 of the name that it replaces
 _ENTRY = re.compile(rb"PK\x01\x02")  # of the directory, with the flags at 8 and the name's length at 28
 _ENTRY_SIZE = 46
-_JAPANESE = re.compile("[\u3000-\u30ff\u4e00-\u9fff\uff01-\uff5e]+")
 _MOST_GUESSED = 1 << 16  # bytes of names that are looked at for the encoding
 
 
@@ -84,7 +84,7 @@ class ZipSource(ShardSource):
         """Encoding of names that do not tell theirs; a line says which one is guessed."""
         if self.encoding:
             return self.encoding
-        if guessed := guess_encoding(archive.filelist):
+        if guessed := _guessed(archive.filelist):
             log.warning(
                 "%s: names without a mark of their encoding are read as %s; '%s#encoding=NAME' names another one",
                 without_secrets(shard),
@@ -95,7 +95,7 @@ class ZipSource(ShardSource):
 
     def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
         with open_object(fs, shard) as stream, open_archive(stream) as archive:
-            encoding = self.encoding or guess_encoding(archive.filelist) or "utf-8"
+            encoding = self.encoding or _guessed(archive.filelist) or "utf-8"
             backslashes = has_backslashes(archive.filelist)
             for info in archive.infolist():
                 name = member_name(info, encoding, backslashes=backslashes)
@@ -207,31 +207,13 @@ def member_name(info: zipfile.ZipInfo, encoding: str, *, backslashes: bool) -> s
     return name.replace("\\", "/") if backslashes or info.create_system in _DOS else name
 
 
-def guess_encoding(infos: Iterable[zipfile.ZipInfo]) -> str:
-    """Encoding of the names that do not tell theirs: cp932, gbk, cp437 or cp850; "" where every name does."""
+def _guessed(infos: Iterable[zipfile.ZipInfo]) -> str:
+    """Encoding of the names that do not tell theirs, by the first of them; "" where every name does."""
     names: list[bytes] = []
     for info in infos:
         if _told_name(info) is None and sum(map(len, names)) < _MOST_GUESSED:
             names.append(_raw(info))
-    if not names:
-        return ""
-    if _all_decode(names, "cp932", lambda text: _JAPANESE.fullmatch(text) is not None):
-        return "cp932"
-    if _all_decode(names, "gb2312", lambda text: True):
-        return "gbk"
-    is_letters = str.isalpha
-    return (
-        "cp850" if not _all_decode(names, "cp437", is_letters) and _all_decode(names, "cp850", is_letters) else "cp437"
-    )
-
-
-def _all_decode(names: list[bytes], encoding: str, fits: Any) -> bool:
-    """Whether all names are of an encoding, and what is not ASCII in them fits."""
-    try:
-        texts = [name.decode(encoding) for name in names]
-    except UnicodeDecodeError:
-        return False
-    return all(fits(run) for text in texts for run in re.findall(r"[^\x00-\x7f]+", text))
+    return guess_encoding(names) if names else ""
 
 
 def _told_name(info: zipfile.ZipInfo) -> str | None:

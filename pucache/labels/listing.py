@@ -14,7 +14,7 @@ from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
 from ..images.regions import MARK, image_of, parse_region
 from ..storage.table_columns import CANONICAL_COLUMNS, KEY_NAMES
-from ..storage.tables import LabelTable, Row, read_table
+from ..storage.tables import LabelTable, Row, rows_with_keys
 from ..storage.urls import is_url
 from .key_globs import compile_glob
 from .key_matching import RULES, offered_rule, respelled
@@ -164,7 +164,7 @@ def read_listing(
     """
     name, table = str(source), None
     if is_url(source) or os.path.exists(source):
-        table = read_table(source, CANONICAL_COLUMNS)
+        table = rows_with_keys(source, CANONICAL_COLUMNS)
     elif not any(character in name for character in "*?["):
         raise LabelError(
             f"no such file: {source}; expected a text file of keys, a table, or a glob such as 'positives/**'"

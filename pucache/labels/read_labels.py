@@ -252,26 +252,46 @@ def _of_tables(cache: EmbeddingCache, tables: Sequence[Forms], reader: _Reader, 
         return ImportedLabels(cache, Labels({"": PULabels.of(np.zeros(len(cache), np.int8))}))
     first = tables[0]
     if isinstance(first, Mapping) and not all(isinstance(one, Real | np.bool_) for one in first.values()):
-        given = {name: _listing_of(cache, one, reader, rule) for name, one in first.items()}
-        return ImportedLabels(cache, _of_concepts(cache, given, "the mapping"))
+        given, failures = _listing_of_each(cache, first, reader, rule, "the mapping")
+        return ImportedLabels(cache, _and_failures(_of_concepts(cache, given, "the mapping"), failures))
     if not isinstance(first, str | os.PathLike):
         return ImportedLabels(cache, Labels({"": rows_of_values(first, cache, negatives=True)}))
     files = [one for one in tables if isinstance(one, str | os.PathLike)]
+    failures = {}
     if not is_url(first) and os.path.isdir(first):
-        lists = _lists(Path(first))
-        read = [_listing_of(cache, file, reader, rule).of_concept(name) for name, file in lists.items()]
-        listing = replace(Listing.of_all(read), name=str(first))
+        given, failures = _listing_of_each(cache, _lists(Path(first)), reader, rule, str(first))
+        listing = Listing.of_all([one.of_concept(name) for name, one in given.items()])
+        listing = replace(listing, name=str(first))
     else:
         listing = Listing.of_all([_listing_of(cache, one, reader, rule) for one in files])
     decided = listing.label >= 0
     left_out = listing.take(np.flatnonzero(decided & (listing.row < 0)), listing.name)
     return ImportedLabels(
         cache,
-        _of_listing(cache, listing),
+        _and_failures(_of_listing(cache, listing), failures),
         unknown=left_out if len(left_out.key) else None,
         undecided=int((~decided).sum()),
         used=listing,
     )
+
+
+def _listing_of_each(
+    cache: EmbeddingCache, sources: Mapping[str, Any], reader: _Reader, rule: LabelRule, where: str
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """As `_listing_of`, of each concept, and why one has none; raises `LabelError` where none has any."""
+    given, failures = {}, {}
+    for name, source in sources.items():
+        try:
+            given[name] = _listing_of(cache, source, reader, rule)
+        except LabelError as error:
+            failures[name] = one_line(error)
+    if failures and not given:
+        raise _none_of(failures, where)
+    return given, failures
+
+
+def _and_failures(labels: Labels, failures: Mapping[str, str]) -> Labels:
+    return replace(labels, failures={**failures, **labels.failures})
 
 
 def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: LabelRule) -> Any:

@@ -14,7 +14,7 @@ from ..estimates.metrics import precision_at, with_labels
 from ..labels.listing import Listing, keys_of, name_first, read_listing
 from ..labels.row_values import RowValues, read_truth
 from ..storage.table_columns import TRUTH_COLUMNS
-from ..storage.tables import read_table
+from ..storage.tables import rows_with_keys
 from .score_tables import FORMATS, read_scores, unique_keys
 
 Scores = dict[str, np.ndarray]
@@ -96,7 +96,7 @@ def _tables(scores: str | Path | Sequence[str | Path]) -> list[str]:
 def _truth_of_tables(truth: str | Path | RowValues, tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
     """True class of each row of each table, int8: 1, 0, or -1 where it is not known."""
     if len(tables) > 1 and isinstance(truth, str | os.PathLike):
-        rows = read_table(truth, TRUTH_COLUMNS)
+        rows = rows_with_keys(truth, TRUTH_COLUMNS)
         if rows and "table" in rows[0]:
             return _by_table(truth, tables)
     _check_apart(tables)

@@ -101,7 +101,7 @@ def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) ->
 
     `columns` are those that are wanted, by their meaning, and the names under which each may go. They are called by
     their meaning; names of others are in lower case, without spaces around them. Empty rows are left out. Raises
-    `LabelError` where the file is missing or no table, a column or a key is missing, two columns may be the one that is
+    `LabelError` where the file is missing or no table, a column is missing, two columns may be the one that is
     wanted, or it cannot be read as text.
     """
     chosen = path if isinstance(path, LabelTable) else LabelTable(os.fspath(path))
@@ -112,11 +112,21 @@ def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) ->
     for row in table.rows if renamed else ():
         cells = [row.pop(column) for column in renamed]
         row.update(zip(renamed.values(), cells, strict=True))
-    if empty := next((row for row in table.rows if not row["key"]), None):
-        raise LabelError(f"{chosen} has a row without a key, {empty.line}; complete or remove it")
     for row in table.rows if "folder" in table.found else ():
-        row["key"] = joined_key(row["folder"], row["key"])
+        row["key"] = joined_key(row["folder"], row["key"]) if row["key"] else row["key"]
     return table.rows
+
+
+def rows_with_keys(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) -> list[Row]:
+    """As `read_table`, without rows that have no key, of which a line tells; raises `LabelError` where none has one."""
+    rows = read_table(path, columns)
+    empty = [row.line for row in rows if not row["key"]]
+    if empty and len(empty) == len(rows):
+        raise LabelError(f"{path} has no row with a key")
+    if empty:
+        log.warning("%s: %s of %s rows have no key and are left out, first row %s",
+                    path, len(empty), len(rows), empty[0])  # fmt: skip
+    return [row for row in rows if row["key"]] if empty else rows
 
 
 def joined_key(folder: str | None, name: str) -> str:

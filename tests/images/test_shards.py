@@ -250,13 +250,25 @@ def test_a_dataset_of_hugging_face_with_its_classes(tmp_path):
         ({"a": [b"1"]}, "#image=b", "has no column 'b' of image bytes; its columns are a .binary"),
         ({"a": [b"1"]}, "#key=b", "has no column 'b' of text or numbers; it has a"),
         ({"a": [b"\xff"]}, "#key=a", "has bytes in the column 'a'; expected text or numbers"),
-        ({"a": [b"1"], "k": [None]}, "#key=k", "has no value in the column 'k', row 0"),
-        ({"a": [b"1", b"2"], "k": [7, 7]}, "#key=k", "repeats '7' in the column 'k', row 1; name a column of unique"),
+        ({"a": [b"1"], "k": [None]}, "#key=k", "no value in the column 'k', row 0"),
+        ({"a": [b"1"] * 3, "k": [7, 7, 7]}, "#key=k", "'7' too in the column 'k', row 2; name a column of unique"),
     ],
 )
 def test_columns_that_do_not_fit_are_refused_alone(tmp_path, columns, option, reason):
     parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
     assert re.search(reason, one_line(SourceError, lambda: open_source(f"{tmp_path}/x.parquet{option}").scan()))
+
+
+def test_rows_without_a_key_of_their_own_are_failures(tmp_path):
+    columns = {"a": [b"1", b"2", b"3", b"4", None], "k": ["x", None, "x", "y", "z"]}
+    parquet.write_table(pyarrow.table(columns), tmp_path / "x.parquet")
+    source = open_source(f"{tmp_path}/x.parquet#key=k")
+    listing = source.scan()
+    assert listing.keys == ["x", "y", "z"] and [source.read(key) for key in "xy"] == [b"1", b"4"]
+    assert listing.failures == {
+        f"row 1 of {tmp_path}/x.parquet": "no value in the column 'k'",
+        f"row 2 of {tmp_path}/x.parquet": "another row has the value 'x' too in the column 'k'",
+    }
 
 
 def test_a_file_of_other_columns_or_cut_off_is_a_failure_beside_others(tmp_path):

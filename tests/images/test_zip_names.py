@@ -79,6 +79,28 @@ def test_the_encoding_of_names_is_guessed_and_said(tmp_path, caplog, encoding, n
     assert (f"read as {encoding}" in caplog.text) == (encoding != "utf-8")
 
 
+NAMES = {
+    "cp437": "Müller Köln Straße Grüße über Äpfel façade élève Zürich señor Münster Fußball Mädchen",
+    "cp850": "Rødgrød Ærø Ålborg Sørensen køer São João coração maçãs Ørsted smørrebrød Øre",
+    "cp852": "książka żółw Łódź gęś źrebię Wrocław příroda kůň žába Dvořák město řeka čáp śnieg",
+    "cp866": "Москва фото папка СНИМОК Санкт-Петербург кошка собака Машина снег ёлка вид_из_окна",
+    "cp932": "写真 テスト 表紙 東京 さくら 犬と猫 車の画像 京都旅行 日本語 ノート IMG写真 花火大会",
+    "gbk": "照片 汽车 上海 我的文件 猫和狗 旅行相册 红色的花 北京 新建文件夹 中国地图 测试数据",
+    "big5": "照片 汽車 臺北 我的文件 貓與狗 旅行相簿 紅色的花 資料夾 中國地圖 測試圖片",
+    "euc_kr": "사진 자동차 강아지 고양이 서울여행 새폴더 그림파일 한국 테스트 꽃과나무 바다",
+}
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+@given(data=st.data())
+def test_words_of_a_language_tell_its_encoding(tmp_path_factory, data, encoding):
+    """Any few names of one, with numbers and names in ASCII among them."""
+    words = data.draw(st.lists(st.sampled_from(NAMES[encoding].split()), min_size=4, max_size=8, unique=True))
+    names = [f"{data.draw(st.sampled_from(['', 'photos/', '2021_']))}{word}{at}.png" for at, word in enumerate(words)]
+    members = [member(name.encode(encoding)) for name in [*names, "plain.png"]]
+    assert set(keys(archive(tmp_path_factory.mktemp("z") / "x.zip", *members))[0]) == {*names, "plain.png"}
+
+
 @given(
     data=st.data(), encoding=st.sampled_from(["cp932", "gbk", "cp437", "cp850", "cp1252", "big5", "koi8-r", "euc-kr"])
 )

@@ -224,7 +224,7 @@ REFUSED = [
     ("t.csv", "key,x\na,1\n", {"key_column": "file"}, "has columns key, x; expected one called 'file'"),
     ("t.csv", "Dir,Name\na,1\n", {"key_column": "Folder+Name"}, "expected one called 'Folder'"),
     ("t.csv", "key,x\na,1\n", {"label_value": "yes"}, "expected one called 'label', labels, .* by --label-column"),
-    ("t.csv", "key,label\na/1.png,1\n,1\n", {}, "has a row without a key, 3; complete or remove it"),
+    ("t.csv", "key,label\n,0\n,1\n", {}, "has no row with a key"),
     ("t.csv", "sep=;\nkey,label\na/1.png,1\n", {}, "has columns key,label; expected one called 'key'"),
     ("t.csv", "\n\n", {}, r"has columns \(none\)"),
     ("t.csv", SCORES, {}, "is a table of scores, whose labels are the model's own"),
@@ -388,6 +388,26 @@ def test_a_concept_that_fails_stops_no_other(cache, write, rows, reason):
 
 
 NO_NAMES = ["", "..", "../up", "a\\b", "a:b", ".hidden", "end.", " x", "a\nb", "nul", "CON", "Con.x", "\udcff", "a,b"]
+
+
+@pytest.mark.parametrize("bad", [b"", b"\x81.png", b"key,label\na/1.png,maybe\n", b"x/9.png\n", b"\0" * 99])
+def test_a_list_of_a_folder_or_mapping_that_fails_stops_no_other(cache, tmp_path, write, bad):
+    (tmp_path / "lists").mkdir()
+    write("lists/cat.txt", "a/1.png\n"), write("lists/bad.csv", bad)
+    lists = {name: tmp_path / "lists" / name for name in ("cat.txt", "bad.csv")}
+    for form in (tmp_path / "lists", {path.stem: path for path in lists.values()}):
+        labels = read_labels(cache, form)
+        assert list(labels.columns) == ["cat"] and list(labels.failures) == ["bad"]
+    lists["cat.txt"].write_text("")
+    with pytest.raises(LabelError, match=r"none of the 2 concepts in .* can be used"):
+        read_labels(cache, tmp_path / "lists")
+
+
+def test_a_row_without_a_key_is_left_out_and_said(cache, write, caplog):
+    labels = read_labels(cache, write("t.csv", "key,label\na/1.png,1\n,1\n,0\nb/2.png,0\n"))
+    whole = read_labels(cache, write("u.csv", "key,label\na/1.png,1\nb/2.png,0\n"))
+    assert signs(labels.only) == signs(whole.only)
+    assert "2 of 4 rows have no key and are left out, first row 3" in caplog.text
 
 
 @pytest.mark.parametrize(
