@@ -33,6 +33,7 @@ _UNICODE_PATH = 0x7075  # extra field of Info-ZIP
 _UNICODE_PATH_HEAD = struct.Struct("<BL")  # version, and crc32 of the name that it replaces
 _ENTRY = re.compile(rb"PK\x01\x02")  # of the directory, with the flags at 8 and the name's length at 28
 _ENTRY_SIZE = 46
+_NEVER_ASSIGNED = "\U00040000", "\U000dffff"  # planes of Unicode that hold nothing
 _MOST_GUESSED = 1 << 16  # bytes of names that are looked at for the encoding
 
 
@@ -244,7 +245,7 @@ def _unicode_path(extra: bytes, raw: bytes) -> str | None:
 
 def _is_utf8(name: bytes | bytearray) -> bool:
     try:
-        name.decode()
+        text = name.decode()
     except UnicodeDecodeError:
         return False
-    return True
+    return not any(_NEVER_ASSIGNED[0] <= character <= _NEVER_ASSIGNED[1] for character in text)
