@@ -74,10 +74,11 @@ def _lines(found: list[PriorEstimate], sample: UnlabelledSample | None) -> Itera
         return
     yield from options.sample_lines(sample, found[0].prior)
     with_interval = [estimate.has_interval for estimate in found]
-    yield f"{'method':<10} {'prior':>8}   {f'{found[0].level:.0%}' if any(with_interval) else 'no'} interval"
+    yield f"{'from':<10} {'prior':>8}   {f'{found[0].level:.0%}' if any(with_interval) else 'no'} interval"
     for estimate in found:
         prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
-        yield f"{estimate.method:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
+        basis = {"tilt": "labels"}.get(estimate.method, estimate.method)
+        yield f"{basis:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
 
 
 def _text(estimate: PriorEstimate) -> str:

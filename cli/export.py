@@ -54,7 +54,7 @@ def export(
 
     \b
     pucache export cache.h5 embeddings.parquet
-    pucache export cache.h5 pile.parquet --session cache.h5.review --thumbnails
+    pucache export cache.h5 images.parquet --session cache.h5.review --thumbnails
     pucache export model.safetensors model.onnx
     """
     name = without_secrets(out)

@@ -49,7 +49,7 @@ from .destinations import check_outputs
     "searched in keys, whose first parentheses are the group ('(.*)/[^/]*': the folder). none: all are independent. A "
     "review that is TABLE keeps them.",
 )
-@options.option("--negatives", metavar="FILE", help="Known negatives, where TABLE lists positives alone.")
+@options.option("--negatives", metavar="FILE", help="Negatives, where TABLE lists positives alone.")
 @options.as_json
 @options.option(
     "--exact", section=options.READING, is_flag=True, help="Compare cells with --label-value exactly as written."

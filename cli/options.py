@@ -97,7 +97,7 @@ positives = option(
 labels = option(
     "--labels",
     metavar="TABLE|REVIEW",
-    help="Labels of all kinds: the table that pucache labels writes (1; 0 for known negatives; blank where undecided; "
+    help="Labels of all kinds: the table that pucache labels writes (1; 0 for negatives; blank where undecided; "
     "concept, group), or the folder of a review.  [default: the review beside CACHE]",
 )
 beside = option(
@@ -317,7 +317,7 @@ method = option(
     "--method",
     section=METHOD,
     type=click.Choice(["distilled", "linear"]),
-    help="distilled: the head also learns from the nearest neighbours of each image, where the labels show that this "
+    help="distilled: the model also learns from the nearest neighbours of each image, where the labels show that this "
     "ranks positives higher. linear: neighbours are not looked at.  [default: distilled; linear with --solver sgd or "
     "another --loss than imbupu]",
 )

@@ -87,8 +87,8 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         groups, found, called = (f"{numbers['groups'][name]:,}" for name in ("groups", "found", "called"))
         lines.append(f"known positives are in {found} of {groups} groups; images of {called} more are called positive")
     if figures["recall"].interval is not None:
-        basis = f" of the pile {figures.basis}" if figures.is_audited else ""
-        lines.append(f"estimated{basis}: {figures.text(_FIGURES)}")
+        basis = f" among the unlabelled, {figures.basis}," if figures.is_audited else ""
+        lines.append(f"estimated{basis} {figures.text(_FIGURES)}")
         lines += filter(None, [figures.new_images_text])
     if numbers["look_again"]:
         first = ", ".join(map(repr, numbers["look_again"][:3]))

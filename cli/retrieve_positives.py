@@ -81,7 +81,7 @@ def retrieve_positives(
 ) -> None:
     """Rank the unlabelled images, likely positives first.
 
-    Known positives, known negatives and their duplicates are omitted. The page is one file that needs no network:
+    Labelled images and their duplicates are omitted. The page is one file that needs no network:
     pictures with keys, scores and links.
 
     \b

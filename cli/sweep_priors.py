@@ -37,8 +37,9 @@ def sweep_priors(
 ) -> None:
     """Train at many priors, and say what the prior changes.
 
-    All metrics are of held-out margins: PU risk, PAUC, estimated F1, share predicted positive, and how often the
-    non-negativity clamp was active. PAUC and F1 take ten labelled positives, and thirty for single figures.
+    All metrics are of held-out margins: PU risk, AUC of labelled against unlabelled (pauc), estimated F1, share
+    predicted positive, and how often the negative part was cut at 0. AUC and F1 take ten labelled positives, and
+    thirty for single figures.
 
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu

@@ -212,7 +212,7 @@ def _estimates(figures: Figures) -> Iterator[str]:
         yield f"{called} of the unlabelled"
     elif figures.is_audited and figures.prior is not None:
         level = f"{figures.prior.level:.0%}"
-        yield f"estimated among the unlabelled of the pile, {figures.basis}, with {level} intervals:"
+        yield f"estimated among the unlabelled, {figures.basis}, with {level} intervals:"
         yield f"  {figures.text()}   {called}"
     elif figures.are_uninformative:
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"

@@ -107,7 +107,7 @@ def _read_checksums(stream: BinaryIO, name: str) -> ChecksumTable:
         return ChecksumTable.read(stream)
     except MissingChecksumsError as error:
         raise CacheError(
-            f"{name} ends without pucache's seal: it is truncated, or an HDF5 file from elsewhere; {REMEDY}"
+            f"{name} ends without pucache's checksums: it is truncated, or an HDF5 file from elsewhere; {REMEDY}"
         ) from error
     except ChecksumError as error:
         raise CacheError(f"{name} is damaged: {error}; {REMEDY}") from error

@@ -162,7 +162,7 @@ class Figures:
         if not self.of_new_images:
             return ""
         stated = "   ".join(f"{WORDS[name]} {one}" for name, one in self.of_new_images.items())
-        return f"of new images, if they are like those of the pile and as large a share is positive: {stated}"
+        return f"of new images, if they are like those of the cache and as large a share is positive: {stated}"
 
     # --- as JSON -----------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ def write_review_page(
     """
     if len(ranking.rows) > MAX_CANDIDATES:
         raise ValueError(
-            f"a review sheet holds at most {MAX_CANDIDATES:,} candidates, got {len(ranking.rows):,}; "
+            f"the page of a ranking holds at most {MAX_CANDIDATES:,} candidates, got {len(ranking.rows):,}; "
             "retrieve fewer with -k"
         )
     cache = open_cache(cache)

@@ -38,7 +38,7 @@ class Probe:
         self._s: np.ndarray | None = None
         generator = np.random.default_rng(seed)
         if positives is not None:
-            self.name = "PAUC of held-out linear heads"
+            self.name = "AUC of labelled against unlabelled, by held-out linear models"
             found = _positive_rows(positives, images.keys, images.failures)
             self._rows, self._s = _sample_positives(found, len(images.keys), generator)
         else:

@@ -29,7 +29,7 @@ def advice(
     """
     if not counts.untaken and not counts.waiting:
         skipped = f" or skipped ({counts.skipped:,})" if counts.skipped else ""
-        return f"All images of the pile are decided{skipped}."
+        return f"All images are decided{skipped}."
     if audit is not None and (enough := _enough(audit)):
         return enough
     if closing_audit:

@@ -143,7 +143,7 @@ class History:
             if picture.taken:
                 raise ValueError(f"draw {draw.serial} is of row {draw.row}, which had been decided or drawn before")
             if not picture.copies:
-                raise ValueError(f"draw {draw.serial} is of row {draw.row}, which is not in the pile")
+                raise ValueError(f"draw {draw.serial} is of row {draw.row}, which is none of its images")
             if draw.stream is Stream.AUDIT and (draw.unknown < left or (draw.unknown > left and not self._undone)):
                 raise ValueError(
                     f"draw {draw.serial} was among {draw.unknown:,} unknown rows; {left:,} of {self.rows[draw.urn]:,} "

@@ -122,7 +122,7 @@ class _LoggedSession:
         if self.is_same_cache and self.facts.twins != twins.cosine:
             began = "equal bytes only" if self.facts.twins is None else f"a cosine of {self.facts.twins}"
             raise SessionError(
-                f"{log.path.parent} began with twins by {began}; go on with these (--twins), or name another folder "
+                f"{log.path.parent} began with duplicates by {began}; go on with these, or name another folder "
                 "with --session"
             )
         self.images, self.entries = log.images(), log.entries()

@@ -353,7 +353,7 @@ def _warnings(session: Session, pictures: Pictures) -> Iterator[str]:
 
 def _opening_lines(session: Session, first: FirstRanking | None) -> Iterator[str]:
     counts, labels = session.state.progress(), session.pile.before
-    before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} known negative before"
+    before = f"{int(labels.positive.sum()):,} labelled positive, {int(labels.negative.sum()):,} negative before"
     yield f"{session.cache.name}: {len(session.cache):,} images, {before}; {counts.untaken:,} to search"
     done = f"goes on with {counts.decided:,} decided, {counts.positives:,} of them positive"
     if first is not None:

@@ -177,15 +177,16 @@ def _figures(margins: np.ndarray, s: np.ndarray, prior: float, count: LabelCount
 def _verdict(sweep: Sweep, risk: PURisk) -> str:
     """Say whether the ranking depends on the prior, and why."""
     if not risk.needs_prior:
-        return f"flat: {risk.name} gives the same heads and ranking at every prior; find the prior with estimate-prior."
+        return f"flat: {risk.name} gives the same model and ranking at every prior; find the prior with estimate-prior."
     if not (pauc := sweep.means("pauc")):
-        return "the heads depend on the prior; single figures, and so more labels, are needed to say how."
+        return "the models depend on the prior; single figures, and so more labels, are needed to say how."
     best, worst = max(pauc, key=pauc.__getitem__), min(pauc, key=pauc.__getitem__)
     acting = [row["prior"] for row in sweep.rows if row["clamped"] > 0.01]
-    clamp = f"the clamp of the negative part acts from prior {min(acting):.3g} on" if acting else "no clamp acts"
+    cut = f"cut at 0 from prior {min(acting):.3g} on" if acting else "never cut at 0"
     flat = "flat" if pauc[best] - pauc[worst] < _FLAT_RANGE else "not flat"
     return (
-        f"{flat}: PAUC is {pauc[best]:.4f} at prior {best:.3g} and {pauc[worst]:.4f} at {worst:.3g}; {clamp}. "
+        f"{flat}: the AUC of labelled against unlabelled is {pauc[best]:.4f} at prior {best:.3g} and "
+        f"{pauc[worst]:.4f} at {worst:.3g}; the negative part is {cut}. "
         "A good ranking does not make a prior right: find it with estimate-prior."
     )
 

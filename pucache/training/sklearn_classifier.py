@@ -607,9 +607,9 @@ def _decisions(reviewed: ArrayLike, s: np.ndarray) -> np.ndarray:
     if decisions.shape != s.shape:
         raise ValueError(f"expected a decision for each of {len(s)} rows, got reviewed {decisions.shape}")
     if not np.isin(decisions, (-1, 0, 1)).all():
-        raise ValueError("reviewed must be 1 (confirmed positive), -1 (known negative) or 0, got other values")
+        raise ValueError("reviewed must be 1 (confirmed positive), -1 (negative) or 0, got other values")
     if (decisions[s == 1] == -1).any():
-        raise ValueError("rows that are labelled positive are known negatives in `reviewed`; decide which")
+        raise ValueError("rows that are labelled positive are negatives in `reviewed`; decide which")
     if not (s[decisions == 0] == 0).any():
         raise ValueError("every row is labelled or reviewed; some must be unlabelled, or there is nothing to find")
     return np.where(s == 1, 0, decisions).astype(np.int8)

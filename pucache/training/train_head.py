@@ -190,8 +190,9 @@ def _warn_of_chance(figures: Figures) -> None:
     """Say where the interval of PAUC, the ranking of held-out labels, covers that of chance."""
     if (interval := figures["pauc"].interval) is not None and interval[0] <= _CHANCE:
         log.warning(
-            "held-out ranking is no better than chance (PAUC %.2f to %.2f, chance has %.1f): look whether the labels "
-            "are of these rows, whether a few columns outweigh the others, and whether the labelled look alike",
+            "held-out ranking is no better than chance (AUC of labelled against unlabelled %.2f to %.2f, chance has "
+            "%.1f): look whether the labels are of these rows, whether a few columns outweigh the others, and whether "
+            "the labelled look alike",
             *(*interval, _CHANCE),
         )
 

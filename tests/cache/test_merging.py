@@ -58,7 +58,10 @@ REPLACED = {
         "holds embeddings of .*other.*the new file .*tiny",
     ),
     "no cache": (lambda path: path.write_text("precious"), "is a text file, where a pucache cache is to be written"),
-    "damaged": (lambda path: path.write_bytes(write(path, ["a"]).read_bytes()[:-9]), "ends without pucache's seal"),
+    "damaged": (
+        lambda path: path.write_bytes(write(path, ["a"]).read_bytes()[:-9]),
+        "without pucache's checksums",
+    ),
 }
 
 

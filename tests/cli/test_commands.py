@@ -74,7 +74,7 @@ def test_train_needs_no_prior_and_names_twins(world, embedded, here):
 def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world, embedded, here):
     command = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1,0.2 --seeds 2"
     verdict, *_, written = run(command, w=world).stdout.splitlines()
-    assert verdict.startswith("flat: imbupu gives the same heads") and written == "wrote sweep.csv and sweep.png"
+    assert verdict.startswith("flat: imbupu gives the same model") and written == "wrote sweep.csv and sweep.png"
     rows = table(here / "sweep.csv")
     assert [(row["prior"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.1", "1"), ("0.2", "0"), ("0.2", "1")]
     with Image.open("sweep.png") as picture:

@@ -137,14 +137,14 @@ def test_estimate_prior_estimates_nothing_below_ten_labels(labelled):
 def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
     shown = run(PRIOR)
-    assert re.search(rf"^tilt +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
+    assert re.search(rf"^labels +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
 
 
 def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
     labelled(9)
     command = SWEEP + " --seeds 1"
     shown = run(command)
-    assert "at least 10" in shown and "PAUC" not in shown
+    assert "at least 10" in shown and "AUC" not in shown
     assert not re.search("pauc|f1|recall|precision|accuracy", Path("sweep.csv").read_text().splitlines()[0])
     rows = command_line.run_json(command)["rows"]
     assert set(rows[0]) == {"prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive"}
@@ -153,7 +153,7 @@ def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
 def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
     shown = run(SWEEP + " --seeds 2 --loss nnpu")
-    assert "at least 30" in shown and "PAUC is" not in shown
+    assert "at least 30" in shown and "unlabelled is" not in shown
     header = Path("sweep.csv").read_text().splitlines()[0].split(",")
     assert {"pauc_low", "f1_high"} <= set(header) and not {"pauc", "f1", "recall"} & set(header)
 

@@ -99,7 +99,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
-    EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 ends without pucache's seal: it is truncated.*; restore it"),
+    EMBED + " {b}/truncated.h5" + SMALL: (
+        1,
+        "truncated.h5 ends without pucache's checksums.*; restore it",
+    ),
     EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
     EMBED + " old.h5 --encoder resnet50": (2, "unknown encoder 'resnet50'; use 'bundled', 'timm:NAME'"),
@@ -189,7 +192,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     **{
         f"info {{b}}/{name}": (1, expected)
         for name, expected in {
-            "truncated.h5": "truncated.h5 ends without pucache's seal: it is truncated.*; restore it",
+            "truncated.h5": "truncated.h5 ends without pucache's checksums.*; restore it",
             "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
             "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
             "nothing": "no cache in folder .*nothing; expected",

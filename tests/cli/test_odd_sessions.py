@@ -76,7 +76,7 @@ SAID = [
         contradictions,
         TRAIN,
         0,
-        "estimated among the unlabelled of the pile, from 60 images that the review drew at random",
+        "estimated among the unlabelled, from 60 images that the review drew at random",
     ),
     (contradictions, REPORT, 0, "look again at 17 labels that the model doubts"),
 ]

@@ -18,9 +18,9 @@ from pucache.reviewing.session_labels import write_reviewed
 pytestmark = pytest.mark.usefixtures("one_thread")
 SESSION = "cache.h5.review"
 BIASED = "after a review without random images the prior is too low"
-NO_FIGURES = "recall, precision and f1 of a reviewed pile take at least 30 images"
+NO_FIGURES = "recall, precision and f1 after a review take at least 30 images"
 RESTS = "images that the review drew at random and the labels, with 90% intervals:"
-NEW_IMAGES = "of new images, if they are like those of the pile and as large a share is positive: recall 0."
+NEW_IMAGES = "of new images, if they are like those of the cache and as large a share is positive: recall 0."
 
 
 @pytest.fixture
@@ -91,7 +91,7 @@ def test_what_the_review_says_of_new_images_holds_there_and_is_the_same_everywhe
 def test_the_report_rests_on_them_too(review):
     review(drawn=150)
     output = run("report cache.h5")
-    said = "estimated of the pile from 150 images that the review drew at random and the labels: precision"
+    said = "estimated among the unlabelled, from 150 images that the review drew at random and the labels, precision"
     assert said in output and "lean" not in output and NEW_IMAGES in output
     assert "A review has confirmed" not in output and "AUC" not in output
     numbers = json.loads(run("report cache.h5 --json"))
@@ -104,7 +104,7 @@ def test_the_report_rests_on_them_too(review):
     page = " ".join(Path("report.html").read_text().split())
     of_new_images = numbers["figures_of_new_images"].replace("   ", ", ")
     assert "by 150 images that the review drew at random" in page
-    assert f" These are figures of the pile; {of_new_images}." in page
+    assert f" These are figures of the unlabelled images; {of_new_images}." in page
 
 
 def test_few_random_images_make_no_statement_worse_and_state_nothing_of_the_pile(review):

@@ -281,7 +281,7 @@ def form(line):
     )
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
     plain = plain.replace("if # of them are positive", "if # of them is positive")
-    plain = re.sub(r"^(tilt) (#|none).*|(by classifier).*", r"\1\3", plain)
+    plain = re.sub(r"^(labels) (#|none).*|(by classifier).*", r"\1\3", plain)
     return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
 
 

@@ -101,6 +101,8 @@ REDDISH = "".join(f"{number:02}.png\n" for number in range(0, 40, 4))
 def test_positives_that_look_different_are_told_from_the_rest_and_random_ones_are_not(network, folder, tmp_path):
     (tmp_path / "positives.txt").write_text(REDDISH)
     found = Probe(images(folder), positives=tmp_path / "positives.txt")
-    assert found.name == "PAUC of held-out linear heads" and look(found, network)[0] > 0.95
+    assert (
+        found.name == "AUC of labelled against unlabelled, by held-out linear models" and look(found, network)[0] > 0.95
+    )
     (tmp_path / "positives.txt").write_text("".join(f"{number:02}.png\n" for number in (1, 5, 8, 14, 20, 22, 27, 33)))
     assert look(Probe(images(folder), positives=tmp_path / "positives.txt"), network)[0] < 0.8

@@ -57,7 +57,7 @@ def test_what_contradicts_the_entries_before_is_refused():
         "19 unknown rows; 29 of 30 were left": ([30], good.entries),
         "row 5, which had been decided or drawn before": ([20], Log(20).draw(5, NEGATIVE).draw(5).entries),
         "row 6, which had been decided or drawn before": ([20], Log(20).decide(6, NEGATIVE).draw(6).entries),
-        "row 1, which is not in the pile": ([3], Log([3, 0]).draw(1).entries),
+        "row 1, which is none of its images": ([3], Log([3, 0]).draw(1).entries),
         "in the order of the log": ([20], good.entries[::-1]),
         "more rows of urn 0 than its 0": ([0], good.entries),
         "there are 1": ([20], [replace(good.entries[0], urn=1)]),

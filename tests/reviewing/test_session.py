@@ -455,7 +455,7 @@ def test_other_labels_or_twins_than_it_began_with_are_refused(cache):
     open_session(cache, labels_of(60)).close()
     with pytest.raises(SessionError, match=r"began with other labels \(3 positives, 0 negatives; now 2 positives"):
         open_session(cache, labels_of(60, [0, 1]))
-    with pytest.raises(SessionError, match=r"began with twins by a cosine of 0\.999"):
+    with pytest.raises(SessionError, match=r"began with duplicates by a cosine of 0\.999"):
         open_session(cache, twins=None)
     open_session(cache, labels_of(60)).close()
 
