@@ -2,6 +2,7 @@
 # make demo         install, then run pucache on the images inside the package
 # make test         lint, types, import contract, tests
 # make test-slow    the tests marked slow, which take minutes and find little more
+# make test-oldest  tests with the oldest libraries that setup.py allows, in .venv-oldest
 # make test-docker  build the container images and test them
 # make docs         build the documentation site
 # make bench        pages of docs/results, in 90 minutes: CIFAR=DIR FASHION=SOURCE
@@ -16,7 +17,7 @@ define ANNOUNCE
 @echo "libraries. This takes two to five minutes with a fast connection; pip shows its progress below."
 endef
 
-.PHONY: help demo test test-slow test-docker lint docs bench bench-long bench-quick install clean
+.PHONY: help demo test test-slow test-oldest test-docker lint docs bench bench-long bench-quick install clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -36,6 +37,13 @@ test: .venv/installed-test
 
 test-slow: .venv/installed-test
 	$(PYTEST) --slow -m slow
+
+# Test tools come first and stay as they are; then the libraries of setup.py are replaced by the oldest ones that it allows.
+test-oldest: setup.py
+	$(PYTHON) -m venv .venv-oldest
+	.venv-oldest/bin/pip install uv -e '.[test]'
+	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e .
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n $(JOBS) --dist loadfile
 
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs
@@ -89,4 +97,4 @@ install: .venv/installed
 	touch $@
 
 clean:
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build pucache-demo
+	rm -rf .venv .venv-oldest build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis docs/_build pucache-demo
