@@ -62,7 +62,7 @@ def stated(model: PULinearClassifier, unlabelled: np.ndarray, hidden: np.ndarray
         "precision": hits / max(np.count_nonzero(called), 1),
     }
     estimate = model.prior_estimate_
-    ends = {name: model.figures_[name].interval for name in FIGURES}
+    ends = {name: model.figures_[name].interval for name in FIGURES if name != "prior"}
     ends["prior"] = (estimate.low, estimate.high) if estimate is not None and estimate.has_interval else None
     return {
         name: {"covered": low <= truth[name] <= high, "width": high - low}
