@@ -304,8 +304,11 @@ def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[
         return [caches]
     listed = list(caches) if isinstance(caches, Iterable) else []
     if not (isinstance(caches, Iterable) and all(isinstance(one, EmbeddingCache | str | Path) for one in listed)):
+        is_matrix = hasattr(caches, "shape")
+        got = f"{type(caches).__name__}: import_embeddings(X, 'cache.h5', keys) makes one of rows in memory"
         raise CacheError(
-            f"expected a cache: a file, a folder, a URL, an opened cache, or a list of these; got {caches!r:.80}"
+            "expected a cache: a file, a folder, a URL, an opened cache, or a list of these; got "
+            + (got if is_matrix else f"{caches!r:.80}")
         )
     return listed
 

@@ -6,6 +6,7 @@ are merged, as `embed` does it. An import that was interrupted begins again.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator, Sequence
@@ -65,8 +66,8 @@ class ImportReport:
 def import_embeddings(
     source: str | Path | np.ndarray,
     out: str | Path,
-    *,
     keys: str | Path | LabelTable | Sequence[str] | None = None,
+    *,
     key_column: str | None = None,
     row_numbers: bool = False,
     embedding_column: str | None = None,
@@ -138,6 +139,10 @@ def import_embeddings(
     CacheLockedError
         Another process writes `out`.
     """
+    if not isinstance(out, str | os.PathLike):
+        raise ValueError(
+            f"expected a path of the file to write, got {type(out).__name__}: import_embeddings(X, 'cache.h5', keys)"
+        )
     out = check_writable(out)
     options = ImportOptions(
         keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize, skip_invalid

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from numbers import Real
@@ -254,8 +255,10 @@ def _of_tables(cache: EmbeddingCache, tables: Sequence[Forms], reader: _Reader, 
     if isinstance(first, Mapping) and not all(isinstance(one, Real | np.bool_) for one in first.values()):
         given, failures = _listing_of_each(cache, first, reader, rule, "the mapping")
         return ImportedLabels(cache, _and_failures(_of_concepts(cache, given, "the mapping"), failures))
-    if not isinstance(first, str | os.PathLike):
+    if not isinstance(first, str | os.PathLike) and not _is_read_as_file(first, reader, rule):
         return ImportedLabels(cache, Labels({"": rows_of_values(first, cache, negatives=True)}))
+    if not isinstance(first, str | os.PathLike):
+        return _of_frame(cache, first, reader, rule)
     files = [one for one in tables if isinstance(one, str | os.PathLike)]
     failures = {}
     if not is_url(first) and os.path.isdir(first):
@@ -292,6 +295,33 @@ def _listing_of_each(
 
 def _and_failures(labels: Labels, failures: Mapping[str, str]) -> Labels:
     return replace(labels, failures={**failures, **labels.failures})
+
+
+def _is_read_as_file(table: Any, reader: _Reader, rule: LabelRule) -> bool:
+    """Whether a table in memory has columns or cells that only files are asked for."""
+    if not hasattr(table, "columns"):
+        return False
+    named = list(getattr(table, "column_names", None) or table.columns)
+    asked = reader.table.key or reader.table.label or reader.table.concept or reader.table.match_keys
+    return bool(asked) or rule != LabelRule() or not {"concept", "group"}.isdisjoint(named)
+
+
+def _of_frame(cache: EmbeddingCache, table: Any, reader: _Reader, rule: LabelRule) -> ImportedLabels:
+    """Labels of a table in memory, read as a file of it, whose index is a column where it has a name or texts."""
+    import pyarrow
+    from pyarrow import parquet
+
+    if hasattr(table, "reset_index"):
+        is_key = table.index.name is not None or (len(table) and isinstance(table.index[0], str))
+        table = pyarrow.Table.from_pandas(table.reset_index(names=table.index.name or "key") if is_key else table)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "table.parquet")
+        parquet.write_table(table.to_arrow() if hasattr(table, "to_arrow") else table, path)
+        try:
+            read = _of_tables(cache, [path], reader, rule)
+        except LabelError as error:
+            raise type(error)(*(str(one).replace(path, "the table") for one in error.args)) from error
+    return read
 
 
 def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: LabelRule) -> Any:
@@ -395,7 +425,12 @@ def _rejecting(cache: EmbeddingCache, labels: PULabels, negatives: str | Path | 
 
 
 def write_labels(
-    cache: CacheLike, labels: Labels, path: str | Path, *, group_names: Sequence[str] | None = None, force: bool = False
+    cache: CacheLike,
+    labels: LabelSource,
+    path: str | Path,
+    *,
+    group_names: Sequence[str] | None = None,
+    force: bool = False,
 ) -> dict[str, int]:
     """Write labels as the table that every command takes.
 
@@ -405,7 +440,7 @@ def write_labels(
     Parameters
     ----------
     cache : EmbeddingCache, path, or sequence of paths
-    labels : Labels
+    labels : Labels, or positives as for `pucache.train_pu`
     path : path
         CSV file to write.
     group_names : sequence of str, optional
@@ -426,6 +461,7 @@ def write_labels(
     if not (os.fspath(path).lower().endswith(".csv") or is_standard_output(path)):
         raise OutputError(f"the table of labels is CSV, and {path} would be read as something else; end it in .csv")
     opened = open_cache(cache)
+    labels = labels if isinstance(labels, Labels) else open_labels(opened, labels)
     checked = check_output(path, TABLE, inputs=[*(file.path for file in opened.files), *labels.sources], force=force)
     columns, rows = ["key", "label"], []
     columns += ["concept"] * (not labels.is_one) + ["group"] * (labels.group is not None)

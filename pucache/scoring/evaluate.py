@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..errors import LabelError
+from ..errors import LabelError, one_line
 from ..estimates.metrics import precision_at, with_labels
 from ..labels.listing import Listing, keys_of, name_first, read_listing
-from ..labels.row_values import RowValues, read_truth
+from ..labels.row_values import RowValues, read_truth, read_values
 from ..storage.table_columns import TRUTH_COLUMNS
 from ..storage.tables import rows_with_keys
 from .score_tables import FORMATS, read_scores, unique_keys
@@ -21,11 +22,11 @@ Scores = dict[str, np.ndarray]
 
 
 def evaluate(
-    scores: str | Path | Sequence[str | Path],
+    scores: str | Path | Sequence[str | Path] | Mapping[str, Any],
     truth: str | Path | RowValues,
     *,
     positives: str | Path | RowValues | None = None,
-    labels: str | Path | None = None,
+    labels: str | Path | RowValues | None = None,
     at: Sequence[int] = (100, 1000),
     concept: str | None = None,
 ) -> dict[str, Any]:
@@ -33,17 +34,17 @@ def evaluate(
 
     Parameters
     ----------
-    scores : path or str, or sequence of them
+    scores : path, str, or sequence of them, or table
         Tables written by `pucache.score`, or a folder of such tables. Figures of several are those of all their rows,
-        and of each.
+        and of each. Or one in memory: a DataFrame, or a mapping of columns.
     truth : path, str or RowValues
         See `pucache.labels.row_values.read_truth`; by key. Images that it does not name are left out. Where a key
         stands in two tables it names two images, and a file of the truth has a column ``table`` with the names of the
         tables.
     positives : path, str or RowValues, optional
         Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
-    labels : path, optional
-        Table of labels, as `pucache.write_labels` writes it; what is decided there is left out.
+    labels : path or RowValues, optional
+        Table of labels, as `pucache.write_labels` writes it, or 1 and 0 by key; what is decided there is left out.
     at : sequence of int
         Ranks at which the precision is computed; ranks beyond the number of images are left out.
     concept : str, optional
@@ -61,8 +62,12 @@ def evaluate(
         A file cannot be read, scores a key more than once, or nothing is left to evaluate; a key stands in two tables
         and the truth does not say which it names.
     """
-    names = _tables(scores)
-    tables = {name: read_scores(name, concept=concept) for name in names}
+    if isinstance(scores, str | os.PathLike | list | tuple):
+        names = _tables(scores)
+        tables = {name: read_scores(name, concept=concept) for name in names}
+    else:
+        names = ["the scores"]
+        tables = {names[0]: _of_values(scores, concept)}
     for name, table in tables.items():
         if not len(table["key"]):
             raise LabelError(f"{name} has no rows, only the names of columns; score a cache that holds images")
@@ -76,6 +81,21 @@ def evaluate(
         return whole
     each = {name: _figures(known[name], table, keep[name], at, name, truth) for name, table in tables.items()}
     return {**whole, "tables": each}
+
+
+def _of_values(scores: Any, concept: str | None) -> Scores:
+    """A table of scores in memory, read as a file of it."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "scores.parquet")
+        try:
+            columns = {str(name): np.asarray(scores[name]) for name in scores}
+            parquet.write_table(pyarrow.table(columns), path)
+        except (TypeError, ValueError, IndexError, KeyError, pyarrow.ArrowException) as error:
+            raise LabelError(f"the scores are no table with columns as score writes them: {one_line(error)}") from error
+        return read_scores(path, concept=concept)
 
 
 def _tables(scores: str | Path | Sequence[str | Path]) -> list[str]:
@@ -133,14 +153,19 @@ def _check_apart(tables: Mapping[str, Scores]) -> None:
 
 
 def _kept(
-    keys: np.ndarray, y: np.ndarray, positives: str | Path | RowValues | None, labels: str | Path | None
+    keys: np.ndarray, y: np.ndarray, positives: str | Path | RowValues | None, labels: str | Path | RowValues | None
 ) -> np.ndarray:
     """Which rows are evaluated: those of known truth that are not labelled."""
     keep = y >= 0
     listed: list[str] = keys.tolist()
     if positives is not None:
         keep &= read_truth(positives, listed) != 1
-    if labels is not None:
+    if labels is not None and not isinstance(labels, str | os.PathLike):
+        named, _ = read_values(labels, (0, 1), "labels", listed)
+        if named is None:
+            raise LabelError("a table of scores names its rows by keys: give labels by key, in a dict, Series or file")
+        keep &= ~np.isin(listed, named)
+    elif labels is not None:
         listing: Listing = read_listing(keys_of(listed), labels)
         decided = set(listing.key[listing.label >= 0].tolist())
         keep &= np.array([key not in decided for key in listed])

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
+from ..cache.rows_in_memory import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
@@ -105,7 +106,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     Parameters
     ----------
     model : PULinearClassifier
-    images : EmbeddingCache, path, or sequence of paths
+    images : EmbeddingCache, path, sequence of paths, or array, (n, d)
         Embeddings of the new images, by the model's encoder. Of many, 20,000 are read.
     rows : ndarray of int64, ascending, optional
         Which rows are new; all by default.
@@ -121,7 +122,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     CacheError
         The embeddings are not finite.
     """
-    cache = open_cache(images)
+    cache = cache_of_rows(images, model.encoder_) if are_rows(images) else open_cache(images)
     model.check_fits(cache)
     count = len(cache) if rows is None else len(rows)
     sampled = evenly_spaced(count, _MOST)

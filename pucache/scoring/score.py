@@ -25,6 +25,7 @@ from scipy.special import expit
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
+from ..cache.rows_in_memory import are_rows, cache_of_rows
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
@@ -108,8 +109,9 @@ def score(
         A folder of models scores in one pass into one wide table: key, and for each concept CONCEPT_margin,
         CONCEPT_posterior and CONCEPT_label. The margins of two concepts may be compared where each has some forty
         labels; the largest then names the kind.
-    images : EmbeddingCache, Source, str, path, or sequence of paths
-        Caches, or a source of images.
+    images : EmbeddingCache, Source, str, path, sequence of paths, or rows in memory
+        Caches, or a source of images. Or embeddings by the encoder of the model: an array, a tensor or a DataFrame,
+        whose index has the keys, unless it is 0 to n - 1; keys are the numbers of the rows then.
     out : path or URL, optional
         Table to write, ``.csv`` or ``.parquet``; by default NAME.scores.csv, after the cache or source.
     cache : path or URL, optional
@@ -147,6 +149,10 @@ def score(
     ValueError
         Arguments that do not go together.
     """
+    if are_rows(images):
+        if out is None:
+            raise ValueError("rows in memory have no name: give the table to write, score(model, X, 'scores.csv')")
+        images = cache_of_rows(images, ConceptModels.open(model).encoder_)
     source = _source_of(images)
     out = default_out(images) if out is None else out
     check_table(out, inputs=files_read(model, images, neighbours))
