@@ -4,12 +4,12 @@ The way of one list of positives, and of each of several concepts:
 
 1. `open_cache`; `read_labels` joins the labels with its rows, `Labels` of one list or of K concepts.
 2. `TrainingRows.of_cache`: a sample of the unlabelled rows, or one pass over all that verifies checksums, finds
-   duplicates and sums moments. Nothing of it knows a label, so it is done once.
+   duplicates and sums moments, once; `find_unnamed_groups` looks whether the labels lie in few groups.
 3. `TrainingRows.labelled_by`: the rows with the labels of one concept, a `TrainingSet`.
 4. `PULinearClassifier.train` → `train_head`: `deal_folds`; `CrossFitter.cross_fit` at each penalty; `halves_of` and
    `agreement_gains` weigh the neighbours; `distil`.
 5. `profile_interval`, or `AuditedPrior.combined` after a review; `fit_tilt`; `choose_threshold`.
-6. `Figures.of`, `Figures.audited`, `Figures.with_prior`: what may be stated.
+6. `Figures.of`, `Figures.reviewed`, `Figures.with_prior`: what may be stated.
 
 A concept that fails stops no other; its reason is in ``failures``.
 """
