@@ -29,7 +29,6 @@ def audit(session: str, level: float, beside: str | None) -> None:
     \b
     pucache audit cache.h5.review
     """
-    from pucache.estimates.limit_sentences import sentences
     from pucache.reviewing.audit import audit as run
     from pucache.reviewing.audit import audit_concepts
     from pucache.reviewing.session_folder import concept_folders
@@ -48,28 +47,22 @@ def audit(session: str, level: float, beside: str | None) -> None:
         output.print_concepts({"concepts": results}, failures, rows)
         return
     audited = run(session, level=level, beside=beside)
-    output.print_result(_result(audited), [*sentences(audited), *_lines(audited)])
+    result = _result(audited)
+    output.print_result(result, [*result["statements"], *_lines(audited)])
 
 
 def _result(audited: Limits) -> dict[str, Any]:
     from pucache.estimates.limit_sentences import sentences
 
-    statements = sentences(audited)
-    return audited.as_dict() | {"sentence": statements[0], "statements": statements}
+    return audited.as_dict() | {"statements": sentences(audited)}
 
 
 def _lines(audited: Limits) -> list[str]:
-    from pucache.estimates.limit_sentences import lower_percent
-
     if not audited.draws:
         return []
     outcomes = {"positive": audited.positives, "skipped": audited.skipped, "without a decision": audited.pending}
     named = ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count or name == "positive")
-    lines = [
-        f"{audited.draws:,} drawn at random: {named}; {audited.unknown:,} images not looked at",
-        f"hidden {audited.hidden_low:,} to {audited.hidden_high:,}, in all {audited.total_low:,} to "
-        f"{audited.total_high:,}, found at least {lower_percent(audited.recall_low)}",
-    ]
+    lines = [f"{audited.draws:,} drawn at random: {named}; {audited.unknown:,} images not looked at"]
     if audited.rechecks:
         lines.append(f"{audited.rechecks:,} known positives shown again: {audited.missed:,} rejected")
     return lines

@@ -7,6 +7,9 @@ and then in the whole pile, and more ranked ones; `History` takes its log. Revie
 `review.py`.
 """
 
+import re
+from collections.abc import Callable
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -23,14 +26,17 @@ from pucache.reviewing.history import History
 from pucache.reviewing.log import Stream
 
 LEVEL, CHUNK = 0.95, 50  # reviews of a cell
-REVIEWS, FEWER, QUICK_REVIEWS = 2000, 500, 20  # of a case; of one that takes longer or has an effect that all show
+REVIEWS, FEWER, QUICK_REVIEWS = 600, 100, 20  # of a case; of one that takes longer or has an effect that all show
 ALONE, MISSED = "random images alone", "a tenth missed"
 CONTRARY = "negatives first"
 CASES = [(ALONE, 3000, 0.01), (ALONE, 3000, 0.1), (MISSED, 2000, 0.02)]
 CASES += [(ranking, 3000, share) for ranking in ("learns", "chance", CONTRARY) for share in (0.01, 0.1)]
 CASES += [("learns", 50_000, 0.001), ("learns", 50_000, 0.01)]
-RANKED, IN_ZONE, IN_PILE, EVERY = 600, 150, 100, 200  # looks of a review; those between two glances
-LIMITS = ("upper limit", "lower limit", "zone and rest", "chance")
+RANKED, IN_ZONE, IN_PILE, EVERY = 600, 150, 100, 200  # looks of a review; those between two glances with misses
+GLANCE = 100  # looks between two glances at the sentence
+LIMITS = ("sentence", "upper limit", "lower limit", "zone and rest", "chance")
+AT_MOST = re.compile(r"Perhaps (\S+) .*; at most ([\d,]+), with")
+NEAR = 3  # factor by which *perhaps* may be off
 PILES, SHARES, LENGTHS = (3000, 50_000), (0.001, 0.01, 0.1), (30, 100, 300, 1000)
 LOOKS, LARGE = (300, 1000, 3000), 1_000_000
 
@@ -71,34 +77,48 @@ class Hypergeometric:
 
 
 def coverage(case: str, rows: int, share: float, begin: int, count: int) -> dict:
-    """Whether each of `LIMITS` excluded the truth at some moment, by review."""
-    return {"excluded": [_excluded(case, rows, share, number) for number in range(begin, begin + count)]}
+    """Whether each of `LIMITS` excluded the truth at some moment, by review, and what glances read: truth, perhaps."""
+    judged = [_judged(case, rows, share, number) for number in range(begin, begin + count)]
+    return {"excluded": [one for one, _ in judged], "read": [pair for _, read in judged for pair in read]}
 
 
-def _excluded(case: str, rows: int, share: float, number: int) -> list[bool]:
+def _judged(case: str, rows: int, share: float, number: int) -> tuple[list[bool], list[tuple[int, int]]]:
     rng = np.random.default_rng([rows, round(1000 * share), number])
     if case == MISSED:
         return missed_review(rows, share, rng)
     review = Review(rows, share, "chance" if case == ALONE else case, rng, lapses=case != ALONE)
+    read: list[tuple[int, int, int]] = []
     if case != ALONE:
-        review.rank(RANKED)
+        look(review, review.rank, RANKED, read)
         review.fix_zone(zone_of(rows))
-        review.close(Stream.ZONE, IN_ZONE)
-    review.close(Stream.AUDIT, IN_PILE + IN_ZONE * (case == ALONE))
+        look(review, partial(review.close, Stream.ZONE), IN_ZONE, read)
+    look(review, partial(review.close, Stream.AUDIT), IN_PILE + IN_ZONE * (case == ALONE), read)
     if case != ALONE:
-        review.rank(100)
-    return excluded_limits(review)
+        look(review, review.rank, 100, read)
+    wrong = any(hidden > most for hidden, _, most in read)
+    return [wrong, *excluded_limits(review)], [(hidden, perhaps) for hidden, perhaps, _ in read]
 
 
-def missed_review(rows: int, share: float, rng: np.random.Generator) -> list[bool]:
+def look(review: Review, show: Callable[[int], None], looks: int, read: list[tuple[int, int, int]]) -> None:
+    """Show images, and read the sentence every `GLANCE` of them: true number of hidden, perhaps, at most."""
+    for begin in range(0, looks, GLANCE):
+        show(min(GLANCE, looks - begin))
+        review.take_back()
+        if found := AT_MOST.search(review.limits().sentence):
+            perhaps, most = (int(one.replace(",", "").replace("none", "0")) for one in found.groups())
+            read.append((review.hidden(), perhaps, most))
+
+
+def missed_review(rows: int, share: float, rng: np.random.Generator) -> tuple[list[bool], list[tuple[int, int]]]:
     """A review to the end by somebody who misses a tenth; its limits are looked at now and then."""
     review, excluded = Review(rows, share, "learns", rng, lapses=False, missed=0.1), [False] * len(LIMITS)
     while review.left.any():
         review.rank(EVERY)
         audit, total = review.limits(), int(review.truth.sum())
-        excluded[0] |= audit.total_high < total
-        excluded[1] |= audit.total_low > total
-    return excluded
+        excluded[0] |= audit.total_high < total  # what the sentence says
+        excluded[1] |= audit.total_high < total
+        excluded[2] |= audit.total_low > total
+    return excluded, []
 
 
 def reviews_of(case: str, rows: int) -> int:
@@ -178,11 +198,14 @@ at most 5,000), {IN_PILE} in the whole pile, and 100 looks by the ranking. {100 
 of another one, {100 * SKIPPED:.0f} % are skipped, {100 * WRONG:.0f} % are decided wrongly and corrected later, and
 positives are shown again. *{ALONE.capitalize()}* is {IN_PILE + IN_ZONE} of them, without lapses. In *{MISSED}* the
 reviewer rejects a tenth of the positives whenever they are shown, and reviews the pile to the end; limits are looked at
-every {EVERY} looks, and only the first two.
+every {EVERY} looks, and only the first three.
 
-A limit is wrong if it excluded the truth at any moment, so also for somebody who stops at the luckiest one; asked: at
-most 5 %. *Chance* is the limit that assumes a ranking that is no worse than chance. Where the ranking shows negatives
-first, that is false: it is meant for a ranking that learns."""
+The *sentence* is what `audit` prints, read every {GLANCE} looks: wrong where more are hidden than its *at most* says at
+any glance. A limit is wrong if it excluded the truth at any moment, so also for somebody who stops at the luckiest one;
+asked: at most 5 %. *Chance* is the limit that assumes a ranking that is no worse than chance. Where the ranking shows
+negatives first, that is false: it is meant for a ranking that learns."""
+PERHAPS_TEXT = f"""What the sentence calls *perhaps* hidden, over the glances of these reviews: how often more are
+hidden, and how often the two are within a factor of {NEAR} of each other (with one more on both sides)."""
 LENGTH_TEXT = """Ratio of mean widths after so many random images and nothing else, to the exact two-sided
 hypergeometric interval, which is made for that moment. The other one holds at all of them."""
 WIDTH_TEXT = f"""Upper limits after so many looks of which the last two fifths are a closing audit in the pile, or in
@@ -203,6 +226,16 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list
         excluded = np.array([review for cell in cells for review in cell["excluded"]])
         if len(excluded):
             coverages.append([case, f"{rows:,}", f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)])
+    estimates = []
+    for case, rows, share in CASES:
+        cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
+        read = np.array([pair for cell in cells for pair in cell["read"]], float).reshape(-1, 2)
+        if len(read):
+            hidden, perhaps = read.T
+            near = np.abs(np.log((perhaps + 1) / (hidden + 1))) <= np.log(NEAR)
+            means = f"{hidden.mean():,.0f}", f"{perhaps.mean():,.0f}"
+            shares = (f"{100 * one.mean():.0f}" for one in (hidden > perhaps, near))
+            estimates.append([case, f"{rows:,}", f"{100 * share:g} %", *means, *shares])
     ratios = {(cell["rows"], cell["share"], cell["draws"]): f"{cell['ratio']:.2f}" for cell in lengths}
     length_lines = [
         [f"{rows:,}", f"{100 * share:g} %", *(ratios.get((rows, share, draws), "") for draws in LENGTHS)]
@@ -235,6 +268,8 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list
         "## Every limit",
         TEXT,
         table(["review", "pile", "positive", "reviews", *(f"{limit} wrong, %" for limit in LIMITS)], coverages),
+        PERHAPS_TEXT,
+        table(["review", "pile", "positive", "hidden", "perhaps", "more hidden, %", f"within {NEAR}, %"], estimates),
         "## Width and length",
         LENGTH_TEXT,
         table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),

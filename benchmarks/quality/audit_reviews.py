@@ -57,6 +57,7 @@ class Review:
             np.zeros(KINDS),
             *([], [], [], []),
         )
+        self.history = History([self.rows])
         self.found: list[int] = []
         self.order: list[int] = []
 
@@ -134,9 +135,7 @@ class Review:
     def rank(self, looks: int) -> None:
         for look in range(looks):
             if look % self.retrain == 0:
-                for group in self.wrong:
-                    self.write(group, Stream.RANKED, Choice.UNDONE)
-                self.waiting, self.wrong = self.waiting + self.wrong, []
+                self.take_back()
                 self.order = self.best(2 * self.retrain)
             little = 1.0 - sum(self.recent[-100:]) / len(self.recent[-100:]) if self.recent else 1.0
             chance = self.rng.random()
@@ -153,6 +152,12 @@ class Review:
                 if group is not None:
                     self.decide(group, Stream.RANKED)
 
+    def take_back(self) -> None:
+        """Take wrong decisions back; their images are shown again."""
+        for group in self.wrong:
+            self.write(group, Stream.RANKED, Choice.UNDONE)
+        self.waiting, self.wrong = self.waiting + self.wrong, []
+
     def fix_zone(self, rows: int) -> None:
         self.zone[self.best(rows)] = True
 
@@ -167,7 +172,9 @@ class Review:
         return [int(self.copies[self.zone].sum())] if self.zone.any() else []
 
     def limits(self) -> Limits:
-        return History([self.rows], self.entries).limits(zone=self.zone_rows)
+        for entry in self.entries[self.history.serial :]:
+            self.history.after(entry)
+        return self.history.limits(zone=self.zone_rows)
 
     def hidden(self, groups: np.ndarray | None = None) -> int:
         """Rows that are positive and not labelled so."""

@@ -9,44 +9,15 @@ from ..labels.listing import name_first
 from .agreement import Agreement
 from .limits import Limits, share_found
 
-MORE = 200  # further random images that `forecast` speaks of
-FEW = 10  # hidden positives that are called a few
-LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
 FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them
 
 
 def sentences(limits: Limits) -> list[str]:
-    """What can be said: first what is found and hidden, then each limit with what it assumes."""
-    said = (share_of_all, at_least, among_the_likeliest, came_since, by_chance, forecast)
-    lines = [found_and_hidden(limits), *filter(None, (say(limits) for say in said))]
+    """What can be said: the sentence first, then each other limit with what it assumes."""
+    said = (share_of_all, at_least, among_the_likeliest, came_since, by_chance)
+    lines = [limits.sentence, *filter(None, (say(limits) for say in said))]
     return lines if limits.agreement is None else [*lines, *agreement(limits.agreement)]
-
-
-def found_and_hidden(limits: Limits) -> str:
-    """How many positives are found and hidden, as one sentence that needs no explanation."""
-    if not limits.open_rows and limits.sensitivity_low is None:
-        return f"{limits.found:,} found. Every image is decided."
-    if not limits.draws:
-        return f"{limits.found:,} found. How many more is not known before the first random image."
-    overlooked = ", overlooked ones included" if limits.sensitivity_low is not None else ""
-    return (
-        f"{limits.found:,} found. With {100 * limits.level:g} % confidence at most {limits.hidden_high:,} more among "
-        f"{limits.open_rows:,}{overlooked}.{_guess(limits)}"
-    )
-
-
-def _guess(limits: Limits) -> str:
-    """The likeliest number of hidden positives where it says more than the limit."""
-    if limits.hidden_high <= FEW or not limits.unknown:
-        return ""
-    if limits.positives >= LEAST_POSITIVES:
-        number, about = round(limits.likeliest_share * limits.unknown), "about"
-    else:
-        number, about = limits.probable_high, "at most about"
-    if number <= FEW:
-        return " Probably none or a few."
-    return f" Probably {about} {number:,}." if number < limits.hidden_high else ""
 
 
 def share_of_all(limits: Limits) -> str:
@@ -54,7 +25,7 @@ def share_of_all(limits: Limits) -> str:
     if not limits.draws:
         return ""
     cost = _cost(limits, limits.recall_low, limits.further, "random images")
-    return f"{_assumption(limits)}: {_recall(limits.recall_low)} ({_basis(limits)}){cost}."
+    return f"If {limits.assumption}: {_recall(limits.recall_low)} ({_basis(limits)}){cost}."
 
 
 def at_least(limits: Limits) -> str:
@@ -72,7 +43,7 @@ def among_the_likeliest(limits: Limits) -> str:
     others, recall = _images(limits.rows - zone.rows, "other"), share_found(limits.found, zone.hidden_high)
     cost = _cost(zone, recall, zone.further, "random images among the likeliest", limits.found - zone.found)
     return (
-        f"{_assumption(limits)}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
+        f"If {limits.assumption}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
         f"among {others} at most {limits.rest_high:,}, with {100 * limits.level:g} % confidence for both "
         f"({_basis(zone)} among the likeliest). Leaving aside {others}: "
         f"{_recall(recall, 'positives elsewhere')}{cost}."
@@ -102,16 +73,6 @@ def by_chance(limits: Limits) -> str:
     )
 
 
-def forecast(limits: Limits) -> str:
-    """What further random images may bring; "" where none is left."""
-    more = min(MORE, limits.unknown)
-    if not more:
-        return ""
-    positives, kind = limits.expected_positives(more), "more random" if limits.draws else "random"
-    among = f"{positives or 'none'} of them {'are' if positives > 1 else 'is'} positive"
-    return f"After {_images(more, kind)}, if {among}: at most about {limits.further(more, positives / more)[0]:,}."
-
-
 def agreement(of: Agreement) -> Iterator[str]:
     """How far two readers agree."""
     said = f"Before any image was shown again, {of.first} and {of.second} {of.decided}"
@@ -123,13 +84,6 @@ def agreement(of: Agreement) -> Iterator[str]:
 
 
 # --- parts of sentences --------------------------------------------------------------------------
-
-
-def _assumption(limits: Limits) -> str:
-    """What the upper limits assume, as the beginning of a sentence."""
-    if limits.sensitivity_low is None:
-        return "If no positive was overlooked"
-    return "If positives are overlooked no more often than those that are shown again"
 
 
 def _cost(

@@ -25,7 +25,8 @@ RECHECKS_NEEDED = 30  # from which on the limits allow for overlooked positives,
 MISSES_NEEDED = 1  # so many rejections are enough for the limits to allow for overlooked positives
 UPPER_PART = 0.6  # of the error is for the upper limit, the rest for the lower one
 SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
-PROBABLE_ERROR = 0.2  # of the limit that is called probable
+MORE = 200  # further random images that a forecast speaks of
+_LOG_ERROR = 2.0  # standard deviation of the logarithm of what a ranking would still bring
 _TOTALS = 500  # at most, at which the likelihood is computed
 _OF_ZONE = (
     "draws positives skipped pending found unknown hidden_low hidden_high total_low total_high recall_low rechecks "
@@ -81,6 +82,8 @@ class Limits:
         Rows that came to the pile after the last part of the zone was fixed; they are outside of it.
     agreement : Agreement or None
         How a second reader agrees with the first; None where there is none.
+    doubted : int
+        Decisions that the model doubts and that were not given again.
     """
 
     strata: tuple[Stratum, ...]
@@ -94,6 +97,7 @@ class Limits:
     zone: Limits | None = None
     came_since: int = 0
     agreement: Agreement | None = None
+    doubted: int = 0
 
     @classmethod
     def of(
@@ -219,10 +223,20 @@ class Limits:
             return rest
         return min(rest, self.unknown - self.zone.unknown + self._sum(-1))
 
-    @property
-    def probable_high(self) -> int:
-        """Upper limit of the hidden positives from all looks, with an error of 20 %: what is called probable."""
-        return max(0, self.looks.greatest_total(PROBABLE_ERROR) - self.found)
+    @cached_property
+    def perhaps(self) -> int:
+        """Estimate of the number of hidden positives, to two digits and within the limits.
+
+        It is the median of a posterior: before random images their logarithm is normal about that of what the ranking
+        would still bring (`Looks.expected`), with a standard deviation of 2.
+        """
+        hidden, deviance = self.profile()
+        widths = np.diff(np.log(np.append(hidden, hidden[-1] + 1) + 0.5))
+        distance = np.log((hidden + 0.5) / (self.looks.expected() + 0.5)) / _LOG_ERROR
+        loss = (deviance + distance**2) / 2
+        below = np.cumsum(widths * np.exp(loss.min() - loss))
+        median = float(hidden[np.searchsorted(below, below[-1] / 2)])
+        return min(max(int(float(f"{median:.2g}")), self.hidden_low), self.hidden_high)
 
     @cached_property
     def likeliest_share(self) -> float:
@@ -290,11 +304,65 @@ class Limits:
         """
         return min(self.positives - 1, round(self.likeliest_share * more)) if self.positives and self.unknown else 0
 
+    # --- in words -----------------------------------------------------------------------------------
+
+    @property
+    def sentence(self) -> str:
+        """What is found, perhaps hidden, and hidden at most, what that assumes, and what would narrow it most."""
+        if not self.open_rows and self.sensitivity_low is None:
+            again = f" {self.second_look[0].upper()}{self.second_look[1:]}." if self.doubted else ""
+            return f"{self.found:,} found. Every image is decided.{again}"
+        if not self.draws:
+            return f"{self.found:,} found. How many more is not known before the first random image.{self._narrowing}"
+        perhaps = "none is" if not self.perhaps else "1 more is" if self.perhaps == 1 else f"{self.perhaps:,} more are"
+        return (
+            f"{self.found:,} found. Perhaps {perhaps} hidden; at most {self.hidden_high:,}, with "
+            f"{100 * self.level:g} % confidence, if {self.assumption}.{self._narrowing}"
+        )
+
+    @property
+    def assumption(self) -> str:
+        """What the upper limits assume."""
+        if self.sensitivity_low is None:
+            return "no positive was overlooked"
+        return "positives are overlooked no more often than those that are shown again"
+
+    @property
+    def second_look(self) -> str:
+        """What the doubted decisions ask for; "" without any."""
+        return f"look again at {_counted(self.doubted, 'doubted decision')}" if self.doubted else ""
+
+    @property
+    def forecast(self) -> str:
+        """What further random images may bring; "" where none is left."""
+        more = min(MORE, self.unknown)
+        if not more:
+            return ""
+        positives, kind = self.expected_positives(more), "more random image" if self.draws else "random image"
+        among = f"{positives or 'none'} of them {'are' if positives > 1 else 'is'} positive"
+        return f"{_counted(more, kind)}: at most about {self.further(more, positives / more)[0]:,} if {among}"
+
+    @property
+    def _narrowing(self) -> str:
+        left_out = self.skipped + self.pending
+        steps = [
+            self.second_look,
+            f"decide {_counted(left_out, 'random image')} without a label" if left_out else "",
+            self.forecast and f"decide {self.forecast}",
+        ]
+        said = ", then ".join(filter(None, steps))
+        return f" To narrow this, {said}." if said else ""
+
     def as_dict(self) -> dict[str, Any]:
-        """Counts and limits as plain numbers, for JSON."""
-        numbers = {name: getattr(self, name) for name in (*_OF_ZONE, "chance_high", "rest_high", "came_since")}
+        """Counts and limits as plain numbers, and the sentence, for JSON."""
+        more = ("perhaps", "doubted", "chance_high", "rest_high", "came_since", "sentence")
+        numbers = {name: getattr(self, name) for name in (*_OF_ZONE, *more)}
         zone = None if self.zone is None else {name: getattr(self.zone, name) for name in _OF_ZONE}
         return numbers | {"zone": zone, "agreement": self.agreement and self.agreement.as_dict()}
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _interval_error(level: float, sensitivity: float | None) -> float:

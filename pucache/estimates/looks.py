@@ -15,6 +15,7 @@ y_t and f_t, so a row without a label counts as positive.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from .strata import first_where
 
 FACTORS = (0.0, 0.125, 0.5)  # r
 RUNS = (0, 20, 80, 320)  # looks without a positive, after which a look of the ranking counts
+_LEAST_FALL = 0.97  # a yield that falls less is taken to fall so
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +34,7 @@ class Looks:
     unknown: np.ndarray  # n_t
     before: np.ndarray  # f_t
     run: np.ndarray  # decisions since the last positive, as they were made; inf for a random image, which always counts
+    ranked: np.ndarray  # bool (m,): labels of the pictures that the ranking showed, in order
     left: int  # rows that nobody has looked at
     found: int  # rows that were looked at and are positive, or without a label
 
@@ -55,6 +58,14 @@ class Looks:
 
         return max(self.found, first_where(excluded, self.found, self.found + self.left) - 1)
 
+    def expected(self) -> float:
+        """Positives that the ranking would still bring, if its yield falls further by the factor by which it fell from
+        the second third of its looks to the last one; each third has one positive more, as it may have none."""
+        ends = np.arange(1, 4) * len(self.ranked) // 3
+        second, last = (1 + int(self.ranked[begin:end].sum()) for begin, end in pairwise(ends))
+        fall = min(last / second, _LEAST_FALL)
+        return last * fall / (1 - fall)
+
     def without_positives(self, more: int) -> Looks:
         """With further looks of the ranking at single rows, none of which is positive."""
         steps, run = np.arange(more), min(self.run[-1], RUNS[-1]) if self.run.size else 0
@@ -63,6 +74,7 @@ class Looks:
             np.append(self.unknown, self.left - steps),
             np.append(self.before, np.full(more, self.found)),
             np.append(self.run, run + steps),
+            np.append(self.ranked, np.zeros(more, bool)),
             self.left - more,
             self.found,
         )

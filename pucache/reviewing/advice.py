@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..estimates.limit_sentences import forecast, lower_percent
+from ..estimates.limit_sentences import lower_percent
 from ..estimates.limits import RECHECKS_NEEDED, Limits, share_found
 from .history import RATE_OF
 from .state import Progress
@@ -30,18 +30,22 @@ def advice(
     if not counts.untaken and not counts.waiting:
         skipped = f" or skipped ({counts.skipped:,})" if counts.skipped else ""
         return f"All images are decided{skipped}."
+    again = f" {audit.second_look.capitalize()} first." if audit is not None and audit.doubted else ""
     if audit is not None and (enough := _enough(audit)):
-        return enough
+        return enough + again
     if closing_audit:
-        bound = _bound(audit, in_zone)
-        return f"The closing audit lowers the limit slowly{bound}" if bound else ""
+        zone = audit.zone if in_zone and audit is not None and audit.zone is not None and audit.zone.draws else None
+        by_now = (
+            f"Among the likeliest at most {zone.hidden_high:,} by now. {zone.forecast.capitalize()}." if zone else ""
+        )
+        return f"{again.strip()} Wrong decisions widen the limit. {by_now}".rstrip() if again else by_now
     fallen = counts.rate_of == RATE_OF and counts.rate <= _FALLEN * best
     if counts.rate_of < _MIN_DECISIONS or not (fallen or counts.rate <= _low_rate(counts, audit)):
         return ""
     before = f", up to {round(best * RATE_OF)} of {RATE_OF} before" if fallen else ""
     return (
         f"Only {round(counts.rate * counts.rate_of)} of the last {counts.rate_of} images were positive{before}. "
-        f"A closing audit (random images alone) would say how many are hidden{_bound(audit) or '.'}"
+        f"A closing audit (random images alone) would say how many are hidden.{again}"
     )
 
 
@@ -76,13 +80,3 @@ def _low_rate(counts: Progress, audit: Limits | None) -> float:
     if audit is None or audit.draws < _MIN_DRAWS:
         return _LOW_RATE
     return max(_LOW_RATE, audit.likeliest_share if counts.untaken else 0.0)
-
-
-def _bound(audit: Limits | None, in_zone: bool = False) -> str:
-    """What the audit that is on says and would say, as the end of a sentence."""
-    if audit is None or not audit.draws:
-        return ""
-    zone = audit.zone if in_zone else None
-    if zone is None or not zone.draws:
-        return f": at most {audit.hidden_high:,} by now. {forecast(audit)}".rstrip()
-    return f": among the likeliest at most {zone.hidden_high:,} by now. {forecast(zone)}".rstrip()

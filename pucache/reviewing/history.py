@@ -201,13 +201,14 @@ class History:
         last = self.last
         seen = sorted((one for one in self.pictures.values() if one.seen[0] and one.copies), key=lambda one: one.seen)
         seen = [one for one in seen if not (one.drawn and one.taken > last and one.seen[0] == one.taken)]
-        columns = [(one.label, one.copies, *one.seen) for one in seen]
-        label, copies, serial, run = np.array(columns, float).reshape(-1, 4).T
+        columns = [(one.label, one.copies, *one.seen, one.drawn is None) for one in seen]
+        label, copies, serial, run, ranked = np.array(columns, float).reshape(-1, 5).T
         positive, counts = label != 0, serial > since
         before, gone = np.cumsum(copies * positive) - copies * positive, np.cumsum(copies) - copies
         unknown = sum(self.rows) - gone
         left, found = sum(self.rows) - int(copies.sum()), int((copies * positive).sum())
-        return Looks(positive[counts], unknown[counts], before[counts], run[counts], left, found)
+        shown = label[counts & (ranked > 0) & (label >= 0)] > 0
+        return Looks(positive[counts], unknown[counts], before[counts], run[counts], shown, left, found)
 
     def rate(self) -> tuple[float, int]:
         """Share of positives among the last labels, and how many these are."""

@@ -23,7 +23,6 @@ import uvicorn
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import PUCacheError, SessionError, one_line
-from ..estimates.limit_sentences import found_and_hidden
 from ..labels.groups import groups_of_images
 from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.near_duplicates import joined_groups
@@ -330,7 +329,7 @@ def _closing_lines(session: Session, name: str) -> Iterator[str]:
     """What a review has found; nothing about a concept without a decision."""
     try:
         if not name or session.last_change is not None:
-            statement = found_and_hidden(session.limits())
+            statement = session.limits().sentence
             yield f"{name}: {statement}" if name else statement
             yield f"train on it: {train_command(session)}"
     except SessionError as error:  # it has closed

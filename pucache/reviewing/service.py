@@ -218,12 +218,7 @@ class ReviewService:
             counts, random_undecided = self.session.state.progress(), self.session.state.random_undecided()
         limits, hidden = self._limits, None
         if limits is not None and limits.draws:
-            hidden = {
-                "low": limits.hidden_low,
-                "high": limits.hidden_high,
-                "level": limits.level,
-                "draws": limits.draws,
-            }
+            hidden = {"perhaps": limits.perhaps, "high": limits.hidden_high}
         return {
             "session": self.identifier,
             "examples": self._examples,
@@ -254,8 +249,6 @@ class ReviewService:
         best = state.history.best_rate()
         closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
         said = advice(state.progress(), self._limits, best=best, **closing)
-        if said and (doubted := len(self.doubted())):
-            return f"{said} Before you stop, look again at {_decisions(doubted)} that the model doubts."
         return said if said or self._first is None else self._first.sentence(positives_known(self.session))
 
     # --- what follows --------------------------------------------------------------------------------
@@ -312,10 +305,6 @@ class ReviewService:
         if np.any(s == 1) or np.any(reviewed == 1):
             self._submitted = serial
             self._trainer.submit(serial, s, reviewed, self._number)
-
-
-def _decisions(number: int) -> str:
-    return f"{number:,} decision{'s' * (number != 1)}"
 
 
 def _standing(proposal: Proposal, decision: Entry | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..estimates.audited_prior import AuditedHidden, share_right
-from ..estimates.limit_sentences import LEAST_POSITIVES, sentences
+from ..estimates.limit_sentences import sentences
 from ..estimates.limits import Limits
 from ..labels.labels import Labels, PULabels
 from ..labels.listing import EXPORT, short_digest
@@ -27,6 +27,7 @@ from .resume import session_folder
 from .session import Session, read_session
 from .session_folder import concept_folders, over_sessions
 
+LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 

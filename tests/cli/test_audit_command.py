@@ -7,7 +7,7 @@ from helpers.command_line import printed
 from helpers.sessions import decide, labels_of, pile_of
 
 import pucache
-from pucache.estimates.limit_sentences import found_and_hidden, sentences
+from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session
 
@@ -31,10 +31,9 @@ def test_the_audit_is_read_while_the_review_goes_on(session):
     reviewed(session)
     audited = pucache.audit(session)
     assert audited.as_dict() == pucache.audit(session.folder).as_dict() == session.limits().as_dict()
-    sentence, assumed, *_, draws, hidden = run(session.folder).splitlines()
-    assert sentence == found_and_hidden(audited) and assumed.startswith("If no positive was overlooked: ")
+    sentence, assumed, *_, draws = run(session.folder).splitlines()
+    assert sentence == audited.sentence and assumed.startswith("If no positive was overlooked: ")
     assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
-    assert hidden.startswith(f"hidden {audited.hidden_low} to {audited.hidden_high}, in all ")
     session.draw(np.random.default_rng(1), Stream.AUDIT, 2)
     decide(session, session.state.waiting()[0].row, Choice.SKIP)
     assert "21 drawn at random: " in run(session.folder) and "1 skipped; 56 images not" in run(session.folder)
@@ -45,7 +44,7 @@ def test_json_holds_every_number(session):
     reviewed(session)
     result = json.loads(run(session.folder, "--json"))
     audited = pucache.audit(session)
-    assert result == audited.as_dict() | {"sentence": found_and_hidden(audited), "statements": sentences(audited)}
+    assert result == audited.as_dict() | {"statements": sentences(audited)}
     looser = json.loads(run(session.folder, "--json", "--level", "0.8"))
     assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
 

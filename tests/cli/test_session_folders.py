@@ -11,7 +11,6 @@ from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
 import pucache
-from pucache.estimates.limit_sentences import found_and_hidden
 from pucache.labels.labels import Labels, PULabels
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.serve import open_concept_sessions
@@ -41,7 +40,7 @@ def test_audit_has_a_row_for_each_concept(folder):
     lines = run(f"audit {folder}").splitlines()
     assert "hidden at most" in lines[0] and f"{audits['red'].hidden_high:,}" in lines[1] and "not known" in lines[2]
     result = json.loads(run(f"audit {folder} --json"))["concepts"]["red"]
-    assert result["hidden_high"] == audits["red"].hidden_high and result["sentence"] == found_and_hidden(audits["red"])
+    assert result["hidden_high"] == audits["red"].hidden_high and result["sentence"] == audits["red"].sentence
 
 
 def test_train_pu_and_report_take_it_as_the_labels_of_concepts(folder):

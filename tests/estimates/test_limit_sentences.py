@@ -1,51 +1,62 @@
 """What limits say in words, and what each sentence assumes."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers.reviews import Log
 
-from pucache.estimates.limit_sentences import forecast, found_and_hidden, sentences
+from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.log import Choice
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
 
-def test_statements_begin_with_one_sentence_and_name_what_they_assume():
-    log = Log(3000)
-    for group in range(120):
-        log.draw(group, POSITIVE if group < 2 else NEGATIVE)
+def drawn(positives, draws=300, rows=3000):
+    log = Log(rows)
+    for group in range(draws):
+        log.draw(group, POSITIVE if positives and group % (draws // positives) == 0 else NEGATIVE)
+    return log
+
+
+def test_the_sentence_says_what_is_found_and_hidden_what_it_assumes_and_what_would_narrow_it():
+    log = drawn(2, 120)
     for group in range(200, 410):
         log.decide(group, POSITIVE)
     result = log.limits()
-    first, limit, *_, forecast = sentences(result)
-    assert (
-        first
-        == f"212 found. With 95 % confidence at most {result.hidden_high} more among 2,670. Probably none or a few."
-    )
-    share = f"{math.floor(1000 * result.recall_low) / 10:g}"
-    assert limit.startswith(
-        f"If no positive was overlooked: at least {share} % of all positives are found (120 random images)"
+    assert 0 <= result.perhaps <= result.hidden_high
+    known, narrowing = result.sentence.split(" To narrow this, ")
+    assert known == (
+        f"212 found. Perhaps {result.perhaps} more are hidden; at most {result.hidden_high}, with 95 % confidence, if "
+        "no positive was overlooked."
     )
     none = result.further(200, 0)[0]
-    assert forecast == f"After 200 more random images, if none of them is positive: at most about {none}."
+    assert narrowing == f"decide 200 more random images: at most about {none} if none of them is positive."
     log.draw(500).draw(501, SKIP)
-    said = "(122 random images; 2 of them skipped or left out, which count as positive until they are decided)"
+    left_out = log.limits()
+    assert "To narrow this, decide 2 random images without a label, then decide 200 more" in left_out.sentence
+    doubts = replace(left_out, doubted=1).sentence
+    assert "To narrow this, look again at 1 doubted decision, then decide 2 random images" in doubts
+    assert result.as_dict()["sentence"] == result.sentence == sentences(result)[0]
+
+
+def test_the_other_limits_follow_with_what_they_assume():
+    result = drawn(30).limits()
+    _, share, least, *_ = sentences(result)
+    lower = f"{math.floor(1000 * result.recall_low) / 10:g}"
+    assert share.startswith(
+        f"If no positive was overlooked: at least {lower} % of all positives are found (300 random images)"
+    )
+    assert least.startswith(f"As you label them, at least {result.hidden_low} more; ")
+    log = drawn(30).draw(500).draw(501, SKIP)
+    said = "(302 random images; 2 of them skipped or left out, which count as positive until they are decided)"
     assert said in sentences(log.limits())[1]
-    assert not any("without any assumption" in said.lower() for said in sentences(log.limits()))
 
 
-def test_where_random_images_are_positive_the_likeliest_number_and_the_lower_limit_are_said():
-    log = Log(3000)
-    for group in range(300):
-        log.draw(group, POSITIVE if group % 10 == 0 else NEGATIVE)
-    result = log.limits()
-    assert found_and_hidden(result).endswith(f" Probably about {round(result.likeliest_share * result.unknown)}.")
-    assert sentences(result)[2].startswith(f"As you label them, at least {result.hidden_low} more; ")
-
-
-def test_a_limit_far_above_what_the_last_looks_support_is_followed_by_what_is_probable():
+def test_perhaps_follows_random_images_where_they_say_much_and_the_yield_of_the_ranking_where_they_do_not():
+    hidden = drawn(30).limits()
+    assert hidden.perhaps == pytest.approx(hidden.likeliest_share * hidden.unknown, rel=0.1)
     log = Log(1500)
     for group in range(48):
         log.decide(group, POSITIVE)
@@ -54,10 +65,7 @@ def test_a_limit_far_above_what_the_last_looks_support_is_followed_by_what_is_pr
     for group in range(1100, 1150):
         log.draw(group, NEGATIVE)
     result = log.limits()
-    assert result.hidden_high > 20
-    assert found_and_hidden(result) == (
-        f"48 found. With 95 % confidence at most {result.hidden_high} more among 350. Probably none or a few."
-    )
+    assert result.hidden_high > 20 and result.perhaps <= 3
 
 
 @pytest.mark.parametrize("draws", [20, 40, 200, 600])
@@ -69,10 +77,9 @@ def test_a_forecast_moves_by_what_one_image_can_move(draws):
             log.draw(group, POSITIVE if draws - group <= positives else NEGATIVE)
         result = log.limits()
         expected = result.expected_positives(200)
-        assert expected < max(positives, 1) and forecast(result).endswith(
-            f" {result.further(200, expected / 200)[0]:,}."
-        )
-        figures.append((result.hidden_high, result.further(200, expected / 200)[0]))
+        after = result.further(200, expected / 200)[0]
+        assert expected < max(positives, 1) and f"at most about {after:,} if" in result.forecast
+        figures.append((result.hidden_high, after))
     steps = np.diff(figures, axis=0)
     one_image = steps[0, 1]  # by the first positive, which lets expect no other
     assert (steps[:, 1] <= one_image).all(), figures
@@ -81,15 +88,17 @@ def test_a_forecast_moves_by_what_one_image_can_move(draws):
 def test_sentences_without_draws_and_without_images():
     result = Log(3000).decide(0, POSITIVE).limits()
     assert sentences(result) == [
-        "1 found. How many more is not known before the first random image.",
-        f"After 200 random images, if none of them is positive: at most about {result.further(200, 0)[0]}.",
+        "1 found. How many more is not known before the first random image. To narrow this, decide 200 random images: "
+        f"at most about {result.further(200, 0)[0]} if none of them is positive."
     ]
-    assert sentences(Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).limits()) == ["1 found. Every image is decided."]
-    assert found_and_hidden(Log(2).draw(0, NEGATIVE).draw(1, POSITIVE).limits()) == "1 found. Every image is decided."
-    assert found_and_hidden(Log(2).draw(0, SKIP).decide(1, POSITIVE).limits()) == (
-        "1 found. With 95 % confidence at most 1 more among 1."
+    decided = Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).limits()
+    assert sentences(decided) == ["1 found. Every image is decided."]
+    assert replace(decided, doubted=2).sentence.endswith(" Look again at 2 doubted decisions.")
+    assert Log(2).draw(0, SKIP).decide(1, POSITIVE).limits().sentence == (
+        "1 found. Perhaps none is hidden; at most 1, with 95 % confidence, if no positive was overlooked. To narrow "
+        "this, decide 1 random image without a label."
     )
-    assert "After 1 more random image, if none of them is" in forecast(Log(2).draw(0, NEGATIVE).limits())
+    assert "decide 1 more random image: " in Log(2).draw(0, NEGATIVE).limits().sentence
 
 
 def test_the_words_say_what_is_assumed():
@@ -102,8 +111,7 @@ def test_the_words_say_what_is_assumed():
     assert said.startswith("If the ranking shows positives at least as often as chance would: at most ")
     assert "90 % would take about" in said or "90 % would take more" in said
     nothing = Log(10)
-    assert sentences(nothing.limits()) == [found_and_hidden(nothing.limits()), forecast(nothing.limits())]
-    assert nothing.limits().chance_high == 10
+    assert sentences(nothing.limits()) == [nothing.limits().sentence] and nothing.limits().chance_high == 10
     for row in range(10):
         nothing.decide(row, NEGATIVE)
     assert nothing.limits().chance_high == 0 and sentences(nothing.limits()) == ["0 found. Every image is decided."]

@@ -23,7 +23,9 @@ def some_looks(draw):
     before = np.append(0, np.cumsum(positive)[:-1]).astype(float)
     runs = draw(st.lists(st.sampled_from([0.0, 5.0, 30.0, 100.0, 400.0, np.inf]), min_size=m, max_size=m))
     left = draw(st.integers(0, 40))
-    return Looks(positive, m + left - np.arange(m, dtype=float), before, np.array(runs), left, int(positive.sum()))
+    return Looks(
+        positive, m + left - np.arange(m, dtype=float), before, np.array(runs), positive, left, int(positive.sum())
+    )
 
 
 def evidence_by_hand(of, total):

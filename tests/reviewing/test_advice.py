@@ -29,21 +29,17 @@ class Audited:
     missed: int = 0
     sensitivity_low: float | None = 0.868
     unknown: int = 5000
+    doubted: int = 0
+    second_look: str = "look again at 8 doubted decisions"
+    forecast: str = "200 more random images: at most about 20 if none of them is positive"
 
     @property
     def recognised_high(self):
         return round(self.hidden_high * (self.sensitivity_low or 1))
 
-    def expected_positives(self, more):
-        return 0
 
-    def further(self, more, share):
-        return self.hidden_high // 4, self.found
-
-
-MORE = "by now. After 200 more random images, if none of them is positive: at most about"
 HALF = Audited(positives=20, likeliest_share=0.5)  # a ranking no better than random images
-OFFER = ["3 of the last 100", "closing audit", f"at most 240 {MORE} 60."]
+OFFER = ["3 of the last 100", "A closing audit (random images alone) would say how many are hidden."]
 CASES = {  # counts, audit, options; what is said
     "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
     "the yield has fallen": (Counts(), Audited(), {}, OFFER),
@@ -72,17 +68,30 @@ CASES = {  # counts, audit, options; what is said
         ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."],
     ),
     "a positive was overlooked": (Counts(rate=0.4), Audited(found=300, hidden_high=9, missed=1), {}, None),
-    "closing": (
+    "a second look before a closing audit": (
+        Counts(),
+        Audited(doubted=8),
+        {},
+        ["would say how many are hidden. Look again at 8 doubted decisions first."],
+    ),
+    "a second look before one may stop": (
+        Counts(rate=0.4),
+        Audited(found=300, hidden_high=9, doubted=8),
+        {},
+        ["You may stop: ", " Look again at 8 doubted decisions first."],
+    ),
+    "closing": (Counts(rate=0.01), Audited(), {"closing_audit": True}, None),
+    "a second look before more random images": (
         Counts(rate=0.01),
-        Audited(),
+        Audited(doubted=8),
         {"closing_audit": True},
-        ["slowly", f"at most 240 {MORE} 60."],
+        ["Look again at 8 doubted decisions first. Wrong decisions widen the limit."],
     ),
     "closing among the likeliest": (
         Counts(rate=0.01),
         Audited(zone=Audited(hidden_high=80, rows=5000)),
         {"closing_audit": True, "in_zone": True},
-        [f"among the likeliest at most 80 {MORE} 20."],
+        ["Among the likeliest at most 80 by now. 200 more random images: at most about 20 if none"],
     ),
     "the likeliest": (
         Counts(),
