@@ -22,8 +22,8 @@ _FILES = {
     "ranked.csv": "all unlabelled images, likely dresses first",
     "model.safetensors": "the classifier",
     "scores.csv": "the new images, scored",
-    "pile.h5, new.h5": "the caches of embeddings; pucache info prints their contents",
-    "positives.txt, truth.csv": "the labelled positives, and the true labels",
+    "photos.h5, new-photos.h5": "the caches of embeddings; pucache info prints their contents",
+    "found.txt, truth.csv": "the labelled positives, and the true labels",
     "kinds.csv": "labels of ten kinds of clothing, for --labels",
     "report.html": "open in a browser: hidden positives, quality of the classifier, a map of the images",
     "review.html": "open in a browser: the first 200 candidates",
@@ -46,7 +46,7 @@ def demo(folder: str, device: str) -> None:
     result = run(folder, device=device, progress=terminal_progress())
     output.print_result(result, _lines(result, folder))
     if not output.wants_json():
-        cache, positives = (shlex.quote(str(Path(folder, name))) for name in ("pile.h5", "positives.txt"))
+        cache, positives = (shlex.quote(str(Path(folder, name))) for name in ("photos.h5", "found.txt"))
         found = result["found_by_words"]
         start = f"--words {shlex.quote(found['words'])}" if found else f"--positives {positives}"
         click.echo(f"\nto find the hidden dresses yourself:\n  pucache review {cache} {start}")

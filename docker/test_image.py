@@ -110,7 +110,7 @@ def test_the_demo_runs_as_any_user_on_a_read_only_root_without_a_network(demo):
 
 @pytest.mark.parametrize("home", ["", "/nowhere", "/data"])
 def test_it_needs_no_home(demo, home):
-    command = ("report", "demo/pile.h5", "--positives", "demo/positives.txt", "--out", "demo/again.html")
+    command = ("report", "demo/photos.h5", "--positives", "demo/found.txt", "--out", "demo/again.html")
     assert "wrote demo/again.html" in demo(*command, options=("--env", f"HOME={home}")).stdout
 
 

@@ -1,6 +1,6 @@
 """Demonstration: the whole pipeline on real images and weights that come with the package, without a network.
 
-The images are 2,040 of Zalando's Fashion-MNIST (MIT licence). The pile to search has 40 labelled
+The images are 2,040 of Zalando's Fashion-MNIST (MIT licence). The images to search are 40 labelled
 dresses and 1,500 unlabelled images, of which 150 are dresses; 500 further images are scored.
 """
 
@@ -44,7 +44,7 @@ from .training.train_pu import train_pu
 POSITIVE_CLASS, WORDS = "dress", "a dress"
 LABELLED_OF_EACH = 20  # images of each kind in kinds.csv
 CONTACT_SHEET_IMAGES, REVIEW_PAGE_IMAGES, WORDS_IMAGES = 60, 200, 20
-IMAGE_FOLDERS = ("pile", "new")
+IMAGE_FOLDERS = ("photos", "new-photos")
 TILE_SIDE = 28  # pixels of an image on the packaged sheet
 DATA = Path(__file__).parent / "data"
 _PENALTIES = (1e-3, 1e-2, 1e-1)  # C of the supervised logistic regression
@@ -78,24 +78,24 @@ def demo(
     began = time.monotonic()
     folder = Path(folder)
     unpack(folder)
-    encoder = load_encoder(device=device, like=encoder_of_existing(folder / "pile.h5"))
+    encoder = load_encoder(device=device, like=encoder_of_existing(folder / "photos.h5"))
     pile, new = (embed(folder / name, folder / f"{name}.h5", encoder, progress=progress) for name in IMAGE_FOLDERS)
     y = read_truth(folder / "truth.csv", pile.keys)
     by_words = None
     if is_at_hand():
         first = retrieve_positives(pile, words=WORDS, k=WORDS_IMAGES, device=device, progress=progress)
         by_words = {"words": WORDS, "images": len(first.rows), "positives": int(y[first.rows].sum())}
-    labels = open_labels(pile, folder / "positives.txt").only
+    labels = open_labels(pile, folder / "found.txt").only
     model = train_pu(pile, labels, device=device)
     model.save(folder / "model.safetensors")
     estimate = model.prior_estimate_
     ranking = retrieve_positives(pile, labels, model, k=None, device=device)
     ranking.save(folder / "ranked.csv")
     y_ranked = y[ranking.rows]
-    contact_sheet(folder / "retrieved.png", folder / "pile", ranking, y_ranked)
+    contact_sheet(folder / "retrieved.png", folder / "photos", ranking, y_ranked)
     write_review_page(pile, ranking.first(REVIEW_PAGE_IMAGES), folder / "review.html", progress=progress)
     page = folder / "report.html"
-    report(pile, folder / "positives.txt", page, model=model, truth=y, device=device, progress=progress)
+    report(pile, folder / "found.txt", page, model=model, truth=y, device=device, progress=progress)
     score(model, new, folder / "scores.csv")
     metrics = evaluate(folder / "scores.csv", folder / "truth.csv")
     metrics["average_precision_hidden"] = float(average_precision_score(y_ranked, ranking.scores))
@@ -118,9 +118,9 @@ def demo(
 
 
 def unpack(folder: str | Path) -> None:
-    """Write the packaged images as PNG files into the folders ``pile`` and ``new``, and three tables beside them.
+    """Write the packaged images into the folders ``photos`` and ``new-photos``, and three tables beside them.
 
-    The tables are ``positives.txt``, ``truth.csv`` and ``kinds.csv``. Images that exist already are left as they are.
+    The tables are ``found.txt``, ``truth.csv`` and ``kinds.csv``. Images that exist already are left as they are.
     Raises `OutputError` where `folder` cannot be written, or holds other files.
     """
     folder = Path(folder)
@@ -130,7 +130,7 @@ def unpack(folder: str | Path) -> None:
     positives = [row["key"] for row in table if row["folder"] == "labelled"]
     labels = {
         "truth.csv": "\n".join(["key,label", *truth]) + "\n",  # marks the folder of a demo
-        "positives.txt": "\n".join(positives) + "\n",
+        "found.txt": "\n".join(positives) + "\n",
         "kinds.csv": "".join(["key,concept\n", *_kinds(table)]),
     }
     try:
@@ -141,7 +141,7 @@ def unpack(folder: str | Path) -> None:
 
 
 def _kinds(table: list[dict[str, str]]) -> Iterator[str]:
-    """Lines of a table of labels: the first images of each kind in the pile."""
+    """Lines of a table of labels: the first images of each kind."""
     taken: Counter[str] = Counter()
     for row in table:
         if row["folder"] != "new" and taken[row["class"]] < LABELLED_OF_EACH:
@@ -157,7 +157,7 @@ def _write_images(folder: Path, table: list[dict[str, str]]) -> None:
         (folder / name).mkdir(exist_ok=True)
     for number, row in enumerate(table):
         top, left = (TILE_SIDE * index for index in divmod(number, columns))
-        path = folder / ("new" if row["folder"] == "new" else "pile") / row["key"]
+        path = folder / ("new-photos" if row["folder"] == "new" else "photos") / row["key"]
         if not path.exists():
             sheet.crop((left, top, left + TILE_SIDE, top + TILE_SIDE)).save(path)
 

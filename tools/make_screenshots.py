@@ -203,10 +203,10 @@ def margins(browser, work, name):
 
 STEPS = {  # commands, and the pictures that are taken after each
     "python -c \"from pucache.demonstration import unpack; unpack('.')\"": [],
-    "pucache embed pile cache.h5": [],
-    "head -10 positives.txt > found.txt": [],
-    "pucache train-pu cache.h5 --positives found.txt": [],
-    "pucache review cache.h5 --positives found.txt": [
+    "pucache embed photos cache.h5": [],
+    "head -10 found.txt > ten.txt": [],
+    "pucache train-pu cache.h5 --positives ten.txt": [],
+    "pucache review cache.h5 --positives ten.txt": [
         "live-review",
         "live-review-page",
         "live-review-stop",
@@ -214,7 +214,7 @@ STEPS = {  # commands, and the pictures that are taken after each
     ],
     "pucache audit cache.h5.review": [],
     "pucache train-pu cache.h5": [],
-    "pucache score model.safetensors new --out new.csv": [],
+    "pucache score model.safetensors new-photos --out new.csv": [],
     "pucache evaluate new.csv --truth truth.csv": [],
     "pucache report cache.h5 --model model.safetensors": ["report", "report-margins"],
 }

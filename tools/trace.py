@@ -52,7 +52,7 @@ def traced(call):
 
 def click(cache, folder):
     """A function that decides one image, ranks by it, and asks for the next one; its session is open already."""
-    session = open_session(cache, folder / "positives.txt", folder=folder / "review")
+    session = open_session(cache, folder / "found.txt", folder=folder / "review")
     queue = NextImages(session, np.random.default_rng(0))
     service = ReviewService(session, queue, Pictures(cache), identifier="trace", reviewer="trace")
     ranker = Ranker(cache, cached_graph(cache), groups=session.state.groups)
@@ -73,12 +73,12 @@ def main(arguments):
         folder = Path(name)
         unpack(folder)
         (folder / "three").mkdir()
-        for key in sorted(open_source(folder / "pile").scan().keys)[:3]:
-            (folder / "three" / Path(key).name).write_bytes((folder / "pile" / key).read_bytes())
+        for key in sorted(open_source(folder / "photos").scan().keys)[:3]:
+            (folder / "three" / Path(key).name).write_bytes((folder / "photos" / key).read_bytes())
         calls = {"embed of three images": lambda: embed(folder / "three", folder / "three.h5")}
-        embed(folder / "pile", folder / "pile.h5")
-        cache = EmbeddingCache(folder / "pile.h5")
-        calls["train_pu"] = lambda: train_pu(folder / "pile.h5", folder / "positives.txt")
+        embed(folder / "photos", folder / "photos.h5")
+        cache = EmbeddingCache(folder / "photos.h5")
+        calls["train_pu"] = lambda: train_pu(folder / "photos.h5", folder / "found.txt")
         calls["a click to the next ranking"] = click(cache, folder)
         for what, call in calls.items():
             met = traced(call)

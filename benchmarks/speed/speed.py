@@ -415,15 +415,15 @@ IMPORT_TORCH = "python -c 'import torch'"
 
 def commands(folder: Path) -> dict[str, list[str]]:
     """Whole commands, on the demo's images, and the limit that they are compared with."""
-    labels = ["--positives", "positives.txt"]
+    labels = ["--positives", "found.txt"]
     return {
         IMPORT_TORCH: [sys.executable, "-c", "import torch"],
         "pucache --help": pucache("--help"),
-        "info": pucache("info", "pile.h5"),
-        "embed, nothing changed": pucache("embed", "pile", "pile.h5"),
-        "train-pu": pucache("train-pu", "pile.h5", *labels, "--out", "model.safetensors"),
-        "retrieve-positives": pucache("retrieve-positives", "pile.h5", *labels, "--out", "ranked.csv"),
-        "score": pucache("score", "model.safetensors", "pile.h5", "--out", "scores.csv"),
+        "info": pucache("info", "photos.h5"),
+        "embed, nothing changed": pucache("embed", "photos", "photos.h5"),
+        "train-pu": pucache("train-pu", "photos.h5", *labels, "--out", "model.safetensors"),
+        "retrieve-positives": pucache("retrieve-positives", "photos.h5", *labels, "--out", "ranked.csv"),
+        "score": pucache("score", "model.safetensors", "photos.h5", "--out", "scores.csv"),
     }
 
 
@@ -435,7 +435,7 @@ def start_table(files: Files, rounds: int) -> str:
     if not folder.exists():
         folder.mkdir(parents=True)
         unpack(folder)
-        timed(pucache("embed", "pile", "pile.h5"), folder)
+        timed(pucache("embed", "photos", "photos.h5"), folder)
     times: dict[str, list[float]] = {}
     for _ in range(rounds):
         for name, command in commands(folder).items():

@@ -14,7 +14,7 @@ from pucache.cli.main import main
 
 SHARES = {("labelled", True): 15, ("pile", True): 12, ("pile", False): 103, ("new", True): 12, ("new", False): 48}
 FILES = (
-    "retrieved.png ranked.csv model.safetensors scores.csv pile.h5 new.h5 positives.txt truth.csv review.html "
+    "retrieved.png ranked.csv model.safetensors scores.csv photos.h5 new-photos.h5 found.txt truth.csv review.html "
     "report.html"
 ).split()
 
@@ -70,7 +70,7 @@ def test_where_a_text_encoder_is_at_hand_the_demo_begins_with_words(few_images, 
     done = CliRunner().invoke(main, ["demo", str(tmp_path / "demo"), "--device", "cpu"], catch_exceptions=False)
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("by the words 'a dress' alone, without an example, ")
-    assert first.endswith(" of the first 20 images are dresses") and last.endswith("pile.h5 --words 'a dress'")
+    assert first.endswith(" of the first 20 images are dresses") and last.endswith("photos.h5 --words 'a dress'")
 
 
 def test_every_file_that_the_demo_names_is_there_and_whole(done):
@@ -85,7 +85,7 @@ def test_every_file_that_the_demo_names_is_there_and_whole(done):
     green = [sheet.convert("RGB").getpixel((6 + 90 * column - 2, 46))[1] > 100 for column in range(10)]
     assert green == [row["key"] in dresses for row in ranked[:10]], "dresses are framed green, others red"
     assert sheet.format == "PNG" and sheet.size == (10 * 90 + 6, -(-demonstration.CONTACT_SHEET_IMAGES // 10) * 90 + 6)
-    for name, rows in (("pile", 130), ("new", 60)):
+    for name, rows in (("photos", 130), ("new-photos", 60)):
         cache = EmbeddingCache(folder / f"{name}.h5")
         cache.verify()
         assert len(cache) == rows and not cache.failures and cache.encoder.name == "bundled"
@@ -98,7 +98,7 @@ def test_a_folder_that_is_not_for_the_demo_is_one_line_and_left_alone(tmp_path, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("precious")
     (tmp_path / "others").mkdir()
-    (tmp_path / "others" / "positives.txt").write_text("precious")
+    (tmp_path / "others" / "found.txt").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
     ended = CliRunner().invoke(main, ["demo", place, "--device", "cpu"])
     assert ended.exit_code == 1 and ended.stderr.count("\n") == 1
