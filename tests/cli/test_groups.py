@@ -1,12 +1,17 @@
 """Groups in the labels of the commands: images that are not independent."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
+
+from pucache import EmbeddingCache
+from pucache.reviewing.kept_groups import keep_groups
+from pucache.reviewing.session import open_session
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COPIES = 4
@@ -75,6 +80,56 @@ def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
 def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
     grouped("half.csv", "h.csv")
     assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
+
+
+# --- where groups come from ------------------------------------------------------------------------
+
+WAYS = {
+    "table": "cache.h5 --labels t.csv",
+    "parts of images": "parts.h5 --positives parts.txt",
+    "review": "cache.h5 --labels kept.review",
+    "review, named later": "cache.h5 --labels later.review",
+}
+INDEPENDENT = ["cache.h5 --labels none.csv", "parts.h5 --labels independent.csv", "cache.h5 --labels none.review"]
+GROUPED = {
+    "train-pu": "train-pu {} --method linear --penalty 0.01 --device cpu --out w.safetensors --json",
+    "estimate-prior": "estimate-prior {} --json",
+    "report": "report {} --out w.html --json",
+}
+
+
+@pytest.fixture(scope="module")
+def ways(folder):
+    """Groups of cache.h5 in every way: named in a table, as the parts of images, and kept by reviews."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        cache = EmbeddingCache("cache.h5")
+        parts = [f"{key[:3]}.png#xywh=percent:{25 * int(key[4])},0,25,100" for key in cache.keys]
+        write_cache(Path("parts.h5"), cache.matrix[:], parts, encoder=replace(cache.encoder, tiles="1x4"))
+        listed = set(Path("found.txt").read_text().split())
+        Path("parts.txt").write_text("\n".join(p for key, p in zip(cache.keys, parts, strict=True) if key in listed))
+        for labels in ("t.csv", "none.csv"):
+            run(f"labels cache.h5 found.txt --groups {'g.csv' if labels == 't.csv' else 'none'} --out {labels}")
+        run("labels parts.h5 parts.txt --groups none --out independent.csv")
+        for name in ("kept", "later", "none"):
+            with open_session(cache, "found.txt", folder=f"{name}.review"):
+                pass
+        keep_groups(Path("kept.review"), cache, np.arange(400) // COPIES * COPIES)  # as a review that begins with them
+        run("labels cache.h5 later.review --groups g.csv --out later.csv")
+        run("labels cache.h5 none.review --groups none --out later.csv")
+
+
+@pytest.mark.usefixtures("ways")
+@pytest.mark.parametrize("verb", GROUPED)
+def test_every_verb_takes_the_groups_of_a_table_of_parts_and_of_a_review(verb):
+    def figures(way):
+        found = run_json(GROUPED[verb].format(way))
+        return found.get("groups"), found["estimates"], found.get("prior_estimate")
+
+    first, *others = map(figures, WAYS.values())
+    assert others == [first] * 3
+    alone, *others = map(figures, INDEPENDENT)
+    assert others == [alone] * 2 and alone[0] is None and alone[1] != first[1], "each image counts"
 
 
 # --- groups that nobody named --------------------------------------------------------------------

@@ -92,6 +92,9 @@ def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
             assert "10 groups: of the likely positives one image of each comes first" in review.printed
             assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
             client.close()
+    with ReviewProcess(folder, "--images", "moved") as review:
+        review.client().close()
+        assert "10 groups: of the likely positives one image of each comes first" in review.printed, "they are kept"
 
 
 BAD = {
