@@ -1,3 +1,4 @@
+import csv
 import os
 import random
 import signal
@@ -11,16 +12,18 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
-from helpers.sessions import decide, decide_all, labels_of, pile_of, proposal, session_of
+from helpers.sessions import decide, labels_of, pile_of, proposal, session_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pucache import EmbeddingCache, PULabels, audit, estimate_prior, session_labels, train_pu
-from pucache.errors import SessionError, SessionLockedError
+from pucache import EmbeddingCache, audit, read_labels
+from pucache.errors import OutputError, SessionError, SessionLockedError
 from pucache.estimates.limit_sentences import sentences
+from pucache.labels.listing import short_digest
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
+from pucache.reviewing.session_labels import write_reviewed
 from pucache.reviewing.state import Proposal
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
@@ -54,21 +57,6 @@ def test_a_session_begins_beside_the_cache_with_labels_and_what_their_twins_inhe
     assert session.state.progress().decided == 0 and session.state.progress().untaken == 56
 
 
-def test_twins_share_their_decision(session):
-    decision = decide(session, 11)
-    assert (decision.serial, decision.group, decision.copies) == (1, 10, 2)
-    assert (decision.unknown, decision.positives, decision.stream) == (56, 0, Stream.RANKED)
-    assert session.state.labels()[1][[10, 11]].tolist() == [1, 1] and not session.state.untaken[[10, 11]].any()
-    assert session.state.in_force(10) == decision
-    following = decide(session, 20, NEGATIVE)
-    assert (following.unknown, following.positives) == (54, 2)
-    assert (
-        session.state.progress().decided == 2
-        and session.state.progress().positives == 1
-        and session.state.progress().untaken == 53
-    )
-
-
 def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
     decide(session, 10), decide(session, 10, NEGATIVE)
     assert decide(session, 10, UNDONE).choice is POSITIVE and session.state.labels()[1][10] == 1
@@ -82,39 +70,6 @@ def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
     assert session.state.skipped[[10, 11]].all() and session.state.progress().skipped == 1
     decide(session, 10, UNDONE)
     assert not session.state.skipped.any() and session.state.progress().skipped == 0
-
-
-def test_a_session_may_begin_without_any_label(cache):
-    with open_session(cache) as session:
-        assert sum(session.pile.urns) == 60 and not session.state.labels()[0].any()
-        decide(session, 11), decide(session, 20, NEGATIVE)
-        s, reviewed = session.state.labels()
-        assert np.flatnonzero(s).tolist() == [11] and reviewed[[10, 11, 20]].tolist() == [1, 0, -1]
-        PULabels(s, reviewed).check()
-        decide(session, 11, NEGATIVE)
-        assert not session.state.labels()[0].any()
-
-
-def test_training_takes_a_session_with_its_audit(cache, rng):
-    with open_session(cache, labels_of(60)) as session:
-        for draw in session.draw(rng, Stream.AUDIT, 20):
-            decide(session, draw.row, Choice.POSITIVE if draw.row % 4 == 0 else Choice.NEGATIVE)
-        folder = session.folder
-    labels = session_labels(cache, folder)
-    model = train_pu(cache, labels, method="linear", device="cpu", twins=None)
-    assert model.figures_.is_audited and model.prior_estimate_.draws == 20 and model.estimates_["recall"] is not None
-    estimate, *_ = estimate_prior(cache, labels, device="cpu", twins=None)
-    assert (estimate.low, estimate.high) == (model.prior_estimate_.low, model.prior_estimate_.high)
-
-
-def test_progress_is_the_share_of_positives_among_the_last_hundred_decisions(tmp_path):
-    with open_session(pile_of(tmp_path, 150)) as session:
-        assert (session.state.progress().rate, session.state.progress().rate_of) == (0, 0)
-        decide_all(session, [proposal(row, NEGATIVE) for row in range(40)])
-        decide_all(session, [proposal(row) for row in range(40, 60)])
-        assert (session.state.progress().rate, session.state.progress().rate_of) == (20 / 60, 60)
-        decide_all(session, [proposal(row) for row in range(60, 150)])
-        assert (session.state.progress().rate, session.state.progress().rate_of) == (1, 100)
 
 
 # --- who may write what ---------------------------------------------------------------------------
@@ -136,21 +91,6 @@ def test_a_decision_that_was_overtaken_is_refused_with_the_one_in_force(session)
     assert caught.value.in_force == first and "row 11" in str(caught.value) and "\n" not in str(caught.value)
     assert len(session.entries()) == 1
     assert session.decide(proposal(11, NEGATIVE, first.serial)).replaces == first.serial
-
-
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
-        (Proposal("a", 60, POSITIVE), "no row 60"),
-        (Proposal("a", -1, POSITIVE), "no row -1"),
-        (Proposal("", 5, POSITIVE), "1 to 200 characters"),
-        (Proposal("x" * 201, 5, POSITIVE), "1 to 200 characters"),
-    ],
-)
-def test_proposals_outside_the_domain_are_refused(session, sent, message):
-    with pytest.raises(ValueError, match=message):
-        session.decide(sent)
-    assert not session.entries()
 
 
 def test_a_second_server_is_refused(session, cache):
@@ -220,19 +160,6 @@ def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up
     with open_session(grown, folder=tmp_path / "one") as session:
         first = session.draw(rng, Stream.AUDIT, 25)
         assert np.mean([draw.urn for draw in first]) > 0.8, "about thirty of the new ones have smaller numbers"
-
-
-def test_a_decision_on_a_drawn_row_is_of_its_stream(session, rng):
-    (draw,) = session.draw(rng, Stream.AUDIT, 1)
-    assert decide(session, draw.row, NEGATIVE).stream is Stream.AUDIT and not session.state.waiting()
-    changed = decide(session, draw.row, POSITIVE)
-    assert changed.stream is Stream.AUDIT
-    decide(session, draw.row, UNDONE), decide(session, draw.row, UNDONE)
-    assert [one.waiting for one in session.state.waiting()] == [draw] and not session.state.untaken[draw.row], (
-        "it stays drawn"
-    )
-    assert decide(session, draw.row, SKIP).stream is Stream.AUDIT and not session.state.untaken[draw.row]
-    assert not session.state.waiting() and session.limits().skipped == 1
 
 
 def test_a_recheck_looks_like_a_new_image(session, rng):
@@ -783,3 +710,59 @@ def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
         assert len(session.entries()) == 1 and session.state.untaken[20:30].all(), "it is that of the log again"
         assert session.draw(rng, Stream.AUDIT, 2)
         session.limits()
+
+
+# --- session labels -------------------------------------------------------------------------------
+
+ODD = ['say "cheese", please.png', "line\nbreak\r\nand\ttab.png", " blanks around ", "emoji 🦜.png", "return\ronly.png"]
+
+
+@pytest.fixture
+def session_of_session_labels(tmp_path):
+    cache = pile_of(tmp_path, [*(f"{row:03}.png" for row in range(30)), *ODD], twins=[(10, 11), (1, 3)])
+    with open_session(cache, labels_of(35)) as session_of_session_labels:
+        yield session_of_session_labels
+
+
+def row_of(session, key):
+    return int(session.cache.keys.rows([key])[0])
+
+
+def table(path):
+    with open(path, encoding="utf-8", newline="") as stream:
+        return list(csv.reader(stream, strict=True))
+
+
+def assert_same(labels, session):
+    s, reviewed = session.state.labels()
+    assert labels.s.tolist() == s.tolist() and labels.reviewed.tolist() == reviewed.tolist()
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_read_as_the_labels_of_the_session(session_of_session_labels, tmp_path):
+    for key in ODD:
+        decide(session_of_session_labels, row_of(session_of_session_labels, key))
+    (
+        decide(session_of_session_labels, row_of(session_of_session_labels, "011.png"), NEGATIVE),
+        decide(session_of_session_labels, row_of(session_of_session_labels, "012.png"), SKIP),
+    )
+    path = write_reviewed(session_of_session_labels, tmp_path / "reviewed.csv")
+    assert_same(read_labels(session_of_session_labels.cache, path).only, session_of_session_labels)
+    header, *rows = table(path)
+    assert header == ["key", "label", "reviewed", "digest"]
+    before = session_of_session_labels.cache.keys[np.flatnonzero(session_of_session_labels.pile.before.s)]
+    assert [row[:3] for row in rows[:3]] == [[key, "1", "0"] for key in before]
+    assert sorted(row[0] for row in rows if row[1:3] == ["0", "1"]) == ["010.png", "011.png"], "twins are written too"
+    assert all(
+        row[3] == short_digest(session_of_session_labels.cache.digests[row_of(session_of_session_labels, row[0])])
+        for row in rows
+    )
+
+
+def test_a_path_that_will_not_do_is_refused(session_of_session_labels, tmp_path):
+    with pytest.raises(OutputError, match="is also an input"):
+        write_reviewed(session_of_session_labels, session_of_session_labels.cache.files[0].path)
+    with pytest.raises(OutputError):
+        write_reviewed(session_of_session_labels, tmp_path)
