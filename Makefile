@@ -3,6 +3,7 @@
 # make test         lint, types, import contract, tests
 # make test-slow    the tests marked slow, which take minutes and find little more
 # make test-oldest  tests with the oldest libraries that setup.py allows, in .venv-oldest
+# make mutants      how much of the code the tests run, and how many of a sample of changed lines they find
 # make test-docker  build the container images and test them
 # make docs         build the documentation site
 # make bench        pages of docs/results, in 90 minutes: CIFAR=DIR FASHION=SOURCE
@@ -17,7 +18,7 @@ define ANNOUNCE
 @echo "libraries. This takes two to five minutes with a fast connection; pip shows its progress below."
 endef
 
-.PHONY: help demo test test-slow test-oldest test-docker lint docs bench bench-long bench-quick install clean
+.PHONY: help demo test test-slow test-oldest mutants test-docker lint docs bench bench-long bench-quick install clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 
@@ -44,6 +45,14 @@ test-oldest: setup.py
 	.venv-oldest/bin/pip install uv -e '.[test]'
 	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e .
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n $(JOBS) --dist loadfile
+
+# Mutants of the modules that pyproject.toml names, by its tests of them; of ten, that whose number ends in SAMPLE.
+SAMPLE ?= 7
+mutants: .venv/installed-test
+	$(PIP_INSTALL) pytest-cov mutmut==3.8.1
+	-$(PYTEST) --cov=pucache --cov=cli --cov-branch --cov-report=term:skip-covered
+	OMP_NUM_THREADS=1 .venv/bin/mutmut run --max-children $(JOBS) '*__mutmut_*$(SAMPLE)'
+	.venv/bin/mutmut results | grep -v 'not checked'
 
 test-docker: .venv/installed-docker
 	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/pytest docker -v -rs

@@ -201,6 +201,11 @@ def test_f1_is_the_greatest_of_all_thresholds(sample, share):
     assert min(of_all) < max(of_all) - 0.01
 
 
+@pytest.mark.parametrize("share", [0.02, 0.8])
+def test_where_no_positive_is_expected_the_threshold_is_at_even_odds_of_the_share(share):
+    assert choose_threshold(Tilt(-0.2, 1.7, 0.001), np.arange(9.0), "f1", share) == TILT.margin(0.5, share)
+
+
 @pytest.mark.parametrize("share", [0.02, 0.25, 0.8])
 @pytest.mark.parametrize("target", [0.05, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("sample", SAMPLES)

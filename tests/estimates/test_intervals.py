@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from helpers.slow import slow
 from helpers.strata import stratum
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,7 +81,7 @@ def test_without_two_answers_or_ten_pictures_there_is_no_kappa(cells):
 
 
 @pytest.mark.parametrize(
-    ("positive", "error", "n"), [(0.1, 0.05, 40), (0.1, 0.2, 200), (0.5, 0.05, 200), (0.5, 0.2, 40)]
+    ("positive", "error", "n"), [(0.1, 0.05, 40), slow(0.1, 0.2, 200), slow(0.5, 0.05, 200), (0.5, 0.2, 40)]
 )  # each pair of values
 def test_the_interval_covers_the_kappa_of_two_readers_who_err(n, error, positive):
     rng, covered = np.random.default_rng(0), 0

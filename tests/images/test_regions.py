@@ -86,6 +86,12 @@ def test_squares_cover_the_image_with_at_least_the_overlap(side, overlap, width,
         assert all(b - a <= side - min(overlap, side - 1) for a, b in itertools.pairwise(starts))
 
 
+def test_an_image_has_so_many_squares_and_no_more(monkeypatch):
+    monkeypatch.setattr("pucache.images.regions.TILES", 12)
+    assert len(square_regions("10", (40, 30))) == 12
+    assert "more than 12 tiles" in refusal(square_regions, "10", (41, 30))
+
+
 @pytest.mark.parametrize(
     ("region", "reason"),
     [

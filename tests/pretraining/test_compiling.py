@@ -106,7 +106,8 @@ def compiled_first(run, number, images, step=Training.step):
     return step(run, number, images)
 
 
-@pytest.mark.parametrize("compiled", [0, slow(1)])
+@pytest.mark.slow
+@pytest.mark.parametrize("compiled", [0, 1])
 def test_compiled_and_plain_runs_go_on_with_each_other(traced, photos, tmp_path, monkeypatch, compiled):
     how = recipe(epochs=2)
     for part, minutes in enumerate([1e-9, math.inf]):

@@ -57,6 +57,7 @@ def photographs(tmp_path):
     return tmp_path / "photos"
 
 
+@pytest.mark.slow
 def test_the_graph_scores_photographs_that_are_not_square_as_pucache_does(tmp_path, monkeypatch, photographs):
     pytest.importorskip("onnxruntime")
     monkeypatch.chdir(tmp_path)

@@ -162,6 +162,7 @@ def test_a_store_that_hangs_is_not_asked_for_longer_than_a_minute(monkeypatch):
         (CacheError("no"), True),
         (NoCredentialsError(), True),
         (OSError(errno.ELOOP, "loop"), True),
+        (HttpError(500), False),
         (HttpError(501), True),
         (HttpError(429), False),
         (HttpError(503), False),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from helpers.slow import slow
 from helpers.spreadsheets import write_ods, write_xlsx
 from PIL import Image
 from pyarrow import parquet
@@ -95,7 +96,7 @@ def test_a_packed_table_as_people_have_them_is_read(tmp_path):
     assert measured(tmp_path / "t.csv.gz")[0] == "20000 rows"
 
 
-@pytest.mark.parametrize("place", ["XFD1048576", "XFD6000", "A1048576", "ZZ200000", "XFD13"])
+@pytest.mark.parametrize("place", ["XFD1048576", slow("XFD6000"), slow("A1048576"), slow("ZZ200000"), "XFD13"])
 def test_a_stray_cell_of_a_workbook_aborts_nothing(tmp_path, place):
     said, memory = measured(moved(tmp_path / "t.xlsx", place))
     assert "remove" in said or said.endswith(" rows")
