@@ -13,6 +13,7 @@ import torch
 
 from ..devices import cores
 from ..errors import EncoderError, MissingExtraError, one_line
+from ..storage.atomic import read_regular
 from .inference import MOST_CPU_STREAMS
 from .stated_preprocessing import FILE, preprocessing, read_options
 
@@ -138,7 +139,7 @@ def _digest(path: Path) -> str:
     import onnx
 
     try:
-        content = path.read_bytes()
+        content = read_regular(path)
         model = onnx.load_model_from_string(content)
     except OSError as error:
         raise EncoderError(f"cannot read {path}: {error.strerror}") from error

@@ -189,7 +189,7 @@ def _joined(table: list[Row], keys: Keys, name: str, cache: EmbeddingCache | Non
     key = np.array([one["key"] for one in table], object)
     row = _row_numbers(keys, key.tolist(), cache, name)
     key[row >= 0] = keys[row[row >= 0]]
-    if cache is not None:
+    if cache is not None and "digest" in table[0]:
         _check_digests(cache, row, table, name)
     lines = [one.line for one in table]
 

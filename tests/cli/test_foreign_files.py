@@ -20,10 +20,11 @@ from pucache.cli.main import SENTENCES, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 _WRITTEN = {"cache", "out", "run_dir", "folder", "labels_to", "preview", "metrics", "review", "scores_out"}
-_FILES = ("FILE", "TABLE", "SOURCE", "CACHE", "PATH", "FOLDER", "MODEL")
+_FILES = ("FILE", "TABLE", "SOURCE", "CACHE", "PATH", "FOLDER", "MODEL", "REVIEW", "RUN_DIR")
+_ENDINGS = {"encoder": ".onnx", "source": ".csv", "images": ".zip", "like": ".npy", "tables": ".parquet"}
 _READ_ARGUMENTS = {
     "embed": ["source"], "import-embeddings": ["source"], "pretrain": ["source"], "score": ["model", "what"],
-    "evaluate": ["scores"], "export": ["what"], "audit": ["session"], "verify": ["files"],
+    "evaluate": ["scores"], "export": ["what"], "audit": ["session"], "verify": ["files"], "labels": ["tables"],
 }  # fmt: skip
 _READS_CACHE = ("train-pu", "sweep-priors", "estimate-prior", "retrieve-positives", "review", "report", "info", "pack")
 
@@ -53,6 +54,7 @@ def arguments(command, name, option, where, world, here):
         "export": [world / "cache.h5", here / "out.parquet"],
         "audit": [here / "session"],
         "verify": [world / "cache.h5"],
+        "labels": [world / "cache.h5", "red/**"],
     }.get(command, [world / "cache.h5"])
     positional = [one.name for one in main.commands[command].params if isinstance(one, click.Argument)]
     if option is None:
@@ -72,7 +74,7 @@ def no_file(request, tmp_path):
     """Something that is no file; nobody ever writes to the pipe."""
     if request.param == "device":
         return "/dev/zero"
-    path = tmp_path / "nothing"
+    path = tmp_path / f"nothing{_ENDINGS.get(request.getfixturevalue('name'), '')}"
     os.mkfifo(path) if request.param == "pipe" else path.mkdir()
     return path
 
