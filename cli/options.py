@@ -70,12 +70,13 @@ def option(*names: str, **settings: Any) -> Decorator:
     return click.option(*names, cls=Option, **chosen)
 
 
-def number_or_auto(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
-    """Value of an option that is a number or auto."""
+def number_or_word(context: click.Context, parameter: click.Parameter, text: str | None) -> float | str | None:
+    """Value of an option that is a number, or one of the words in its metavar, such as FLOAT|auto."""
+    words = str(parameter.metavar).split("|")[1:]
     try:
-        return text if text in (None, "auto") else float(text)
+        return text if text is None or text in words else float(text)
     except ValueError as error:
-        raise ValueError(f"{parameter.opts[0]} must be a number or auto, got {text!r}") from error
+        raise ValueError(f"{parameter.opts[0]} must be a number or {' or '.join(words)}, got {text!r}") from error
 
 
 def _parse_shard(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int]:
@@ -331,7 +332,7 @@ loss = option(
 penalty = option(
     "--penalty",
     section=METHOD,
-    callback=number_or_auto,
+    callback=number_or_word,
     default="auto",
     metavar="FLOAT|auto",
     help="L2 penalty, relative to the variance of the embeddings. auto: the one at which labels that were held out are "

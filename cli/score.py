@@ -8,7 +8,7 @@ import click
 
 from pucache.allocator import keep_freed_memory
 from pucache.cache.embedding_cache import is_cache
-from pucache.scoring.score import ScoreReport, default_out
+from pucache.scoring.score import AUTO, ScoreReport, default_out
 from pucache.scoring.score import score as run
 from pucache.scoring.score_tables import check_suffix, table_kind
 from pucache.storage.file_kinds import CACHE
@@ -39,10 +39,12 @@ from .progress import terminal_progress
 )
 @options.option(
     "--deploy-prior",
-    metavar="SHARE",
-    callback=options.number_or_auto,
-    help="Share of positives that posterior and threshold are for, in place of the model's, or auto: the share that is "
-    "estimated among the images.",
+    metavar="SHARE|auto|model",
+    default=AUTO,
+    callback=options.number_or_word,
+    help="Share of positives that posterior and threshold are for. auto: the share that is estimated among the images, "
+    "where they are at least 1,000, of the kind that MODEL was trained on, and it has at least 40 labelled positives; "
+    "otherwise, and for images that it was trained on, that of the model. model: always that of the model.",
 )
 @options.option(
     "--by-image",
@@ -88,7 +90,7 @@ def score(
         raise ValueError("give one source of images, or any number of caches")
     report = run(models, what, out, cache=cache, progress=terminal_progress(), **chosen)
     name, figures = without_secrets(out), ""
-    if models.is_one and chosen["deploy_prior"] is None and report.neighbours is None:
+    if models.is_one and report.share == models[""].share_ and report.neighbours is None:
         figures = models[""].figures_.new_images_text
     output.print_result(_result(report, name, figures), _lines(report, name, figures), out=out)
     output.exit_for_failures(report.failures, strict)
@@ -96,7 +98,7 @@ def score(
 
 def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:
     new = report.new_images
-    fields = {field: value for field, value in vars(report).items() if field != "share"}
+    fields = {field: value for field, value in vars(report).items() if field not in ("share", "changed", "keeps")}
     return fields | {
         "out": name,
         "cache": report.cache.name,
@@ -116,8 +118,12 @@ def _lines(report: ScoreReport, name: str, figures: str) -> list[str]:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")
     if (new := report.new_images) is not None:
-        decided = "" if report.share is None else f"; decided at {100 * report.share:.3g}%"
-        lines += [new.share_text + decided] if new.share_text else []
+        lines += filter(None, [new.share_text, report.decided])
         lines += [figures] if figures and not new.differs else []
-        lines += [f"note: {text}" for text in (new.note, new.warning) if text]
+        if report.changed:
+            lines.append(
+                f"{report.changed:,} labels differ from those of the table that was replaced, with equal margins: "
+                f"--deploy-prior {report.keeps} keeps them"
+            )
+        lines += [f"note: {text}" for text in (new.note, new.warning) if text and not report.decided.endswith(text)]
     return lines

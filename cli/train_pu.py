@@ -48,7 +48,7 @@ MODEL, ONE = tensor_kind(FORMAT), "model.safetensors"
     "--prior",
     default="auto",
     metavar="FLOAT|auto",
-    callback=options.number_or_auto,
+    callback=options.number_or_word,
     help="Share of positives among the unlabelled, in (0, 1). auto: estimated, with an interval.",
 )
 @options.option(

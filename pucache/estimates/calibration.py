@@ -291,7 +291,7 @@ class Likelihood:
         ends = logit(LEAST), logit(MOST)
 
         def maximum(start: np.ndarray) -> OptimizeResult:
-            return _minimum(self, start, [*_BOUNDS, ends])
+            return minimum(self, start, [*_BOUNDS, ends])
 
         best = None if start is None else maximum(start).x
         if best is None or best[1] <= _FLAT or not ends[0] + _NEAR_END < best[2] < ends[1] - _NEAR_END:
@@ -311,7 +311,7 @@ class Likelihood:
             value, gradient = self(np.append(parameters, logit_prior))
             return value, gradient[:2]
 
-        optimum = _minimum(objective, start, bounds)
+        optimum = minimum(objective, start, bounds)
         return np.append(optimum.x, logit_prior), float(optimum.fun)
 
     def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -328,7 +328,8 @@ class Likelihood:
         return float(value), np.array([by_e.sum(), slope * np.sum(by_e * self._m), by_prior])
 
 
-def _minimum(objective: Callable[..., Any], start: ArrayLike, bounds: Sequence[tuple[float, float]]) -> OptimizeResult:
+def minimum(objective: Callable[..., Any], start: ArrayLike, bounds: Sequence[tuple[float, float]]) -> OptimizeResult:
+    """Minimum of a function that returns its value and its gradient, within bounds."""
     from scipy.optimize import minimize  # heavy to import
 
     return minimize(objective, start, jac=True, method="L-BFGS-B", bounds=bounds)

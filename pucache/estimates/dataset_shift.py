@@ -25,7 +25,8 @@ Both tests say that images differ, not that the model is wrong on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import product
 
 import numpy as np
@@ -66,6 +67,8 @@ class PileSample:
     held_out_distance : float
         Greatest distance of the distribution functions of held-out margins and of those of the final head, of the
         unlabelled rows; 0 in older models.
+    fingerprints : ndarray of uint64, (m,)
+        Of the rows; none in models of 0.4 and older.
     """
 
     directions: np.ndarray
@@ -75,20 +78,35 @@ class PileSample:
     margins: np.ndarray
     n_labelled: int
     held_out_distance: float = 0.0
+    fingerprints: np.ndarray = field(default_factory=lambda: np.empty(0, "<u8"))
 
     def check(self, d: int) -> None:
         """Raise `ValueError` unless the arrays are as described for d dimensions; the file may be untrusted."""
         (m, q), arrays = self.rows.shape, (self.directions, self.centre, self.rows, self.margins)
         shapes = [array.shape for array in arrays] == [(d, q), (q,), (m, q), (m,)]
         kinds = [array.dtype.str for array in arrays] == ["<f2", "<f4", "<f2", "<f4"]
+        known = self.fingerprints.dtype.str == "<u8" and self.fingerprints.shape in ((0,), (m,))
         finite = all(np.isfinite(array).all() for array in arrays) and 0 < self.spread < np.inf
         distance = 0 <= self.held_out_distance <= 1
-        if not (shapes and kinds and finite and distance and q and 0 <= self.n_labelled < m <= MOST_ROWS):
+        if not (shapes and kinds and known and finite and distance and q and 0 <= self.n_labelled < m <= MOST_ROWS):
             raise ValueError("the sample of its pile is not as described")
+
+    def part_of_pile(self, X: np.ndarray, labelled: int, unlabelled: int) -> float:
+        """Share of rows X (n, d) that are rows of the pile, of so many labelled and unlabelled rows; estimated."""
+        kept = self.fingerprints[self.n_labelled :]
+        if not len(kept):
+            return 0.0
+        found = np.isin(fingerprints(X), kept).mean()
+        return float(found * (labelled + unlabelled) / len(kept))
 
     def project(self, X: np.ndarray) -> np.ndarray:
         """Rows X (n, d) along the directions, float32 (n, q)."""
         return along(X, self.directions, self.centre, self.spread)
+
+
+def fingerprints(X: np.ndarray) -> np.ndarray:
+    """A hash of the bytes of each row, uint64 (n,)."""
+    return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in np.ascontiguousarray(X)), "<u8")
 
 
 def along(X: np.ndarray, directions: np.ndarray, centre: np.ndarray, spread: float) -> np.ndarray:

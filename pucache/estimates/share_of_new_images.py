@@ -1,38 +1,53 @@
-r"""Share of positives among new images, by the margins of a model and those of the pile that it was trained on.
+r"""Share of positives among new images, by the heads of a model's folds and the held-out margins of its pile.
 
 The new images T are taken for a mixture of the pile's positives and negatives at another share rho (prior shift, or
-label shift). With the log density ratio r of `pucache.estimates.calibration`, f_T = f_N * (1 - rho + rho * e^r), and
-the likelihood of rho is concave (Saerens, Latinne and Decaestecker 2002)::
+label shift). With the log density ratio r = alpha + slope * m of `pucache.estimates.calibration`, the densities of the
+margins of the labelled P, the unlabelled U and the new T are those of the negatives times::
 
-    sum over the new images of log(rho * e^r(m) + 1 - rho)
+    w_P = e^r,    w_U = 1 - prior + prior * e^r,    w_T = 1 - rho + rho * e^r
 
-The tilt itself is estimated: its error adds to the variance of the share, by the Hessian of its likelihood, which has
-three parameters, and by the change of the share with them (`estimate_share`).
+so that a margin is one of sample k with the probability::
 
-Margins of the pile are held out, by heads that were not trained on the row, as the final head was not trained on the
-new images. Margins of the pile's own rows by the final head differ: for figures of the pile, held-out margins take
+    P(k | m) = n_k * w_k / (n_P * w_P + n_U * w_U + n_T * w_T)
+
+(Qin 1998; for three samples and more, Fokianos et al. 2001). alpha, slope, prior and rho maximise the product of these
+together. Where much of the pile is positive, new images with few positives show the tail of the negatives that the pile
+hides; a tilt of P and U alone, kept fixed, counts that tail as positives.
+
+Margins of the pile are held out, by heads that were not trained on the row and know four fifths of the labels. A new
+image has a margin by each of these K heads, of weight 1 / K: by the final head, which knows all labels, positives lie
+higher.
+
+Margins of the pile's own rows by the final head differ: for figures of the pile, held-out margins take
 the quantiles that these have (`on_one_scale`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit, log_expit, logit
 
-from .calibration import Likelihood, Tilt, binned, deviance_within_pile, effective_number, fit_tilt, profile_ends
+from .calibration import Tilt, binned, effective_number, fit_tilt, minimum
 from .label_requirements import LabelCount
-from .priors import PriorEstimate, deviance_limit, profile_interval, widened_ends
+from .priors import PriorEstimate, deviance_limit, profile_interval
 from .thresholds import choose_threshold
 
+if TYPE_CHECKING:
+    from scipy.optimize import OptimizeResult
+
 LEAST_IMAGES = 30  # fewer new images say too little about a share
-METHOD = "prior shift"
-_BINS = 300  # of the highest margins of a sample, and as many of the others
+METHOD = "joint likelihood"
+BINS = 300  # of the highest margins of a sample, and as many of the others
 _MOST_ROWS = 1_000_000  # that thresholds are chosen on
-_LOGITS = np.linspace(-11.5, 11.5, 601)  # of the shares at which the likelihood is computed
 _TILTS, _PLAUSIBLE = 5, (0.003, 0.9)  # tilts across an interval of the prior, and the priors tried
-_DIFFERENCE = 1e-2  # of a parameter, for derivatives
+_BOUNDS = ((-30.0, 10.0), (-4.0, 4.0), (float(logit(1e-4)), float(logit(0.95))), (-11.5, 6.9))  # of the parameters
+_STARTS = (0.003, 0.01, 0.3)  # shares that maximisation starts from, and the prior
+_FAR = (-2.0, 0.5, float(logit(0.05)), float(logit(0.05)))  # a start that does not follow the pile's tilt
+_STEPS = (0.2, 0.5, 1.0, 1.6, 2.4, 4.0, 7.0, 12.0)  # of log odds from the estimate, between which an end is searched
+_LOOK_ALIKES = 0.1  # of the prior: negatives that look like positives, which a mixture cannot tell from them
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +76,7 @@ class PileMargins:
         design_effect: float = 1.0,
     ) -> PileMargins:
         """Merge held-out margins (n,) of rows with the labels s (n,); only ratios of weights (n,) matter."""
-        sides = [binned(margins[s == k], None if weights is None else weights[s == k], _BINS) for k in (1, 0)]
+        sides = [binned(margins[s == k], None if weights is None else weights[s == k], BINS) for k in (1, 0)]
         scale = effective_number(s == 1, weights) / design_effect / sides[0][1].sum()
         positive, unlabelled = (np.stack([m, w * scale], 1).astype(np.float32) for m, w in sides)
         return cls(positive, unlabelled, prior)
@@ -96,7 +111,7 @@ class PileMargins:
     def check(self) -> None:
         """Raise `ValueError` unless the arrays are as described; they may come from an untrusted file."""
         for side in (self.positive, self.unlabelled):
-            is_table = side.dtype == np.float32 and side.ndim == 2 and side.shape[1] == 2 and 0 < len(side) <= 2 * _BINS
+            is_table = side.dtype == np.float32 and side.ndim == 2 and side.shape[1] == 2 and 0 < len(side) <= 2 * BINS
             if not (is_table and np.isfinite(side).all() and (side[:, 1] > 0).all()):
                 raise ValueError("the margins of its pile are no weighted bins")
         if self.prior is not None and not 0 < self.prior < 1:
@@ -110,78 +125,106 @@ def on_one_scale(held_out: np.ndarray, final: np.ndarray, s: np.ndarray) -> np.n
     return np.asarray(np.interp(held_out, *ends) + beyond, np.float32)
 
 
-def estimate_share(
-    pile: PileMargins,
-    prior: float,
-    margins: np.ndarray,
-    *,
-    labels: LabelCount,
-    rows: int | None = None,
-) -> PriorEstimate | None:
+class JointLikelihood:
+    """Likelihood of which sample each margin is of, a function of alpha, log slope, logit prior and logit rho, (4,).
+
+    Alpha and slope are those of standardised margins. P, U and T are tables of margins and weights, (k, 2) each, and
+    `prior` is that among U where it is known.
+    """
+
+    def __init__(self, positive: np.ndarray, unlabelled: np.ndarray, new: np.ndarray, prior: float | None = None):
+        samples = [side.astype(np.float64) for side in (positive, unlabelled, new)]
+        m, self._weights = np.concatenate(samples).T
+        centre = np.average(samples[1][:, 0], weights=samples[1][:, 1])
+        spread = np.sqrt(np.average(np.square(samples[1][:, 0] - centre), weights=samples[1][:, 1]))
+        self.centre, self.scale = float(centre), float(spread) or 1.0
+        self._m, self._rows = (m - self.centre) / self.scale, np.arange(len(m))
+        self._sample = np.repeat(np.arange(3), [len(side) for side in samples])
+        self._log_n = np.log([side[:, 1].sum() for side in samples])[:, None]
+        known = None if prior is None else float(np.clip(logit(prior), *_BOUNDS[2]))
+        self._bounds = [*_BOUNDS[:2], _BOUNDS[2] if known is None else (known, known)]
+
+    def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
+        """Negative log likelihood and its gradient, (4,)."""
+        alpha, log_slope, *shares = parameters
+        r = alpha + np.exp(log_slope) * self._m
+        mixtures = [np.logaddexp(log_expit(-z), log_expit(z) + r) for z in shares]
+        log_weights = np.stack([r, *mixtures]) + self._log_n
+        total = np.logaddexp.reduce(log_weights)
+        excess = (self._sample == np.arange(3)[:, None]) - np.exp(log_weights - total)  # 1 in the own sample, less P(k)
+        of_positives = np.stack([np.ones_like(r), *(expit(r + z) for z in shares)])  # d log w_k / dr
+        by_r = self._weights * (excess * of_positives).sum(0)
+        by_share = [
+            (self._weights * excess[k] * (of_positives[k] - expit(z))).sum() for k, z in enumerate(shares, start=1)
+        ]
+        value = (self._weights * (log_weights[self._sample, self._rows] - total)).sum()
+        return -float(value), -np.array([by_r.sum(), np.exp(log_slope) * (by_r * self._m).sum(), *by_share])
+
+    def maximum(self, tilt: Tilt) -> OptimizeResult:
+        """The best maximum, of searches that start from the tilt of P and U."""
+        alpha, slope = tilt.alpha + tilt.slope * self.centre, tilt.slope * self.scale
+        own = (np.clip(alpha, -20, 5), np.log(max(slope, 0.05)), logit(np.clip(tilt.prior, 1e-3, 0.9)))
+        starts = [(*own, logit(share)) for share in (*_STARTS, np.clip(tilt.prior, 1e-3, 0.9))]
+        maxima = [minimum(self, start, [*self._bounds, _BOUNDS[3]]) for start in (*starts, _FAR)]
+        return min(maxima, key=lambda one: float(one.fun))
+
+    def end(self, best: OptimizeResult, side: int, limit: float) -> float:
+        """Share at which the profile likelihood has lost the deviance `limit`, below (-1) or above (1) the best one."""
+        from scipy.optimize import brentq  # heavy to import
+
+        start, last = best.x, float(best.x[3])
+
+        def at(logit_share: float) -> OptimizeResult:
+            return minimum(self, [*start[:3], logit_share], [*self._bounds, (logit_share, logit_share)])
+
+        def excess(found: OptimizeResult) -> float:
+            return 2 * (float(found.fun) - float(best.fun)) - limit
+
+        for step in _STEPS:
+            logit_share = float(np.clip(best.x[3] + side * step, *_BOUNDS[3]))
+            if excess(found := at(logit_share)) > 0:
+                ends = sorted((last, logit_share))
+                return float(expit(brentq(lambda z: excess(at(z)), *ends, xtol=0.02)))
+            if logit_share in _BOUNDS[3]:
+                break
+            start, last = found.x, logit_share
+        return 0.0 if side < 0 else 1.0
+
+
+def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray, *, rows: int | None = None) -> PriorEstimate:
     """Estimate the share of positives among new images.
 
-    With z the log odds of the share, at a distance of dz from the estimate the deviance of the likelihood alone is D,
-    less the error of sampling (`pucache.estimates.calibration.deviance_within_pile`); that of the interval is
-    1 / (1 / D + V / dz**2), V the variance of z that comes from the tilt. Its ends are moved as those of
-    `pucache.estimates.priors.profile_interval`, as the tilt errs in the same way on new images. At last they are moved
-    apart by half an image each, as the share is that of whole images.
+    The ends of the interval are those of the profile likelihood of rho at `pucache.estimates.priors.deviance_limit`,
+    moved apart by half an image each, as the share is that of whole images. Negatives that look like positives are as
+    many as a part of the prior, whatever the share: with t**2 the deviance limit, the low end is::
+
+        rho - sqrt((rho - low)**2 + (t / 1.645 * 0.1 * prior * (1 - rho) / (1 - prior))**2)
+
+    and 0 where that is negative: the share is then "at most" the other end.
 
     Parameters
     ----------
     pile : PileMargins
     prior : float
         Share of positives among the unlabelled that the model rests on.
-    margins : ndarray, (m,)
-        Of the new images, or of a sample of them.
-    labels : LabelCount
-        Of the model.
+    margins : ndarray, (m, K)
+        Of the new images, or of a sample of them, by the heads of the K folds.
     rows : int, optional
         Number of new images that the margins are a sample of.
 
     Returns
     -------
-    PriorEstimate or None
-        Of method ``prior shift``, as far as the labels allow it to be stated; None for fewer than `LEAST_IMAGES`
-        images or 10 labels. The interval is that of the share in these images, not of where they come from.
+    PriorEstimate
+        Of method ``joint likelihood``; the interval is that of the share in these images, not of where they come from.
     """
-    if len(margins) < LEAST_IMAGES or not labels.has_estimates:
-        return None
-    bins = binned(margins, None, _BINS)
-    likelihood, at = Likelihood(*pile.rows), []
-    centre = likelihood.parameters(pile.tilt(prior))
-    z, profile = _profile(likelihood, centre, bins)
-    free = 2 if pile.prior is not None else 3
-    hessian = np.empty((3, 3))
-    for number in range(free):
-        step = _DIFFERENCE * np.eye(3)[number]
-        hessian[number] = (likelihood(centre + step)[1] - likelihood(centre - step)[1]) / (2 * _DIFFERENCE)
-        moved_to = [_profile(likelihood, centre + sign * step, bins)[0] for sign in (1, -1)]
-        at.append((moved_to[0] - moved_to[1]) / (2 * _DIFFERENCE))
-    scale = float(pile.positive[:, 1].sum())
-    information = scale * (hessian[:free, :free] + hessian[:free, :free].T) / 2
-    variance = max(0.0, float(np.array(at) @ np.linalg.pinv(information, hermitian=True) @ np.array(at)))
-    share, shares = float(expit(z)), np.asarray(expit(_LOGITS))
-    deviance = deviance_within_pile(share, shares, profile, rows or len(margins))
-    distance = np.maximum(np.square(_LOGITS - z), 1e-12)
-    deviance = distance * deviance / (distance + variance * deviance)  # 1 / (1 / deviance + variance / distance)
-    limit = deviance_limit(scale)
-    ends = profile_ends(shares, deviance, limit) if (deviance <= limit).any() else (share, share)
-    low, high = widened_ends(ends, share, (0.0, 1.0), limit)
-    half = 0.5 / (rows or len(margins))
-    low, high = max(0.0, min(low, share) - half), min(1.0, max(high, share) + half)
-    return PriorEstimate(METHOD, share, low, high).stated(labels)
-
-
-def _profile(
-    likelihood: Likelihood, parameters: np.ndarray, bins: tuple[np.ndarray, np.ndarray]
-) -> tuple[float, np.ndarray]:
-    """Log odds of the share of greatest likelihood, and the deviance at each of `_LOGITS`."""
-    m, weights = bins
-    r = parameters[0] + np.exp(parameters[1]) * (m - likelihood.centre) / likelihood.scale
-    values = weights @ (np.logaddexp(r[:, None] + _LOGITS, 0) - np.logaddexp(_LOGITS, 0))
-    best = int(np.clip(np.argmax(values), 1, len(values) - 2))
-    before, top, after = values[best - 1 : best + 2].tolist()
-    bend = before - 2 * top + after  # of the parabola through the three
-    shift = 0.5 * (before - after) / bend if bend < 0 else 0.0
-    step = _LOGITS[1] - _LOGITS[0]
-    return float(_LOGITS[best] + np.clip(shift, -1, 1) * step), 2 * (values.max() - values)
+    rows = rows or len(margins)
+    m, weights = binned(np.ravel(margins), None, BINS)
+    new = np.column_stack([m, weights * (rows / weights.sum())])
+    likelihood = JointLikelihood(pile.positive, pile.unlabelled, new, pile.prior)
+    limit = deviance_limit(float(pile.positive[:, 1].sum()))
+    best = likelihood.maximum(pile.tilt(prior))
+    share, half = float(expit(best.x[3])), 0.5 / rows
+    low, high = (likelihood.end(best, side, limit) + side * half for side in (-1, 1))
+    look_alikes = _LOOK_ALIKES * prior * (1 - share) / (1 - prior) * np.sqrt(limit / deviance_limit(np.inf))
+    low = share - float(np.hypot(share - low, look_alikes))
+    return PriorEstimate(METHOD, share, max(0.0, low), min(1.0, high))

@@ -11,13 +11,20 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..cache.rows_in_memory import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
+from ..estimates.share_by_final_head import METHOD as BY_FINAL_HEAD
+from ..estimates.share_by_final_head import estimate_by_final_head
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
+from ..threads import one_blas_thread
 from ..training.model_file import NO_SAMPLE
-from ..training.sklearn_classifier import PULinearClassifier
+from ..training.sklearn_classifier import PULinearClassifier, linear_margins
 
+LEAST_LABELS_TO_DECIDE, LEAST_IMAGES_TO_DECIDE = 40, 1000  # for decisions at the share among new images
+_LEAST_SHARE = 1e-4  # that decisions are made at
+_OF_PILE = 0.5  # share of the images; from then on they are the pile
 _MOST, _MOST_COMPARED = 20_000, 2000  # evenly spaced new images: for the share and the margins, for the embeddings
 _NAMED = 3  # in a line
+_OLDER = "the share is estimated as by pucache 0.4, which trained the model: train again for a better estimate"
 
 
 @dataclass(frozen=True)
@@ -28,19 +35,23 @@ class NewImages:
     ----------
     n_images, n_sampled : int
         New images, and how many of them were looked at.
+    labels : int
+        Labelled positives of the model.
     share : PriorEstimate or None
         Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labelled
-        positives, for fewer than 30 images, and for a model of before 0.3.
+        positives, for fewer than 30 images, for the model's own pile, and for a model of before 0.3.
     shift : DatasetShift or None
-        None below 10 labelled positives, and where the images are too few or the model is of before 0.3.
+        None below 10 labelled positives, and where the images are too few, or the pile's, or the model is of before
+        0.3.
     most_different : list of str
         Keys of the images that differ most from the pile's, at most 20; empty where no difference was found.
     note : str
-        Why no share is stated, or nothing is said; "" otherwise.
+        Why no share is stated, or nothing is said, or how an older model estimates it; "" otherwise.
     """
 
     n_images: int
     n_sampled: int
+    labels: int
     share: PriorEstimate | None = None
     shift: DatasetShift | None = None
     most_different: list[str] = field(default_factory=list)
@@ -67,6 +78,28 @@ class NewImages:
     def differs(self) -> bool:
         """Whether a difference from the pile was found, so that the share may be wrong."""
         return self.shift is not None and self.shift.differs
+
+    @property
+    def share_to_decide_at(self) -> float | None:
+        """The share, where decisions at it are better than at the model's own; `why_own_share` says where not."""
+        if self.why_own_share or self.share is None or self.share.prior is None:
+            return None
+        return float(np.clip(self.share.prior, _LEAST_SHARE, 1 - _LEAST_SHARE))
+
+    @property
+    def why_own_share(self) -> str:
+        """Why decisions are made at the model's own share; "" where they are not."""
+        if self.share is None:
+            return self.note
+        if self.differs:
+            return "the new images differ from those that the model was trained on"
+        if self.share.method == BY_FINAL_HEAD:
+            return "models of 0.4 and older estimate the share among new images less well"
+        if self.n_images < LEAST_IMAGES_TO_DECIDE:
+            return f"decisions at the share among new images take {LEAST_IMAGES_TO_DECIDE:,} of them"
+        if self.labels < LEAST_LABELS_TO_DECIDE:
+            return f"decisions at the share among new images take {LEAST_LABELS_TO_DECIDE} labelled positives"
+        return ""
 
     @property
     def warning(self) -> str:
@@ -126,28 +159,38 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     model.check_fits(cache)
     count = len(cache) if rows is None else len(rows)
     sampled = evenly_spaced(count, _MOST)
-    if model.pile_margins_ is None or model.pile_sample_ is None:
-        return NewImages(count, 0, note=NO_SAMPLE)
-    labels = model.figures_.labels
+    labels, pile = model.figures_.labels, model.pile_margins_
+    if pile is None or model.pile_sample_ is None:
+        return NewImages(count, 0, labels.labels, note=NO_SAMPLE)
     if not labels.has_estimates or count < LEAST_IMAGES:
         few = (count, "new image") if labels.has_estimates else (labels.labels, "labelled positive")
         words = f"{few[0]:,} {few[1]} is" if few[0] == 1 else f"{few[0]:,} {few[1]}s are"
-        return NewImages(count, 0, note=f"{words} too few to estimate a share of positives among new images")
+        note = f"{words} too few to estimate a share of positives among new images"
+        return NewImages(count, 0, labels.labels, note=note)
     numbers = sampled if rows is None else rows[sampled]
     X = cache.take(numbers)
     margins = model.margins(X)
     if not np.isfinite(margins).all():
         raise cache.not_finite_error(numbers[~np.isfinite(margins)])
-    tilt = model.pile_margins_.tilt(model.tilt_.prior)
-    share = estimate_share(model.pile_margins_, model.tilt_.prior, margins, labels=labels, rows=count)
-    assert share is not None
+    known = (count, len(X), labels.labels)
+    part = model.pile_sample_.part_of_pile(X, model.n_labelled_, model.n_unlabelled_)
+    if part >= _OF_PILE:
+        return NewImages(*known, note="the model was trained on these images, or on most of them")
+    note = ""
+    if model.fold_coef_ is None or model.fold_intercept_ is None:
+        share, note = estimate_by_final_head(pile, model.tilt_.prior, margins, rows=count), _OLDER
+    else:
+        with one_blas_thread:
+            by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)
+        share = estimate_share(pile, model.tilt_.prior, by_folds, rows=count)
+    tilt = pile.tilt(model.tilt_.prior)
     compared = evenly_spaced(len(X), _MOST_COMPARED)
-    shift = check_shift(model.pile_sample_, model.pile_margins_, tilt, X[compared], margins)
+    shift = check_shift(model.pile_sample_, pile, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
         reason = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
-        return NewImages(count, len(X), None, shift, keys, note=reason)
-    return NewImages(count, len(X), share, shift, keys)
+        return NewImages(*known, shift=shift, most_different=keys, note=reason)
+    return NewImages(*known, share=share, shift=shift, most_different=keys, note=note)
 
 
 def _percent(share: float) -> str:

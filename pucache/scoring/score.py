@@ -1,11 +1,12 @@
 """Scoring every image of a cache, or of a source of images, with a model or with each model of a folder: `score`.
 
 1. `check_table`: the table can be written, and is no input.
-2. `ConceptModels.open`: one model is {"": model}; `at_given_share` where a share is given.
+2. `ConceptModels.open`: one model is {"": model}.
 3. `Pile.of` where neighbours are searched.
 4. `open_cache`; or `_embedded`: images are embedded with the encoder of the model.
 5. `check_fits`; `check_same_images`: the table that is there is of the same images.
-6. `check_new_images`: the share of positives, and whether the images differ from those of the training.
+6. `check_new_images`: the share of positives, and whether the images differ from those of the training. `_decided`:
+   the share that posterior and threshold are for, given, of the images, or of the model.
 7. `scored_rows`, or `Pile.scored_rows`; `best_parts` for a row an image.
 8. `write_table` with the columns of `columns_of`.
 """
@@ -16,19 +17,21 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, logit
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
 from ..cache.rows_in_memory import are_rows, cache_of_rows
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
-from ..errors import ModelError
+from ..errors import ModelError, PUCacheError
 from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.prefetch import prefetch
@@ -36,7 +39,17 @@ from ..storage.urls import is_url, without_secrets
 from ..training.concept_models import ConceptModels
 from ..training.sklearn_classifier import PULinearClassifier
 from .new_images import NewImages, check_new_images
-from .score_tables import Columns, best_parts, check_same_images, check_table, columns_of, write_table
+from .score_tables import (
+    TYPES,
+    Columns,
+    best_parts,
+    check_same_images,
+    check_table,
+    columns_of,
+    first_rows,
+    read_columns,
+    write_table,
+)
 
 if TYPE_CHECKING:
     from ..encoders.deferred import DeferredEncoder
@@ -47,7 +60,8 @@ log = logging.getLogger("pucache")
 _BLOCKS_AHEAD = 8  # about a row group of Parquet: computed while the one before is written
 _ARCHIVES = (".tar", ".zip", ".parquet", ".csv", ".txt")
 _SCORES = ".scores"  # before the suffix of a table that is named after its images
-_LEAST_SHARE = 1e-4  # that decisions are made at
+AUTO, OWN = "auto", "model"  # shares to decide at, besides numbers
+_NEAR_ONE, _SAME = 0.99, 2e-3  # posteriors of a table that tell nothing, and differences of log odds by its rounding
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,12 @@ class ScoreReport:
         Share of positives among the images, and whether they differ from the pile; None for a folder of models.
     share : float or None
         Share of positives that posterior and threshold are for; None for a folder of models.
+    decided : str
+        This share, whose it is, and why, in words; "" for a folder of models.
+    changed : int
+        Labels of the table that was replaced, by the same model at another share, which are other ones now.
+    keeps : str
+        `deploy_prior` that keeps them; "" where none changed.
     """
 
     cache: EmbeddingCache
@@ -82,6 +102,9 @@ class ScoreReport:
     concepts: dict[str, int] | None = None
     new_images: NewImages | None = field(default=None, compare=False)
     share: float | None = field(default=None, compare=False)
+    decided: str = field(default="", compare=False)
+    changed: int = field(default=0, compare=False)
+    keeps: str = field(default="", compare=False)
 
 
 def score(
@@ -91,7 +114,7 @@ def score(
     *,
     cache: str | Path | None = None,
     neighbours: CacheLike | None = None,
-    deploy_prior: float | str | None = None,
+    deploy_prior: float | str = AUTO,
     by_image: bool = False,
     weights: str | Path | Encoder | None = None,
     device: str = "auto",
@@ -120,9 +143,12 @@ def score(
         Pile of the model's encoder, such as the cache that it was trained on, in which the images' neighbours are
         searched. Only for a model that chose a weight for neighbours: margin, posterior and label then follow the
         image and its neighbours.
-    deploy_prior : float or "auto", optional
-        Share of positives that posterior and threshold are for, in place of that of the model. ``auto`` estimates it
-        among these images (`pucache.check_new_images`).
+    deploy_prior : float, "auto" or "model"
+        Share of positives that posterior and threshold are for. ``auto`` is the share that is estimated among these
+        images (`pucache.check_new_images`), where they are at least 1,000 and do not differ from those of the training,
+        and the model has at least 40 labelled positives; otherwise, for images that it was trained on, with
+        `neighbours`, for a folder of models, and for one that was trained with a `deploy_prior`, it is the model's own.
+        ``model`` is the model's own.
     by_image : bool
         Of a model of parts of images, a row for each image: the scores of its part with the largest margin, and in the
         column part where that lies.
@@ -141,7 +167,7 @@ def score(
     Raises
     ------
     ModelError
-        The model cannot be read, or is of another encoder; no share can be estimated for ``auto``.
+        The model cannot be read, or is of another encoder.
     SourceError, CacheError
         The images cannot be listed; the cache is damaged, or of another encoder or source.
     OutputError
@@ -157,8 +183,11 @@ def score(
     out = default_out(images) if out is None else out
     check_table(out, inputs=files_read(model, images, neighbours))
     models = ConceptModels.open(model)
-    _check_request(models, neighbours=neighbours, deploy_prior=deploy_prior, by_image=by_image or None)
-    models = models.at_given_share(deploy_prior)
+    given = _given_share(deploy_prior)
+    _check_request(models, neighbours=neighbours, deploy_prior=given, by_image=by_image or None)
+    own = models[""] if models.is_one else None
+    if own is not None and given is not None:
+        models = ConceptModels({"": own.at_share(given)})
     pile = None
     if neighbours is not None:  # is checked before images are embedded
         from .neighbour_scores import Pile  # imports torch
@@ -174,9 +203,13 @@ def score(
     models.check_fits(opened)
     opened.check("keys")  # damage is noticed before anything is written
     check_same_images(out, opened.keys, default_out(images))
-    new = check_new_images(models[""], opened) if models.is_one else None
-    if deploy_prior == "auto" and new is not None:
-        models = models.at_share(_decided_at(new))
+    new = None if own is None else check_new_images(own, opened)
+    decided, changed, keeps = "", 0, ""
+    if own is not None and new is not None:
+        share, decided = _decided(own, new, deploy_prior, with_neighbours=pile is not None)
+        models = ConceptModels({"": own if share is None else own.at_share(share)})
+        with suppress(PUCacheError, ValueError):  # the file at `out` is no table of one model
+            changed, keeps = (0, "") if pile is not None else _changed_labels(out, own, models[""])
     rows = scored_rows(models, opened) if pile is None else pile.scored_rows(opened, progress)
     blocks = [best_parts(rows)] if by_image else rows
     written, sums = write_table(out, columns_of(models, by_image=by_image), blocks)
@@ -190,6 +223,9 @@ def score(
         concepts=None if models.is_one else counts,
         new_images=new,
         share=models[""].share_ if models.is_one else None,
+        decided=decided,
+        changed=changed,
+        keeps=keeps,
     )
 
 
@@ -204,11 +240,58 @@ def _check_request(models: ConceptModels, **asked: Any) -> None:
         raise ValueError(f"the model was trained on whole images ({models.encoder_}); leave out by image")
 
 
-def _decided_at(new: NewImages) -> float:
-    """Share of positives among new images, for decisions; `ModelError` where none can be estimated."""
-    if new.share is None or new.share.prior is None:
-        raise ModelError(f"no share of positives to decide at: {new.note}; give a number as deploy prior, or none")
-    return float(np.clip(new.share.prior, _LEAST_SHARE, 1 - _LEAST_SHARE))
+def _given_share(deploy_prior: float | str) -> float | None:
+    """The share that is given as a number; None for `AUTO` and `OWN`."""
+    if deploy_prior in (AUTO, OWN):
+        return None
+    if not isinstance(deploy_prior, Real) or not 0 < deploy_prior < 1:
+        raise ValueError(
+            f"deploy_prior must be {AUTO}, {OWN}, or lie strictly between 0 and 1; got {deploy_prior!r:.40}"
+        )
+    return float(deploy_prior)
+
+
+def _decided(
+    model: PULinearClassifier, new: NewImages, deploy_prior: float | str, *, with_neighbours: bool
+) -> tuple[float | None, str]:
+    """The share to decide at, None for that of the model, and in words which share it is and why."""
+    if deploy_prior not in (AUTO, OWN):
+        return float(deploy_prior), f"decided at {100 * float(deploy_prior):.3g}%, as given"
+    own, share, why = f"{100 * model.share_:.3g}%, the share of the model", None, ""
+    if deploy_prior == AUTO:
+        if with_neighbours:
+            why = ": the threshold with neighbours is for it"
+        elif model.deploy_prior is not None:
+            why = ": it was trained with it as deploy prior"
+        else:
+            share, why = new.share_to_decide_at, f": {new.why_own_share}"
+    if share is None:
+        return None, f"decided at {own}{why}"
+    return share, f"decided at {100 * share:.3g}%, the share among the new images (not at {own})"
+
+
+def _changed_labels(out: str | Path, model: PULinearClassifier, now: PULinearClassifier) -> tuple[int, str]:
+    """How many labels of the table at `out` are other ones now, and the `deploy_prior` that keeps them.
+
+    0 unless the table is of this model at another share, as the posteriors of its first rows tell, and its labels.
+    """
+    first = first_rows(out)
+    margin, posterior = (np.array([float(cell or "nan") for cell in first.get(n, ())]) for n in ("margin", "posterior"))
+    known = (posterior > 0) & (posterior < _NEAR_ONE)
+    if not known.any():
+        return 0, ""
+    log_odds = logit(posterior[known]) - model.tilt_.log_ratio(margin[known])
+    share = float(f"{expit(np.median(log_odds)):.5g}")
+    if np.ptp(log_odds) > _SAME or not 0 < share < 1 or abs(share - now.share_) < _SAME * share:
+        return 0, ""
+    is_own = abs(share - model.share_) < _SAME * share
+    before = (model if is_own else model.at_share(share)).threshold_
+    table = read_columns(out, {name: TYPES[name] for name in ("margin", "label")})
+    margin, label = table["margin"].astype(np.float32), table["label"] == 1
+    changed, wrong = (int(((margin > np.float32(one)) != label).sum()) for one in (now.threshold_, before))
+    if changed <= 100 * wrong:  # some margins at the threshold are rounded in the table
+        return 0, ""
+    return changed, OWN if is_own else f"{share:.5g}"
 
 
 def scored_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[Columns]:

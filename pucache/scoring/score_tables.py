@@ -54,12 +54,7 @@ def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
 
     `free` is a name for another table.
     """
-    if is_url(out) or not Path(out).is_file():
-        return
-    try:
-        first = _first_keys(Path(out))
-    except LabelError:  # no table of scores; it is written anew
-        return
+    first = first_rows(out).get("key")
     if not first or (keys.rows(first) >= 0).any():
         return
     images = {split_key(key)[0] for key in keys}  # a table by image names those of parts
@@ -74,17 +69,24 @@ def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
         )
 
 
-def _first_keys(path: Path) -> list[str]:
-    """The first keys of a table of scores; none where it is no such table."""
+def first_rows(out: str | Path) -> dict[str, list[Any]]:
+    """Columns of the first rows of the table of scores at `out`; none where it is no such file."""
     from pyarrow import parquet
 
-    if "key" not in column_names(path):
-        return []
-    if path.suffix.lower() == ".parquet":
-        rows = next(parquet.ParquetFile(path).iter_batches(_FIRST, columns=["key"]), None)
-        return [] if rows is None else rows["key"].to_pylist()
-    with path.open(encoding="utf-8-sig", newline="") as stream:
-        return [row["key"] for row in islice(csv.DictReader(stream), _FIRST)]
+    if is_url(out) or not (path := Path(out)).is_file():
+        return {}
+    try:
+        names = column_names(path)
+        if "key" not in names:
+            return {}
+        if path.suffix.lower() == ".parquet":
+            rows = next(parquet.ParquetFile(path).iter_batches(_FIRST), None)
+            return {} if rows is None else rows.to_pydict()
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            cells = list(islice(csv.reader(stream), 1, _FIRST + 1))
+        return {name: [row[number] for row in cells] for number, name in enumerate(names)}
+    except (LabelError, ValueError, IndexError, csv.Error):  # no table of scores; it is written anew
+        return {}
 
 
 def check_suffix(out: str | Path) -> None:
@@ -259,6 +261,6 @@ def _read_csv(path: Path, types: Mapping[str, str]) -> Any:
     )
     cells = arrow_csv.ParseOptions(newlines_in_values=True)
     table = arrow_csv.read_csv(arrow.BufferReader(content), parse_options=cells, convert_options=kinds)
-    if len(table) and compute.max(compute.binary_length(table["key"])).as_py() > _LONGEST_KEY:
+    if "key" in types and len(table) and compute.max(compute.binary_length(table["key"])).as_py() > _LONGEST_KEY:
         raise ValueError(f"a key is longer than {_LONGEST_KEY:,} bytes")
     return table

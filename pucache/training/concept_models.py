@@ -82,16 +82,6 @@ class ConceptModels(PerConcept[PULinearClassifier]):
 
     # --- as one model, for scoring -----------------------------------------------------------------
 
-    def at_share(self, share: float) -> ConceptModels:
-        """Each model for another share of positives, as `PULinearClassifier.at_share`."""
-        return ConceptModels({name: model.at_share(share) for name, model in self.items()}, self.failures)
-
-    def at_given_share(self, deploy_prior: float | str | None) -> ConceptModels:
-        """The models for a share of positives that is given as a number; as they are for None and ``auto``."""
-        if isinstance(deploy_prior, str) and deploy_prior != "auto":
-            raise ValueError(f"deploy_prior must lie strictly between 0 and 1, or be auto; got {deploy_prior!r}")
-        return self if deploy_prior is None or isinstance(deploy_prior, str) else self.at_share(float(deploy_prior))
-
     @property
     def encoder_(self) -> Any:
         """Encoder of the rows; None for models of bare arrays."""

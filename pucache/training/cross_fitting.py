@@ -70,6 +70,11 @@ class CrossFit:
         return self.heads.take([self.folds])
 
     @property
+    def fold_heads(self) -> FittedHeads:
+        """The heads of the folds."""
+        return self.heads.take(np.arange(self.folds))
+
+    @property
     def of_halves(self) -> FittedHeads:
         """The heads of halves of the labels."""
         return self.heads.take(np.arange(self.folds + 1, len(self.heads.coef)))

@@ -103,6 +103,7 @@ class Distillation:
 
     sampled: DistillationRows
     head: FittedHeads  # one head, trained on all labels; its margins are log density ratios
+    fold_heads: FittedHeads  # those of the folds' chains
     margins: np.ndarray  # float32, (n,): held-out, of all rows, by the heads of the folds' chains
     share: float  # mean target of the rows not labelled positive, with which probabilities for neighbours are computed
     evidence: NeighbourEvidence  # what neighbours are worth
@@ -143,15 +144,17 @@ def distil(
     heads, log_ratios = _fit(trainer, sampled, targets, weights, start=heads)
     shares = labels.unlabelled_means(targets)
     heads = _centred(heads, targets, weights)
+    fold_heads = heads.take(np.arange(folds))
     margins = _by_own_chain(log_ratios, sampled.fold)
     if sampled.rows is not None:
-        margins = design.margins(heads.take(np.arange(folds)), linear.fold[:, None])[:, 0]
+        margins = design.margins(fold_heads, linear.fold[:, None])[:, 0]
     before, scores = sampled.take(linear.margins), _held_out_scores(sampled, labels, log_ratios, shares)
     gains = held_out_gains(before, scores, sampled.labels, sampled.fold)
     evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=positives)
     return Distillation(
         sampled=sampled,
         head=replace(heads.take([folds]), risk=linear.head.risk, clamped=linear.head.clamped),
+        fold_heads=fold_heads,
         margins=margins,
         share=float(shares[-1]),
         evidence=evidence,

@@ -1,7 +1,8 @@
 """The model file: writing and reading the state of a fitted classifier, without torch.
 
 The file is a sealed safetensors file (`pucache.storage.tensor_file`) with the tensors ``coef`` (d,)
-float32 and ``numbers`` (7,) float64, those of `PileMargins` and `PileSample`, and JSON for everything else.
+float32 and ``numbers`` (7,) float64, those of `PileMargins` and `PileSample`, the heads of the K folds as
+``fold_coef`` (K, d) and ``fold_intercept`` (K,) float32, and JSON for everything else.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ FILE_FORMAT = tensor_file.FileFormat(
 )
 _NUMBERS = ("intercept", "threshold", "prior", "share", "penalty")  # of the tensor; alpha and slope of the tilt follow
 _MARGINS, _SAMPLE = ("positive", "unlabelled"), ("directions", "centre", "rows", "margins")  # tensors of the pile
-_PILE = {f"pile_{name}" for name in _MARGINS} | {f"sample_{name}" for name in _SAMPLE}
+_HEAD = {"coef", "numbers"}  # all that files of before 0.3 have
+_PILE = _HEAD | {f"pile_{name}" for name in _MARGINS} | {f"sample_{name}" for name in _SAMPLE}  # of 0.3 and 0.4
+_FOLDS = _PILE | {"fold_coef", "fold_intercept", "sample_fingerprints"}
 # names in the JSON: parameters of `PULinearClassifier`; the file calls `sgd_settings` "protocol", and `seed_` "seed"
 PARAMETERS = frozenset(
     (
@@ -76,6 +79,8 @@ class FittedState:
     n_groups_: int | None = None
     pile_margins_: PileMargins | None = None
     pile_sample_: PileSample | None = None
+    fold_coef_: np.ndarray | None = None
+    fold_intercept_: np.ndarray | None = None
 
     @property
     def prior_estimate_(self) -> PriorEstimate | None:
@@ -121,8 +126,11 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
         margins, sample = state.pile_margins_, vars(state.pile_sample_)
         tensors |= {f"pile_{name}": getattr(margins, name) for name in _MARGINS}
         tensors |= {f"sample_{name}": sample[name] for name in _SAMPLE}
-        content["sample"] = {name: value for name, value in sample.items() if name not in _SAMPLE}
+        content["sample"] = {name: value for name, value in sample.items() if not isinstance(value, np.ndarray)}
         content["pile_prior"] = margins.prior
+    if state.fold_coef_ is not None and state.fold_intercept_ is not None and state.pile_sample_ is not None:
+        tensors |= {"fold_coef": state.fold_coef_, "fold_intercept": state.fold_intercept_}
+        tensors["sample_fingerprints"] = state.pile_sample_.fingerprints
     tensor_file.write(path, FILE_FORMAT, tensors, content, force=force)
 
 
@@ -133,7 +141,7 @@ def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:
     untrusted writer; raises `ModelError` where it is missing, no pucache model, of another format version, or damaged.
     """
     tensors, content = tensor_file.read(path, FILE_FORMAT, max_bytes=MAX_BYTES)
-    if set(tensors) not in ({"coef", "numbers"}, {"coef", "numbers", *_PILE}):  # the first in files of before 0.3
+    if set(tensors) not in (_HEAD, _PILE, _FOLDS):
         raise ModelError(f"{path} holds other tensors than a model of pucache {__version__}; train the model again")
     try:
         state = _parse_state(tensors, content)
@@ -179,6 +187,8 @@ def _parse_state(tensors: dict[str, np.ndarray], content: dict[str, Any]) -> Fit
         n_groups_=content.get("groups"),  # missing where rows are independent
         pile_margins_=pile_margins,
         pile_sample_=pile_sample,
+        fold_coef_=tensors.get("fold_coef"),
+        fold_intercept_=tensors.get("fold_intercept"),
     )
 
 
@@ -189,6 +199,8 @@ def _parse_pile(
         return None, None
     margins = PileMargins(**{name: tensors[f"pile_{name}"] for name in _MARGINS}, prior=content["pile_prior"])
     arrays: dict[str, Any] = {name: tensors[f"sample_{name}"] for name in _SAMPLE}
+    if "sample_fingerprints" in tensors:
+        arrays["fingerprints"] = tensors["sample_fingerprints"]
     sample = PileSample(**arrays, **content["sample"])
     margins.check()
     sample.check(len(tensors["coef"]))
@@ -231,6 +243,12 @@ def _check(state: FittedState) -> None:
         raise ValueError(f"its method is {state.method_!r}")
     if state.n_groups_ is not None and not (type(state.n_groups_) is int and state.n_groups_ > 0):
         raise ValueError(f"its number of groups is {state.n_groups_!r}")
+    if state.fold_coef_ is not None and state.fold_intercept_ is not None:
+        K, d = len(state.fold_intercept_), coef.shape[1]
+        heads = np.column_stack([state.fold_coef_.reshape(K, d), state.fold_intercept_])
+        sizes = np.abs(heads, dtype=np.float64).sum(1) * np.finfo(np.float16).max
+        if heads.dtype.str != "<f4" or not K or not (sizes < np.finfo(np.float32).max).all():
+            raise ValueError("the heads of its folds are not linear heads")
     if state.classes_.shape != (2,):
         raise ValueError("it does not have two classes")
 

@@ -136,6 +136,9 @@ class PULinearClassifier(FittedState):
         (`pucache.estimates.share_of_new_images`); None in models of before 0.3, as `pile_sample_`.
     pile_sample_ : PileSample or None
         Rows that new images are compared with (`pucache.estimates.dataset_shift`).
+    fold_coef_, fold_intercept_ : ndarray of float32, (K, d) and (K,), or None
+        Heads of the folds, whose margins of new images give the share of positives among these; None in models of 0.4
+        and older.
     n_features_in_ : int
     """
 
@@ -464,7 +467,7 @@ class PULinearClassifier(FittedState):
             The model is of a file of before 0.3, which does not hold what a threshold is chosen by.
         """
         if not 0 < share < 1:
-            raise ValueError(f"deploy_prior must lie strictly between 0 and 1, or be auto; got {share}")
+            raise ValueError(f"deploy_prior must lie strictly between 0 and 1; got {share}")
         if self.pile_margins_ is None:
             raise ModelError(NO_SAMPLE)
         model = copy(self)

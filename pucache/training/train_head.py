@@ -12,7 +12,15 @@ import numpy as np
 from ..estimates.audited_figures import ReviewedPile
 from ..estimates.audited_prior import COMBINED, NO_IMAGES, AuditedPrior
 from ..estimates.calibration import fit_tilt, stated_tilt
-from ..estimates.dataset_shift import MOST_BYTES, MOST_POSITIVES, MOST_ROWS, PileSample, along, greatest_distance
+from ..estimates.dataset_shift import (
+    MOST_BYTES,
+    MOST_POSITIVES,
+    MOST_ROWS,
+    PileSample,
+    along,
+    fingerprints,
+    greatest_distance,
+)
 from ..estimates.figures import Figures
 from ..estimates.intervals import Estimate, prior_range
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
@@ -163,6 +171,8 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
         n_groups_=None if data.rows.group is None else len(np.unique(data.rows.group)),
         pile_margins_=PileMargins.of(*of_figures, given, effect),
         pile_sample_=_pile_sample(data, margins, final, settings.heads.seed),
+        fold_coef_=chosen.fold_heads.coef,
+        fold_intercept_=chosen.fold_heads.intercept,
         held_out_margins_=margins,
         classifier_margins_=linear.margins,
     )
@@ -221,6 +231,7 @@ def _pile_sample(data: TrainingSet, margins: np.ndarray, final: np.ndarray, seed
         margins=margins[np.concatenate(drawn)],
         n_labelled=len(drawn[0]),
         held_out_distance=greatest_distance(margins[labels.s == 0], final[labels.s == 0]),
+        fingerprints=fingerprints(X),
     )
 
 

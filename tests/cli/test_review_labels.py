@@ -82,7 +82,7 @@ def test_what_the_review_says_of_new_images_holds_there_and_is_the_same_everywhe
     for name in ("recall", "precision", "f1"):
         low, high = model.figures_.of_new_images[name].interval
         assert low <= true[name] <= high
-    stated = json.loads(run("score model.safetensors new.h5 --json"))["new_images"]["figures"]
+    stated = json.loads(run("score model.safetensors new.h5 --deploy-prior model --json"))["new_images"]["figures"]
     assert stated.startswith(NEW_IMAGES) and stated in lines
     assert NEW_IMAGES not in run("score model.safetensors new.h5 --deploy-prior .3"), "of another share"
 

@@ -17,7 +17,7 @@ from pucache.estimates.intervals import LEVEL
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.estimates.share_of_new_images import estimate_share
-from pucache.training.sklearn_classifier import PULinearClassifier
+from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
 from pucache.training.train_head import TrainingSettings, train_head
 from pucache.training.training_set import TrainingRows, TrainingSet
 
@@ -148,6 +148,7 @@ def test_once_most_are_found_what_a_review_confirmed_counts_as_labels():
         count = model.figures_.labels
         assert count.has_points == has_posterior and count.labels == (12 + len(confirmed) if has_posterior else 12)
         new, _, of_new = planted(n=400, labelled=1, prior=0.06, seed=5)
-        share = estimate_share(model.pile_margins_, model.tilt_.prior, model.margins(new), labels=count)
+        margins = linear_margins(new, model.fold_coef_, model.fold_intercept_)
+        share = estimate_share(model.pile_margins_, model.tilt_.prior, margins)
         if has_posterior:
             assert share.low <= of_new.mean() <= share.high and share.prior is not None

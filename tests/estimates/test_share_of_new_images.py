@@ -3,11 +3,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.estimates.label_requirements import LabelCount
-from pucache.estimates.share_of_new_images import PileMargins, estimate_share, on_one_scale
+from pucache.estimates.share_by_final_head import estimate_by_final_head
+from pucache.estimates.share_of_new_images import JointLikelihood, PileMargins, estimate_share, on_one_scale
 
 PRIOR, APART = 0.05, 2.5
-MANY = LabelCount(100)
 
 
 def mixture(rng, n, share):
@@ -20,28 +19,40 @@ def pile(rng):
     return PileMargins.of(margins, (np.arange(5200) < 200).astype(np.int8), None, None)
 
 
+def by_heads(rng, margins):
+    """By five heads, which differ a little, (n, 5)."""
+    return margins[:, None] + rng.normal(0, 0.1, (len(margins), 5))
+
+
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2, 0.4, 0.7, 0.99])
 def test_the_share_of_a_mixture_is_found(share):
     rng = np.random.default_rng(0)
-    found = estimate_share(pile(rng), PRIOR, mixture(rng, 5000, share), labels=MANY)
+    found = estimate_share(pile(rng), PRIOR, by_heads(rng, mixture(rng, 5000, share)))
     assert found.prior == pytest.approx(share, abs=0.03) and found.low <= share <= found.high
 
 
-def test_the_estimate_is_the_maximum_of_the_likelihood_of_saerens():
+def test_without_a_positive_the_share_is_at_most_an_end():
+    rng = np.random.default_rng(2)
+    found = estimate_share(pile(rng), PRIOR, by_heads(rng, mixture(rng, 1000, 0)))
+    assert found.interval_text("{:.3f}".format).startswith("at most 0.0")
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([None, 0.04]))
+def test_the_gradient_of_the_joint_likelihood_is_that_of_differences(seed, prior):
+    rng = np.random.default_rng(seed)
+    known = pile(rng)
+    likelihood = JointLikelihood(known.positive, known.unlabelled, known.unlabelled[::3], prior)
+    at = rng.normal((-2, 0, -2, -2), 1.0)
+    differences = [(likelihood(at + h)[0] - likelihood(at - h)[0]) / 2e-5 for h in 1e-5 * np.eye(4)]
+    np.testing.assert_allclose(likelihood(at)[1], differences, rtol=1e-4, atol=1e-3)
+
+
+def test_the_estimate_by_the_final_head_is_the_maximum_of_the_likelihood_of_saerens():
     rng = np.random.default_rng(1)
     known, margins = pile(rng), mixture(rng, 400, 0.3)
     r, shares = known.tilt(PRIOR).log_ratio(margins), np.linspace(0.001, 0.999, 999)
     best = shares[np.argmax([np.log(share * np.exp(r) + 1 - share).sum() for share in shares])]
-    assert estimate_share(known, PRIOR, margins, labels=MANY).prior == pytest.approx(best, abs=0.002)
-
-
-def test_what_is_stated_follows_the_labels_and_the_images():
-    rng = np.random.default_rng(3)
-    known, margins = pile(rng), mixture(rng, 200, 0.4)
-    assert estimate_share(known, PRIOR, margins[:29], labels=MANY) is None
-    assert estimate_share(known, PRIOR, margins, labels=LabelCount(9)) is None
-    interval = estimate_share(known, PRIOR, margins, labels=LabelCount(29))
-    assert interval.prior is None and interval.has_interval
+    assert estimate_by_final_head(known, PRIOR, margins).prior == pytest.approx(best, abs=0.002)
 
 
 @given(st.floats(0.001, 0.999), st.integers(0, 2**32 - 1))

@@ -6,13 +6,13 @@ from helpers.few_labels import with_labels
 from helpers.planted import planted, write_cache
 
 from pucache import check_new_images
-from pucache.errors import ModelError
 from pucache.scoring.score import score
 from pucache.scoring.score_tables import read_scores
 from pucache.training.sklearn_classifier import PULinearClassifier
 
-X, S, Y = planted(1500, labelled=60)
-PILE, REST = slice(0, 900), slice(900, None)
+X, S, Y = planted(2100, labelled=120)
+PILE, REST = slice(0, 900), slice(900, 1500)
+MANY = slice(900, None)
 
 
 @pytest.fixture(scope="module")
@@ -26,9 +26,15 @@ def cache(tmp_path):
     return write_cache(tmp_path / "cache.h5", X[REST], [f"{row:04}.png" for row in range(600)])
 
 
-def without_sample(model):
+def of_file_of_before_0_3(model):
     old = copy(model)
-    old.pile_margins_ = old.pile_sample_ = None
+    old.pile_margins_ = old.pile_sample_ = old.fold_coef_ = old.fold_intercept_ = None
+    return old
+
+
+def of_0_4(model):
+    old = copy(model)
+    old.fold_coef_ = old.fold_intercept_ = None
     return old
 
 
@@ -53,7 +59,7 @@ def test_changed_images_are_named(model, tmp_path):
 @pytest.mark.parametrize(
     ("change", "rows", "note"),
     [
-        (without_sample, 600, "keeps no sample"),
+        (of_file_of_before_0_3, 600, "keeps no sample"),
         (lambda model: model, 29, "29 new images are too few"),
         (lambda model: model, 1, "1 new image is too few"),
         (lambda model: relabelled(model, 9), 600, "9 labelled positives are too few"),
@@ -65,13 +71,72 @@ def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
     assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
 
 
-def test_below_thirty_labels_no_share_is_stated_or_decided_at_but_a_difference_is(model, cache, tmp_path):
-    few = relabelled(model, 20)
-    new = check_new_images(few, cache)
+def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache):
+    new = check_new_images(relabelled(model, 20), cache)
     assert new.share is None and new.share_text == "" and new.shift is not None
     assert "20 labelled positives are too few to state a share" in new.note
-    with pytest.raises(ModelError):
-        score(few, cache, tmp_path / "scores.csv", deploy_prior="auto")
+
+
+@pytest.mark.parametrize(
+    ("change", "rows", "why"),
+    [
+        (lambda model: model, REST, "take 1,000 of them"),
+        (lambda model: relabelled(model, 39), MANY, "take 40 labelled positives"),
+        (lambda model: relabelled(model, 20), MANY, "20 labelled positives are too few"),
+        (of_0_4, MANY, "models of 0.4 and older"),
+        (of_file_of_before_0_3, MANY, "keeps no sample"),
+        (lambda model: model, PILE, "the model was trained on these images"),
+        (lambda model: model, slice(0, 1700), "the model was trained on these images, or on most of them"),
+        (lambda model: model.at_share(0.2), MANY, "trained with it as deploy prior"),
+    ],
+    ids=["few images", "few labels", "very few", "0.4", "before 0.3", "its pile", "its pile and more", "own share"],
+)
+def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model, tmp_path, change, rows, why):
+    changed = change(model)
+    report = score(changed, write_cache(tmp_path / "new.h5", X[rows]), tmp_path / "scores.csv")
+    assert report.share == changed.share_ and why in report.decided
+    table = read_scores(tmp_path / "scores.csv")
+    np.testing.assert_array_equal(table["label"], changed.margins(X[rows]) > np.float32(changed.threshold_))
+
+
+def test_images_that_differ_are_decided_at_the_share_of_the_model(model, tmp_path):
+    report = score(model, write_cache(tmp_path / "new.h5", 3 * X[MANY]), tmp_path / "scores.csv")
+    assert report.share == model.share_ and "the new images differ" in report.decided
+
+
+def test_a_thousand_new_images_are_decided_at_their_share_and_changed_labels_are_counted(model, tmp_path):
+    """Of the new images one in two is positive, of the pile about a third."""
+    rows = np.flatnonzero(Y[MANY])[:400] + 900
+    new = np.concatenate([X[MANY], X[rows] + 0.01])
+    cache, out = write_cache(tmp_path / "new.h5", new), tmp_path / "scores.csv"
+    own = score(model, cache, out, deploy_prior="model")
+    assert own.share == model.share_ and own.changed == 0
+    before = read_scores(out)["label"]
+    report = score(model, cache, out)
+    assert report.share == report.new_images.share.prior != model.share_
+    assert report.share == pytest.approx(np.concatenate([Y[MANY], Y[rows]]).mean(), abs=0.05)
+    assert f"decided at {100 * report.share:.3g}%, the share among the new images" in report.decided
+    table = read_scores(out)
+    np.testing.assert_allclose(table["posterior"], model.at_share(report.share).posterior(table["margin"]), atol=1e-5)
+    assert report.changed == (table["label"] != before).sum() > 0 and report.keeps == "model"
+    again = score(model, cache, out, deploy_prior="model")
+    assert again.changed == report.changed and float(again.keeps) == pytest.approx(report.share, rel=1e-3)
+    assert score(model, cache, out).changed == report.changed
+    assert score(model, cache, out).changed == 0, "the same decisions"
+    replaced = score(model, cache, out, deploy_prior=float(again.keeps))
+    assert replaced.changed == 0 and (read_scores(out)["label"] == table["label"]).all()
+
+
+def test_a_model_of_0_4_estimates_as_before_and_says_so(model, cache):
+    new = check_new_images(of_0_4(model), cache)
+    assert new.share.method == "prior shift" and "as by pucache 0.4" in new.note
+    assert new.share.low <= Y[REST].mean() <= new.share.high
+
+
+@pytest.mark.parametrize("value", ["much", 0, 1, None])
+def test_another_deploy_prior_is_refused_before_anything_is_written(model, cache, tmp_path, value):
+    with pytest.raises(ValueError, match="deploy_prior must be auto, model, or lie strictly between 0 and 1"):
+        score(model, cache, tmp_path / "scores.csv", deploy_prior=value)
     assert not (tmp_path / "scores.csv").exists()
 
 

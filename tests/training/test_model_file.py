@@ -12,10 +12,12 @@ from helpers.tiny import tiny_encoder
 
 from pucache.errors import ModelError
 from pucache.estimates.calibration import Tilt
+from pucache.estimates.dataset_shift import PileSample
 from pucache.estimates.figures import Figures
 from pucache.estimates.intervals import WITH_INTERVAL, Estimate
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import PriorEstimate
+from pucache.estimates.share_of_new_images import PileMargins
 from pucache.heads.minibatch import SGDSettings
 from pucache.labels.sample import UnlabelledSample
 from pucache.storage import tensor_file
@@ -248,3 +250,53 @@ STRANGE = {
 @pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
 def test_a_model_that_a_stranger_made_and_sealed_is_refused_where_it_is_no_head(rewrite, change):
     assert re.search(REFUSED, one_line(ModelError, read_model, rewrite(change)))
+
+
+# --- the pile and the heads of the folds ---------------------------------------------------------
+
+
+def state_with_folds(**changes):
+    sample = PileSample(
+        directions=np.eye(5, 2, dtype=np.float16),
+        centre=np.zeros(2, np.float32),
+        spread=1.0,
+        rows=np.zeros((3, 2), np.float16),
+        margins=np.zeros(3, np.float32),
+        n_labelled=1,
+        fingerprints=np.arange(3, dtype=np.uint64),
+    )
+    heads = np.linspace(-1, 1, 18, dtype=np.float32).reshape(3, 6)
+    known = {"fold_coef_": heads[:, :5].copy(), "fold_intercept_": heads[:, 5].copy(), "pile_sample_": sample}
+    margins = PileMargins(*np.ones((2, 4, 2), np.float32), prior=None)
+    return example_state(**known | {"pile_margins_": margins} | changes)
+
+
+def test_the_heads_of_the_folds_come_back_and_a_model_of_0_4_has_none(tmp_path):
+    state = state_with_folds()
+    write_model(tmp_path / "model", PLAIN, state)
+    restored = read_model(tmp_path / "model")[1]
+    np.testing.assert_array_equal(restored.fold_coef_, state.fold_coef_)
+    np.testing.assert_array_equal(restored.fold_intercept_, state.fold_intercept_)
+    np.testing.assert_array_equal(restored.pile_sample_.fingerprints, state.pile_sample_.fingerprints)
+    write_model(tmp_path / "older", PLAIN, state_with_folds(fold_coef_=None))
+    older = read_model(tmp_path / "older")[1]
+    assert older.fold_coef_ is None and older.pile_margins_ is not None and not len(older.pile_sample_.fingerprints)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"fold_coef_": np.ones((3, 4), np.float32)},
+        {"fold_coef_": np.ones((3, 5))},
+        {"fold_coef_": np.full((3, 5), np.nan, np.float32)},
+        {"fold_coef_": np.full((3, 5), 1e35, np.float32)},
+        {"fold_intercept_": np.ones(2, np.float32)},
+        {"fold_coef_": np.ones((0, 5), np.float32), "fold_intercept_": np.ones(0, np.float32)},
+        {"pile_sample_": dataclasses.replace(state_with_folds().pile_sample_, fingerprints=np.zeros(2, np.uint64))},
+        {"pile_sample_": dataclasses.replace(state_with_folds().pile_sample_, fingerprints=np.zeros(3))},
+    ],
+    ids=["narrow", "float64", "not a number", "overflow", "two intercepts", "none", "two fingerprints", "no hashes"],
+)
+def test_heads_of_folds_that_are_none_are_refused(tmp_path, change):
+    write_model(tmp_path / "model", PLAIN, state_with_folds(**change))
+    assert re.search(REFUSED, one_line(ModelError, read_model, tmp_path / "model"))
