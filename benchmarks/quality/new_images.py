@@ -1,6 +1,6 @@
 """New images: the share of positives in them, decisions at that share, and whether they are of the same kind.
 
-    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--draws N] [--quick] [--out FILE]
+    python -m benchmarks.quality.new_images DIR [--fashion SOURCE] [--draws N] [--changed] [--quick] [--out FILE]
 
 Models are trained on piles of 3,000 unlabelled rows, on seeds that nothing was chosen on; the new images are drawn from
 the rows that are left, training and test images, which differ in nothing but the share of positives. Embeddings are
@@ -111,7 +111,7 @@ def reduced(at: Location, group: str) -> Reduced:
     return Reduced(opened(at), group)
 
 
-def measure(at: Location, draws: int, group: str, number: int, labelled: int, pile: float) -> dict:
+def measure(at: Location, draws: int, changes: bool, group: str, number: int, labelled: int, pile: float) -> dict:
     """Figures of one model on draws of new images."""
     rows, generator = reduced(at, group), np.random.default_rng([FIRST_SEED + number, labelled, round(1000 * pile)])
     task = generator.choice([name for name in rows.tasks if name in TASKS[group]])
@@ -126,7 +126,7 @@ def measure(at: Location, draws: int, group: str, number: int, labelled: int, pi
         sides = [(positive, round(true * NEW)), (negative, NEW - round(true * NEW))]
         new = generator.permutation(np.concatenate([generator.choice(*side, replace=False) for side in sides]))
         figures.append({"share": true} | of_draw(model, rows.X[new], y[new], tested=(true, draw) == (SHARES[1], 0)))
-    with_changes = group == CIFAR and number < WITH_CHANGES[2] and (labelled, pile) == WITH_CHANGES[:2]
+    with_changes = changes and group == CIFAR and number < WITH_CHANGES[2] and (labelled, pile) == WITH_CHANGES[:2]
     return {"task": str(task), "draws": figures, "changed": of_changed(at, model, y, generator) if with_changes else []}
 
 
@@ -192,6 +192,32 @@ def percent(values: list) -> str:
     return f"{100 * np.mean(values):.0f} %"
 
 
+def _of_changes(rows: list[dict]) -> list[str]:
+    """The section on changed images, where there are any."""
+    changed = [one for row in rows for one in row["changed"]]
+    if not changed:
+        return []
+    of_changes = []
+    for name in dict.fromkeys(one["change"] for one in changed):
+        cells = [[one for one in changed if (one["change"], one["part"]) == (name, part)] for part in MIXED]
+        figures = [
+            (f"{percent([one['detected'] for one in cell])} ({mean([one['auc'] for one in cell])})", mean(drops))
+            for cell in cells
+            if (drops := [one["drop"] for one in cell])
+        ]
+        of_changes.append([name, *chain.from_iterable(figures)])
+    return [
+        "## Images that were changed",
+        "",
+        f"How often a difference is found among {CHANGED:,} test images of CIFAR-10 where so many of them are "
+        "changed, or replaced by images of Fashion-MNIST, with the mean AUC of the classifier, and by how much the "
+        f"average precision falls; {sum(bool(row['changed']) for row in rows)} models of {WITH_CHANGES[0]} labels.",
+        "",
+        table(["change", *(cell for part in MIXED for cell in (f"{100 * part:g} %", "drop of AP"))], of_changes),
+        "",
+    ]
+
+
 def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
     """The page."""
     flat = [draw | {name: row[name] for name in ("labelled", "pile")} for row in rows for draw in row["draws"]]
@@ -216,16 +242,6 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
         found, width = [d[f"{kind}holds"] for d in flat], [d[f"{kind}width"] for d in flat]
         summary.append([name, f"{np.mean(rare):.4f}", percent(found), mean(width)])
     alarms = [d["alarm"] for d in flat if d["alarm"] is not None]
-    changed = [one for row in rows for one in row["changed"]]
-    of_changes = []
-    for name in dict.fromkeys(one["change"] for one in changed):
-        cells = [[one for one in changed if (one["change"], one["part"]) == (name, part)] for part in MIXED]
-        figures = [
-            (f"{percent([one['detected'] for one in cell])} ({mean([one['auc'] for one in cell])})", mean(drops))
-            for cell in cells
-            if (drops := [one["drop"] for one in cell])
-        ]
-        of_changes.append([name, *chain.from_iterable(figures)])
     count = len({(row["group"], row["number"]) for row in rows})
     return "\n".join(
         [
@@ -248,14 +264,7 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
             "",
             table(head, lines),
             "",
-            "## Images that were changed",
-            "",
-            f"How often a difference is found among {CHANGED:,} test images of CIFAR-10 where so many of them are "
-            "changed, or replaced by images of Fashion-MNIST, with the mean AUC of the classifier, and by how much the "
-            f"average precision falls; {sum(bool(row['changed']) for row in rows)} models of {WITH_CHANGES[0]} labels.",
-            "",
-            table(["change", *(cell for part in MIXED for cell in (f"{100 * part:g} %", "drop of AP"))], of_changes),
-            "",
+            *_of_changes(rows),
             environment(),
             "",
         ]
@@ -265,6 +274,7 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
 def main() -> None:
     parser = images_parser(__doc__)
     parser.add_argument("--draws", type=int, help=f"of a line and model (default: {DRAWS}, quick: {QUICK_DRAWS})")
+    parser.add_argument("--changed", action="store_true", help="changed images besides: 3,000 are embedded")
     options = parser.parse_args()
     at, draws = Location.of(options), options.draws or (QUICK_DRAWS if options.quick else DRAWS)
     groups = prepared(at, {name for name in SETS if name in opened(at).names})
@@ -275,7 +285,9 @@ def main() -> None:
         for labelled, pile in product(LABELLED, PILES)
     ]
     limits = {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, f"{groups.prefix}new-images-{draws}", wanted, partial(measure, at, draws), **limits)
+    rows = measured(
+        at.work, f"{groups.prefix}new-images-{draws}", wanted, partial(measure, at, draws, options.changed), **limits
+    )
     write_page(page(rows, groups, draws), options.out)
 
 
