@@ -179,13 +179,14 @@ def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
 
 def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
+    few = "labels" if figures.sources is None else "random images"
     enough = figures["recall"].interval is not None and not figures.are_uninformative
     return {
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
         **{name: str(figures[name]) if enough else "" for name in ("recall", "precision")},
         "called positive": f"{figures.counted['share_predicted_positive']:.2%}",
-        "note": "" if enough else "ranked; too few labels for figures",
+        "note": "" if enough else f"ranked; too few {few} for figures",
     }
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, open_cache
 from ..encoders.spec import ROUNDING
 from ..errors import CacheError
-from ..estimates.label_requirements import LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
+from ..estimates.label_requirements import LEAST_DRAWS, LEAST_LABELS, LEAST_LABELS_FOR_POINTS, LabelCount
 from ..images.source import open_source
 from ..labels.labels import TWIN_COSINE, Labels, PULabels
 from ..labels.read_labels import open_labels
@@ -176,6 +176,7 @@ def write_report(
         count=content.count,
         new=new,
         least_labels=(LEAST_LABELS, LEAST_LABELS_FOR_POINTS),
+        least_draws=LEAST_DRAWS,
         galleries=galleries.cards,
         groups=galleries.copies,
         charts=_charts(content, numbers),
@@ -206,8 +207,9 @@ def _charts(content: TrainedReport, numbers: dict[str, Any]) -> dict[str, Any]:
     if content.count.has_estimates:
         priors = (content.prior_estimates, numbers["prior"], numbers["true_prior"], points)
         drawn["priors"] = charts.draw("priors", 1.6, charts.paint_priors, *priors)
-    if points:
+    if figures["precision_recall"]:
         drawn["curve"] = charts.draw("curve", 3.6, charts.paint_curve, figures["precision_recall"])
+    if points:
         drawn["reliability"] = charts.draw("reliability", 3.6, charts.paint_reliability, figures["reliability"])
     return drawn
 

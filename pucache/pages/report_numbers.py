@@ -253,13 +253,14 @@ def _figures(report: TrainedReport) -> dict[str, Any]:
     """Values of the charts."""
     held_out, points = report.held_out, report.count.has_points
     trained = report.trained  # thresholds are chosen by the likeliest tilt, and so is their curve drawn
+    is_reviewed = trained.figures_.sources is not None  # by held-out margins the curve is of other rows
     likeliest = fit_tilt(trained.held_out_margins_, report.data.labels.s, prior=trained.tilt_.prior)
     margins = margin_histogram(held_out)
     if not points:
         del margins["expected"]
     return {
         "margins": margins,
-        "precision_recall": precision_recall(replace(held_out, tilt=likeliest)) if points else {},
+        "precision_recall": precision_recall(replace(held_out, tilt=likeliest)) if points and not is_reviewed else {},
         "reliability": reliability(held_out) if points else {},
     }
 

@@ -166,7 +166,7 @@ def test_reviewed_images_are_trained_on_and_not_shown_as_candidates(reviewed):
     assert "labels 2: sha256" in numbers["provenance"]["labels"]
     shown = {*shown_in(html, "The highest-ranked"), *shown_in(html, "The most doubtful")}
     assert shown and not shown & set(map(visible, rejected))
-    assert "rejected\n  40 images" in html
+    assert "40 images are known negatives" in html
 
 
 # --- the page ----------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ GOOD = {  # numbers of a good training
 DOUBTS = {  # what the warning says: numbers that are other ones
     "With 12 labelled positives": {"labels": 12, "note": LabelCount(12).sentence},
     "nothing could be held out": {"held_out": False},
-    "5 positives and rejected 1 image. These": {"reviewed": {"confirmed": 5, "negative": 1}},
+    "A review has confirmed 5 positives. These": {"reviewed": {"confirmed": 5, "negative": 1}},
     "Hardly any unlabelled image": {"scar": {"verdict": "none found", "auc": None}},
     "AUC 0.70): they are no fair sample": {"scar": {"verdict": "differ", "auc": 0.7}},
     "3 unlabelled images show the same picture": {"twins_found": 3},
@@ -312,6 +312,10 @@ DOUBTS = {  # what the warning says: numbers that are other ones
 def test_each_reason_for_doubt_has_its_warning(expected):
     (warning,) = module.warnings(GOOD | DOUBTS[expected])
     assert expected in warning
+
+
+def test_known_negatives_alone_are_no_reason_for_doubt():
+    assert module.warnings(GOOD | {"reviewed": {"confirmed": 0, "negative": 5}}) == []
 
 
 # --- charts ---------------------------------------------------------------------------------------
