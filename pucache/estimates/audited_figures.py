@@ -6,9 +6,10 @@ the others undecided; C known positives are in the pile. With 0.95 at most a sha
 the audit limits to h_low, ..., h_high, at most a = min(h_high, undecided) are called::
 
     precision   from k * (1 - e) / called                   to (k + a + r) / called
-    recall      from k * (1 - e) / (C - k * e + h_high)     to (k + a + r) / (C - C * e + max(a, h_low) + r)
+    recall      from k * (1 - e) / (C - k * e + h_high)     to (k + a + r) / (C - w + max(a, h_low) + r)
 
-The rows are all there are, so no binomial error is added.
+At most w of the C are wrong, as for the prior: random images that are accepted wrongly are hardly ever called. The rows
+are all there are, so no binomial error is added.
 
 **Of new images**: the rows that are called by held-out margins stand for them. Precision is drawn: the wrong shares of
 accepted and of rejected images from Beta(1 + missed, 19 + accepted again), the number of hidden positives uniformly in
@@ -64,7 +65,7 @@ class ReviewedPile:
         overlooked = min(rejected, known * wrong / (1 - wrong))
         above = min(hidden.high, undecided)
         most, least_hidden = known + above + overlooked, max(above, hidden.low) + overlooked
-        right = (1 - wrong) * total
+        right = total - max(wrong * total, self.audited.wrong)
         corners = [
             self._at(called, (1 - wrong) * known, total - wrong * known + hidden.high),
             self._at(called, most, total + least_hidden),
