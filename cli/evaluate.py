@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -21,7 +22,9 @@ from . import options, output
 )
 @options.option("--positives", metavar="FILE", help="Labelled positives, which are left out of the metrics.")
 @options.option(
-    "--labels", metavar="TABLE", help="Table of labels as pucache labels writes it: what is decided there is left out."
+    "--labels",
+    metavar="TABLE|REVIEW",
+    help="Table of labels as pucache labels writes it, or the folder of a review: what is decided there is left out.",
 )
 @options.option(
     "--at",
@@ -32,7 +35,7 @@ from . import options, output
 )
 @options.option("--concept", metavar="NAME", help="Concept to evaluate, where SCORES has several.")
 @options.as_json
-def evaluate(scores: tuple[str, ...], truth: str, **chosen: Any) -> None:
+def evaluate(scores: tuple[str, ...], truth: str, labels: Any, **chosen: Any) -> None:
     """Compute the metrics of scores against true labels.
 
     \b
@@ -40,7 +43,11 @@ def evaluate(scores: tuple[str, ...], truth: str, **chosen: Any) -> None:
     pucache evaluate week1.scores.csv week2.scores.csv --truth truth.csv
     pucache evaluate kinds.csv --truth dresses.csv --concept dress
     """
-    result = run(scores, truth, **chosen)
+    if labels is not None and os.path.isdir(labels):
+        from pucache.reviewing.session_labels import decided_keys
+
+        labels = decided_keys(labels)
+    result = run(scores, truth, labels=labels, **chosen)
     lines = _lines(result)
     for name, figures in result.get("tables", {}).items():
         lines += ["", name, *_lines(figures)]

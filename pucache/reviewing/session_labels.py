@@ -23,9 +23,10 @@ from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
 from .kept_groups import kept_groups
+from .log import LABELS, Choice, labelling_decisions
 from .resume import session_folder
 from .session import Session, read_session
-from .session_folder import concept_folders, over_sessions
+from .session_folder import concept_folders, open_log, over_sessions
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
@@ -106,6 +107,21 @@ def _hidden(audited: Limits) -> AuditedHidden | None:
         missed=audited.missed,
         statements=tuple(sentences(audited)),
     )
+
+
+def decided_keys(folder: str | Path) -> dict[str, int]:
+    """Label, 1 or 0, by key, of what was labelled before a session or decided in it; of concepts those of any.
+
+    It is read from the log, without the cache. Raises `SessionError` where there is no session, or it is damaged.
+    """
+    path = Path(folder)
+    if concept_folders(path):
+        found, _ = over_sessions(path, decided_keys)
+        return {key: label for labels in found.values() for key, label in labels.items()}
+    with open_log(path, read_only=True) as log:
+        before = {one.key: one.label for one in log.images() if one.label is not None and one.epoch == log.epoch}
+        decided = labelling_decisions(log.entries()).values()
+    return before | {one.key: int(one.choice is Choice.POSITIVE) for one in decided if one.choice in LABELS}
 
 
 # --- tables --------------------------------------------------------------------------------------

@@ -158,3 +158,17 @@ def test_the_report_lists_decisions_that_the_training_contradicts_worst_first(tm
     page = Path("report.html").read_text()
     part = page[page.index("Look again at these") : page.index("Labelled against found")]
     assert part.count("<bdi>accepted</bdi>") >= 1 and part.count("<bdi>rejected</bdi>") >= 1
+
+
+def test_what_a_review_has_decided_is_left_out_of_an_evaluation_as_its_table_is(review):
+    y, _ = review(drawn=30)
+    run("train-pu cache.h5 --method linear --out m.safetensors")
+    run("score m.safetensors cache.h5 --out scores.csv")
+    run(f"labels cache.h5 {SESSION} --out decided.csv")
+    keys = pucache.EmbeddingCache("cache.h5").keys
+    Path("truth.csv").write_text(
+        "\n".join(["key,label", *(f"{key},{int(of)}" for key, of in zip(keys, y, strict=True))])
+    )
+    of_table = run("evaluate scores.csv --truth truth.csv --labels decided.csv")
+    assert run(f"evaluate scores.csv --truth truth.csv --labels {SESSION}") == of_table
+    assert of_table != run("evaluate scores.csv --truth truth.csv")
