@@ -8,26 +8,43 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import resource
 import subprocess
 import sys
+import zipfile
 from typing import Any
 
+_WITHOUT_VALUE = re.compile(
+    rb'<c [^>]*t="e"|<f[^>]*(?:/>|>[^<]*</f>)\s*(?:<v/>|<v></v>)?\s*</c>|calcext:value-type="error"'
+)
 Sheets = dict[str, list[tuple[int, list[Any]]]]  # by title: the number of each row that is not blank, and its cells
 
 
-def read_sheets(data: bytes, cells: int, memory: int, seconds: int) -> Sheets:
-    """The sheets of .xlsx, .ods or .xls that are visible; raises ValueError where it is none or exceeds a limit."""
+def read_sheets(data: bytes, cells: int, memory: int, seconds: int) -> tuple[Sheets, int]:
+    """The visible sheets of .xlsx, .ods or .xls, and how many cells have an error, or a formula without a value.
+
+    These are blank in the sheets. Raises ValueError where it is no such file, or exceeds a limit.
+    """
     limits = map(str, (cells, memory, seconds))
     child = subprocess.run(  # noqa: S603 - our own module; no shell
         [sys.executable, "-P", __file__, *limits], input=data, capture_output=True, check=False
     )
     if child.returncode:
         raise ValueError(f"it spans more than {memory >> 20:,} MB of memory, or {seconds} seconds; remove far cells")
-    sheets, problem = json.loads(child.stdout)
+    sheets, without_value, problem = json.loads(child.stdout)
     if problem:
         raise ValueError(problem)
-    return {title: [(number, row) for number, row in rows] for title, rows in sheets.items()}
+    return {title: [(number, row) for number, row in rows] for title, rows in sheets.items()}, without_value
+
+
+def _without_value(data: bytes) -> int:
+    """Cells of .xlsx and .ods with an error, or with a formula whose value was not saved."""
+    if not zipfile.is_zipfile(io.BytesIO(data)):
+        return 0
+    with zipfile.ZipFile(io.BytesIO(data)) as book:
+        names = [name for name in book.namelist() if "worksheets/sheet" in name or name == "content.xml"]
+        return sum(len(_WITHOUT_VALUE.findall(book.read(name))) for name in names)
 
 
 def _sheets(data: bytes, cells: int) -> Sheets:
@@ -63,9 +80,10 @@ def _main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory, resource.getrlimit(resource.RLIMIT_AS)[1]))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, resource.getrlimit(resource.RLIMIT_CPU)[1]))
     try:
-        answer: tuple[Sheets, str] = (_sheets(sys.stdin.buffer.read(), cells), "")
+        data = sys.stdin.buffer.read()
+        answer: tuple[Sheets, int, str] = (_sheets(data, cells), _without_value(data), "")
     except BaseException as error:  # a panic of Rust is no Exception
-        answer = ({}, str(error) or type(error).__name__)
+        answer = ({}, 0, str(error) or type(error).__name__)
     json.dump(answer, sys.stdout)
 
 

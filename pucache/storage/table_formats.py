@@ -341,12 +341,19 @@ def _is_box(cell: Any) -> bool:
 def spreadsheet_table(data: bytes, name: str) -> Table:
     """The first sheet with rows of .xlsx, .ods or .xls; raises `LabelError` where there is none."""
     try:
-        sheets = read_sheets(data, SHEET_CELLS, SHEET_BYTES, SHEET_SECONDS)
+        sheets, without_value = read_sheets(data, SHEET_CELLS, SHEET_BYTES, SHEET_SECONDS)
     except ValueError as error:
         raise LabelError(
             f"{name} is a spreadsheet (.xlsx, .ods or .xls) or a ZIP archive that cannot be read: {one_line(error)}; "
             "save its sheet as CSV, or unpack it"
         ) from error
+    if without_value:
+        log.warning(
+            "%s: %s cells have an error, or a formula whose value was not saved, and count as blank; correct them, and "
+            "save it by a spreadsheet program",
+            name,
+            f"{without_value:,}",
+        )
     filled = {title: rows for title, rows in sheets.items() if rows}
     if not filled:
         return Table([], [])

@@ -1,10 +1,12 @@
 import gzip
 import mmap
 import re
+import zipfile
 
 import numpy as np
 import pytest
 from helpers.refusals import one_line
+from helpers.spreadsheets import write_xlsx
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -154,3 +156,24 @@ def test_taken_rows_are_those_that_indexing_gives(both, data, run_bytes):
             assert taken.dtype == X.dtype and taken.flags.c_contiguous and not np.shares_memory(taken, X)
             np.testing.assert_array_equal(taken, X[rows])
         assert not len(rows_not_finite(stack))
+
+
+@pytest.mark.parametrize(
+    ("cell", "count"),
+    [
+        (b'<c t="e"><v>#DIV/0!</v></c>', 1),
+        (b'<c r="B3" s="1" t="e"><f>1/0</f><v>#DIV/0!</v></c>', 1),
+        (b"<c><f>1+1</f></c>", 1),
+        (b"<c><f>1+1</f><v></v></c>", 1),
+        (b"<c><f>1+0</f><v>1</v></c>", 0),
+    ],
+)
+def test_cells_of_a_workbook_that_have_no_value_are_counted(tmp_path, caplog, cell, count):
+    path = write_xlsx(tmp_path / "t.xlsx", {"a": [["key", "label"], ["a", 1], ["b", 7], ["c", 0]]})
+    with zipfile.ZipFile(path) as book:
+        parts = {name: book.read(name).replace(b"<c><v>7</v></c>", cell) for name in book.namelist()}
+    with zipfile.ZipFile(path, "w") as book:
+        for name, content in parts.items():
+            book.writestr(name, content)
+    assert [row["label"] for row in read_table(path)] == ["1", "" if count else "1", "0"]
+    assert ("1 cells have an error, or a formula" in caplog.text) == bool(count)
