@@ -26,7 +26,7 @@ from pucache.reviewing.history import History
 from pucache.reviewing.log import Stream
 
 LEVEL, CHUNK = 0.95, 50  # reviews of a cell
-REVIEWS, FEWER, QUICK_REVIEWS = 600, 100, 20  # of a case; of one that takes longer or has an effect that all show
+REVIEWS, FEWER, QUICK_REVIEWS = 200, 50, 20  # of a case; of one that takes longer or has an effect that all show
 ALONE, MISSED = "random images alone", "a tenth missed"
 CONTRARY = "negatives first"
 CASES = [(ALONE, 3000, 0.01), (ALONE, 3000, 0.1), (MISSED, 2000, 0.02)]
