@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..errors import SessionError
 from ..estimates.limits import Limits
 from .history import History
-from .session_folder import open_log, over_sessions
+from .session_folder import doubted_numbers, open_log, over_sessions
 from .two_readers import audited_beside
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
         history = History(present.urns, present.entries)
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error
-    limits = history.limits(level=level, zone=present.zone, since=present.since, came=present.came)
+    doubted = len(history.doubted(doubted_numbers(folder)))
+    limits = history.limits(level=level, zone=present.zone, since=present.since, came=present.came, doubted=doubted)
     return replace(limits, agreement=agreement)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -57,6 +58,18 @@ class Picture:
         """1 positive, 0 negative, -1 neither."""
         says = self.labelling
         return -1 if says is None or says.choice is None else _LABEL.get(says.choice, -1)
+
+    @property
+    def number(self) -> int:
+        """Number of the decision that labels; 0 without one."""
+        return 0 if self.labelling is None else self.labelling.serial
+
+    @property
+    def can_be_doubted(self) -> bool:
+        """Whether it has a label that was given once, and is not about to be shown."""
+        given = [entry.choice for entry, _ in self.stack if entry.choice in LABELS]
+        is_given_again = len(given) > 1 and self.labelling is not None and given[-1] is self.labelling.choice
+        return self.label >= 0 and not self.waiting and not is_given_again
 
     @property
     def waits(self) -> bool:
@@ -225,13 +238,26 @@ class History:
         answers = [answer for one in self._rechecked.values() for answer in one.checks if answer in LABELS]
         return len(answers), answers.count(Choice.NEGATIVE)
 
-    def limits(self, *, level: float = 0.95, zone: Sequence[int] = (), since: int = 0, came: int = 0) -> Limits:
+    def doubted(self, numbers: Iterable[int]) -> dict[int, int]:
+        """Those of some decisions, by number, that are labels now and were not given again; with their groups."""
+        groups = {one.number: group for group, one in self.pictures.items() if one.can_be_doubted}
+        return {number: groups[number] for number in numbers if number in groups}
+
+    def limits(
+        self,
+        *,
+        level: float = 0.95,
+        zone: Sequence[int] = (),
+        since: int = 0,
+        came: int = 0,
+        doubted: int = 0,
+    ) -> Limits:
         """What can be said of the pile, whose zone has parts of so many rows; looks after entry `since` count, and
         `came` rows came after the zone was fixed. Raises ValueError for a level outside (0, 1)."""
         rechecks, missed = self.rechecks()
         inside = self.strata(zone) if zone else ()
-        checked = {"rechecks": rechecks, "missed": missed}
-        return Limits.of(self.strata(), self.looks(since), zone=inside, level=level, came_since=came, **checked)
+        known: dict[str, Any] = {"rechecks": rechecks, "missed": missed, "came_since": came, "doubted": doubted}
+        return Limits.of(self.strata(), self.looks(since), zone=inside, level=level, **known)
 
 
 def _stratum(rows: int, taken: Sequence[Picture], stream: Stream) -> Stratum:

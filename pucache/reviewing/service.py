@@ -66,7 +66,6 @@ class ReviewService:
         self._first: FirstRanking | None = None  # while it ranks
         self._limits: Limits | None = None
         self._conflicts = np.array(conflicts, np.int64)
-        self._doubted = np.empty(0, np.int64)  # known rows that the last training contradicts, worst first
         self._advice = ""
         self._statements: list[str] = []
         self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.state.examples.tolist()]
@@ -137,14 +136,13 @@ class ReviewService:
         return self._card(row, self.pictures.get(row))
 
     def doubted(self) -> list[int]:
-        """Rows of the decisions to look at again: those that the last training contradicts most, worst first, but for
-        those given again. With those of another reader who says otherwise, in the order of rows: conflicts come among
-        as many others at least, as to say which they are would tell the other's answer.
+        """Rows of the decisions to look at again: those that training contradicts, worst first. With those of another
+        reader who says otherwise, in the order of rows: conflicts come among as many others at least, as to say which
+        they are would tell the other's answer.
         """
         with self.session.lock:
             state = self.session.state
-            enough = state.progress().decided >= _MIN_DECISIONS
-            doubted = state.given_once(self._doubted, LOOK_AGAIN) if enough else []
+            doubted = self.session.doubted()
             differ = state.given_once(self._conflicts, len(self._conflicts))
             if not differ:
                 return doubted
@@ -256,7 +254,8 @@ class ReviewService:
     def take_ranking(self, result: RankingResult, serial: int) -> None:
         """Show images by a new ranking, which has seen the log up to an entry; the trainer's thread calls it."""
         self.queue.set_ranking(result.scores, result.posterior, serial)
-        self._doubted = result.doubted
+        if self.session.state.progress().decided >= _MIN_DECISIONS:
+            self.session.doubt(result.doubted)
         self.ranking_version = serial
         self._ranked.set()
         self._changed.set()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..errors import SessionError, one_line
+from ..errors import OutputError, SessionError, one_line
 from ..estimates.agreement import Agreement
 from ..estimates.limits import Limits
-from ..labels.labels import TWIN_COSINE
+from ..labels.labels import LOOK_AGAIN, TWIN_COSINE
 from ..labels.read_labels import LabelSource, open_labels
+from ..storage.atomic import replacing
 from .log import DRAWN, DecisionLog, Entry, Stream, Zone
 from .log_file import REMEDY
 from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, lock_folder, read, rows_of, session_folder
+from .session_folder import DOUBTED, doubted_numbers
 from .state import Proposal, State
 from .two_readers import agreement, joined
 
@@ -86,6 +89,7 @@ class Session:
                 self.last_change = entry.time
                 self._replay(state, entry, row)
         self._state, self._by_request = state, by_request
+        self._doubted = state.history.doubted(doubted_numbers(self.folder))  # groups by number of the decision
         self._restart_numbers()
 
     def _restart_numbers(self) -> None:
@@ -132,7 +136,29 @@ class Session:
         with self.lock:
             zone, urns = self._zone, self.pile.urns
             came = zone.came_since(urns)
-            return self.state.history.limits(level=level, zone=zone.rows, since=self._since, came=came)
+            doubted = len(self.doubted())
+            return self.state.history.limits(level=level, zone=zone.rows, since=self._since, came=came, doubted=doubted)
+
+    def doubted(self) -> list[int]:
+        """Rows of the decisions to look at again, those that the last ranking contradicts most first."""
+        with self.lock:
+            pictures = self.state.history.pictures
+            known = ((number, pictures[group]) for number, group in self._doubted.items())
+            return [one.row for number, one in known if one.number == number and one.can_be_doubted]
+
+    def doubt(self, rows: np.ndarray) -> None:
+        """Take in what a ranking contradicts, worst first: it is offered until it is looked at, so that what was
+        offered stays so; kept beside the log, for the audit."""
+        with self.lock:
+            state = self.state
+            newest = state.given_once(rows, LOOK_AGAIN)
+            both = list(dict.fromkeys([*newest, *self.doubted()]))[:LOOK_AGAIN]
+            pictures = [state.history.pictures[int(state.groups[row])] for row in both]
+            found = {one.number: int(state.groups[one.row]) for one in pictures}
+            if found.keys() != self._doubted.keys():
+                with suppress(OutputError), replacing(self.folder / DOUBTED) as temporary:
+                    temporary.write_text(json.dumps(list(found)))
+            self._doubted = found
 
     @property
     def asked(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +14,7 @@ from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty,
 
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
 ADDRESS = "server.json"  # see `pucache.reviewing.address.keep_address`
+DOUBTED = "doubted.json"  # numbers of the decisions that the model doubts, see `doubted_numbers`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
 R = TypeVar("R")
 
@@ -51,6 +53,15 @@ def open_log(folder: Path, *, read_only: bool = False) -> DecisionLog:
     if is_first_start(folder):
         raise SessionError(f"no review session at {folder}: {LOG} is missing")
     return DecisionLog.open(folder / LOG, read_only=read_only)
+
+
+def doubted_numbers(folder: Path) -> list[int]:
+    """Numbers of the decisions that the last rankings doubted, worst first; none where the file is damaged."""
+    try:
+        numbers = json.loads((folder / DOUBTED).read_text())
+    except (OSError, ValueError):
+        return []
+    return [one for one in numbers if type(one) is int] if isinstance(numbers, list) else []
 
 
 # --- sessions of concepts -----------------------------------------------------------------------

@@ -13,7 +13,7 @@ import numpy as np
 from ..estimates.label_requirements import LEAST_LABELS
 from ..storage.rows import evenly_spaced
 from .history import History, Picture
-from .log import AGAIN, LABELS, Choice, Entry, Stream
+from .log import AGAIN, Choice, Entry, Stream
 from .pile import Pile, inherited
 
 EXAMPLES = 4  # pictures that the page shows beside an image
@@ -133,7 +133,7 @@ class State:
         """
         groups = dict.fromkeys(self.groups[rows[~self._known[rows]]].tolist())
         decided = (one for one in map(self.history.pictures.get, groups) if one and one.label >= 0 and not one.waiting)
-        return [one.row for one in islice(decided, most) if not _is_given_again(one)]
+        return [one.row for one in islice(decided, most) if one.can_be_doubted]
 
     def known_positive(self) -> np.ndarray:
         """Rows known as positive without a draw that waits, int64."""
@@ -230,9 +230,3 @@ class State:
         if self.before.s.any():
             return False
         return not self.is_by_query or int(np.count_nonzero(self._s)) < LEAST_LABELS - 1
-
-
-def _is_given_again(one: Picture) -> bool:
-    """Whether the last of several answers on a picture is its label."""
-    given = [entry.choice for entry, _ in one.stack if entry.choice in LABELS]
-    return len(given) > 1 and one.labelling is not None and given[-1] is one.labelling.choice

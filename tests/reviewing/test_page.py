@@ -1,6 +1,7 @@
 import contextlib
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from helpers.reviews import BusyTrainer, ReviewProcess, pictured_pile, served
 from helpers.slow import slow
 from playwright.sync_api import expect
 
+import pucache
 from pucache.pages.html import read_asset
 from pucache.reviewing.app import ASSETS, review_page
 from pucache.reviewing.session import read_session
@@ -512,6 +514,28 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
 
 
 @needs_chromium
+def test_finish_goes_on_with_random_images_that_a_tab_that_died_had_held(tmp_path, browser):
+    with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
+        opened.queue.closing_audit = True
+        held = opened.queue.next("dead", 9)
+        opened.queue.closing_audit = False
+        page.click("#closing-audit")
+        press_on_random(page, opened.session, "rrs")
+        wait_until_saved(page)
+        page.click("#finish")
+        wait_until(page, "!asking && exhausted")
+        while page.evaluate("Boolean(items[current])"):
+            press(page, "r")
+            wait_until_saved(page)
+        expect(page.locator("#end-title")).to_have_text("Every random image is decided")
+        assert set(held) <= set(opened.session.state.random_undecided())
+        opened.queue.release("dead")
+        assert [row for row, _ in press(page, "r" * 9)] == held, "they come without a reload"
+        wait_until_saved(page)
+        expect(page.locator("#end-title")).to_have_text("Every random image is decided")
+
+
+@needs_chromium
 def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, browser):
     with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
         shown = press(page, "a" * 30 + "r" * 30)
@@ -519,8 +543,11 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         expect(page.locator("#again")).to_be_hidden()
         doubted = [shown[at][0] for at in (3, 40, 50)]
         ranking = RankingResult(np.zeros(300, np.float32), None, 0.0, np.array(doubted))
-        opened.service.take_ranking(ranking, opened.session.state.label_serial)
-        expect(page.locator("#again")).to_have_text("Look again at 3 decisions")
+        ranking_of = opened.session.state.label_serial
+        opened.service.take_ranking(ranking, ranking_of)
+        opened.service.take_ranking(replace(ranking, doubted=np.array(doubted[:1])), ranking_of)
+        expect(page.locator("#again")).to_have_text("Look again at 3 decisions")  # what was offered stays so
+        assert "look again at 3 doubted decisions" in pucache.audit(opened.session.folder).sentence
         page.click("#again")
         wait_until(page, "!asking && exhausted")
         press(page, "r")  # what is on the screen stays there

@@ -13,7 +13,6 @@ const LOADING = 3; // images loaded at once: a browser has six connections, and 
 const CARD = 600; // pixels of a longer side from which an image is taken for a reduced one
 const MAX_ENLARGEMENT = 12; // a tiny image is not blown up further
 const PAUSE = 150; // ms for which an image is looked at before its original is loaded
-const FREE_SECONDS = 5; // after which images that other tabs held are asked for
 const NONE_FREE = "No image is free";
 
 const items = []; // {row, key, part, problem, note, serial, decision, version, seen, status: "", "loading", "shown" or "absent", image}
@@ -161,9 +160,14 @@ function showMore() {
 }
 
 function onRanking(newest) {
-  wantsBetter = version !== undefined && !only;
+  wantsBetter ||= version !== undefined && !only;
   version = newest;
   showMore();
+}
+
+/* At the end: images that other tabs held are free by now, or decisions are doubted since. */
+function lookForMore() {
+  if (!items[current] && exhausted && left()) showMore();
 }
 
 async function refill(hold = false) {
@@ -183,7 +187,7 @@ async function refill(hold = false) {
 async function ask() {
   const [asked, first] = [only, toAsk];
   const spare = wantsBetter ? unseen().slice(first ? 0 : 2) : [];
-  const count = Math.max(spare.length, first ? MOST : exhausted ? 0 : Math.max(0, wanted()));
+  const count = asked ? MOST : Math.max(spare.length, exhausted ? 0 : Math.max(0, wanted()));
   wantsBetter = holds = toAsk = false;
   const kept = items.filter((item) => !item.decision && !spare.includes(item));
   const { images, state } = await call("/api/next", { count, keep: [...new Set(kept.map(({ row }) => row))], only: asked });
@@ -434,14 +438,10 @@ function drawItem(item) {
   draw();
 }
 
-let free = 0;
-
 function drawEnd(ended) {
   byId("end").hidden = !ended;
   if (!ended) return;
   const [title, text] = exhausted ? lastWords() : ["Fetching images", failures ? "They come when the server answers." : ""];
-  clearTimeout(free);
-  if (title === NONE_FREE) free = setTimeout(showMore, FREE_SECONDS * 1000);
   byId("skipped-again").hidden = !exhausted || !counts.skipped || Boolean(only);
   byId("back").hidden = !exhausted || !only;
   byId("skipped-again").textContent = `Show the ${number(counts.skipped ?? 0)} skipped again`;
@@ -449,16 +449,22 @@ function drawEnd(ended) {
   byId("end-text").textContent = text;
 }
 
+/* Images that may still come to this tab; a skipped one stays unknown. */
+function left() {
+  if (only) return only === "random" ? counts.random_undecided : counts.doubted;
+  return Math.max(0, (counts.unknown ?? 0) + (counts.waiting ?? 0) - (counts.skipped ?? 0));
+}
+
 function lastWords() {
+  if (only === "doubted" && left()) return ["Fetching images", ""];
   if (only === "doubted") return ["You have looked again at every doubted decision", "The limits count your last answers."];
   if (only) {
-    const open = counts.random_undecided ?? 0;
+    const open = left();
     if (!open) return ["Every random image is decided", "The limit counts no undecided image as positive."];
     return [`${number(open)} random image${open === 1 ? " has" : "s have"} no decision`, "The limit counts them as positive."];
   }
   const or = counts.skipped ? " or skipped" : "";
-  const left = Math.max(0, (counts.unknown ?? 0) + (counts.waiting ?? 0) - (counts.skipped ?? 0)); // a skipped image stays unknown
-  if (!left) return [`Every image is decided${or}`, "Export the labels, or undo to change a decision."];
+  if (!left()) return [`Every image is decided${or}`, "Export the labels, or undo to change a decision."];
   return [NONE_FREE, "The last ones are open in another tab. They come here when it closes."];
 }
 

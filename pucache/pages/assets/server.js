@@ -85,6 +85,7 @@ async function poll() {
     const state = await call(`/api/state?${query}`);
     if (state.session !== session) throw new CallError(409, "another review runs at this address now");
     answered(state);
+    lookForMore();
   } catch (error) {
     failed(error);
   }
