@@ -11,6 +11,7 @@ from benchmarks.common.cifar import Cifar, Task
 from benchmarks.common.row_cache import write_row_cache
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.estimates.metrics import precision_at, with_labels
+from pucache.estimates.share_of_new_images import estimate_share
 from pucache.estimates.thresholds import choose_threshold
 from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
@@ -19,6 +20,7 @@ from pucache.labels.folds import assign_folds
 from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.training.sklearn_classifier import linear_margins
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = 6e-6  # penalty of the supervised head, the best of several for rows it has not seen
@@ -27,9 +29,10 @@ LOSSES = (*RISKS, SUPERVISED)
 RAW, STANDARDISED, OURS = "authors' protocol", "authors' protocol, standardised X", "pucache's solver"
 SOLVERS = (RAW, STANDARDISED, OURS)  # the last one with its choice of the penalty
 AUTHORS = "the authors' head (imbnnPU, trained with Adam), with the true prior"
-AT_ZERO, TEST_SHARE, OWN = (
+AT_ZERO, TEST_SHARE, AUTO, OWN = (
     "**pucache, no prior given**: margin 0",
     "**pucache**: threshold set for the true share of positives in the test set",
+    "**pucache, no prior given**: threshold set for its estimate of the share in the test set (default of `score`)",
     "pucache: threshold set for its estimate of the prior",
 )
 LOGISTIC = "logistic regression, P against U, balanced, C={:g}"
@@ -102,7 +105,9 @@ def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier
     seconds, margins = time.perf_counter() - began, model.margins(task.X_test)
     own = choose_threshold(model.tilt_, model.held_out_margins_[task.s == 0], "f1", model.tilt_.prior)
     ap = average_precision_score(task.hidden, model.margins(task.unlabelled))
-    thresholds = {AT_ZERO: 0.0, TEST_SHARE: model.threshold_, OWN: own}
+    pile, by_folds = model.pile_margins_, linear_margins(task.X_test, model.fold_coef_, model.fold_intercept_)
+    auto = model.at_share(estimate_share(pile, model.tilt_.prior, by_folds).prior).threshold_
+    thresholds = {AT_ZERO: 0.0, TEST_SHARE: model.threshold_, AUTO: auto, OWN: own}
     ways = {name: figures(task.y_test, margins, at) | {"ap": ap} for name, at in thresholds.items()}
     ways[AT_ZERO]["seconds"] = seconds
     return ways, model
