@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..errors import SourceError
+from ..storage.limits import BOX_SIDE
 from ..storage.table_formats import MEGADETECTOR
 from .regions import WHOLE, Region
 
@@ -23,7 +24,6 @@ _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?")
 _EXPECTED = (
     "expected x,y,w,h, or left,top,width,height, or xmin,ymin,xmax,ymax, or a column bbox with x,y,w,h in each cell"
 )
-_MOST_SIDE = 10**9  # pixels
 _OVER = {True: 0.01, False: 1.0}  # by how much less than that an edge may lie outside, in shares or in pixels
 _LAST_DIGITS = 1e-6  # of a floating-point number
 Edges = tuple[float, float, float, float]  # left, top, right, bottom
@@ -94,7 +94,7 @@ def region_of(edges: Edges | None, shares: bool) -> tuple[Region | None, str]:
     if edges is None:
         return None, "the box is not four numbers"
     left, top, right, bottom = edges
-    if not all(map(math.isfinite, edges)) or max(map(abs, edges)) >= _MOST_SIDE:
+    if not all(map(math.isfinite, edges)) or max(map(abs, edges)) >= BOX_SIDE:
         return None, "the box has no sensible size"
     if right <= left or bottom <= top:
         return None, "the box has no area; expected a width and a height above 0"

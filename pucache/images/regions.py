@@ -15,11 +15,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import ImageError
-from ..storage.limits import TILES
+from ..storage.limits import GRID_TILES, TILES
 
 MARK = "#xywh="
 BOXES = "boxes"  # the `tiles` of parts that a manifest names one by one
-MOST_TILES = 100  # of a grid, along a side
 _PERCENT = 10_000  # units of a percentage in a `Region`
 WHOLE = 100 * _PERCENT
 _NUMBER = r"(\d{1,9}(?:\.\d{1,4})?)"
@@ -111,8 +110,8 @@ def image_of(key: str) -> str:
 def check_tiles(tiles: str) -> None:
     """Raise `ValueError` for tiles that are none; "" stands for whole images."""
     grid, square = _GRID.fullmatch(tiles), _SQUARE.fullmatch(tiles)
-    if grid and max(int(grid[1]), int(grid[2])) > MOST_TILES:
-        raise ValueError(f"tiles {tiles}: at most {MOST_TILES} along a side")
+    if grid and max(int(grid[1]), int(grid[2])) > GRID_TILES:
+        raise ValueError(f"tiles {tiles}: at most {GRID_TILES} along a side")
     if square and int(square[2] or 0) >= int(square[1]):
         raise ValueError(f"tiles of {square[1]} pixels cannot overlap by {square[2]}; give less than their side")
     if not (grid or square or tiles in ("", BOXES)):

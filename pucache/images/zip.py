@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from ..errors import ImageError
 from ..storage.filesystem import open_object
-from ..storage.limits import MEMBER_BYTES, UNPACKED_TIMES
+from ..storage.limits import MEMBER_BYTES, UNPACKED_SMALL, UNPACKED_TIMES
 from ..storage.urls import without_secrets
 from .listing import ListingBuilder, check_size
 from .name_encodings import guess_encoding
@@ -25,7 +25,6 @@ log = logging.getLogger("pucache")
 _ENCRYPTED = 1  # bit of a member's flags
 _SIGNATURE = b"PK\3\4"  # of a local header, which ends in the lengths of the name and of the extra field after it
 _LOCAL_HEADER = struct.Struct("<26xHH")
-_SMALL = 1 << 26  # bytes that any member may unpack to, such as a large bitmap of one colour
 _SPARE = 512  # bytes read beyond a member, as its header there may be longer than in the directory
 _UTF8 = 1 << 11  # bit of a member's flags
 _DOS = (0, 10, 14)  # systems on which a backslash separates folders: FAT, NTFS and VFAT
@@ -106,7 +105,7 @@ class ZipSource(ShardSource):
     def _read(self, member: Member) -> bytes:
         check_size(member.size)
         check_size(member.packed)
-        if member.size > _SMALL + UNPACKED_TIMES * member.packed:
+        if member.size > UNPACKED_SMALL + UNPACKED_TIMES * member.packed:
             raise ImageError(f"unpacks to more than {UNPACKED_TIMES} times its size; it holds no image")
         return _unpacked(member, self._packed(member, member.packed))
 

@@ -17,6 +17,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import LabelError
 from ..images.regions import image_of
+from ..storage.limits import PATTERN_SECONDS
 from ..storage.table_columns import GROUP_COLUMNS
 from ..storage.table_formats import as_text
 from ..storage.tables import LabelTable, joined_key, read_rows
@@ -27,7 +28,6 @@ from .row_values import RowValues, check_order, columns_of, index_of
 
 NONE = "none"  # in place of groups: every image is independent of the others
 GroupSource = str | os.PathLike[str] | re.Pattern[str] | RowValues
-PATTERN_SECONDS = 10.0  # that a pattern may take on all keys
 log = logging.getLogger("pucache")
 
 

@@ -15,12 +15,11 @@ import pyarrow
 from pyarrow import csv, ipc, parquet, types
 
 from ..errors import LabelError, one_line
-from .limits import UNPACKED_TIMES
+from .limits import FOOTER_BYTES, UNPACKED_TIMES
 from .table_columns import plain_name
 from .table_formats import Finder, Table, as_text, new_row
 from .table_writer import Columns, six_digits
 
-_MOST_FOOTER = 1 << 30  # bytes of a text in it: an export holds its failures there
 _CONTENTS = ("image", "img", "file")  # columns of these names that hold bytes hold no text
 _ROW_GROUP = 1 << 16  # rows per row group of a Parquet file that is written
 
@@ -35,7 +34,7 @@ def open_parquet(source: Any) -> Any:
         pre_buffer=False,
         buffer_size=1 << 20,
         page_checksum_verification=True,  # of pages that have a checksum
-        thrift_string_size_limit=_MOST_FOOTER,
+        thrift_string_size_limit=FOOTER_BYTES,
     )
 
 
