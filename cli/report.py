@@ -89,7 +89,7 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     if figures["recall"].interval is not None:
         basis = f" among the unlabelled, {figures.basis}," if figures.is_audited else ""
         lines.append(f"estimated{basis} {figures.text(_FIGURES)}")
-        lines += filter(None, [figures.new_images_text])
+    lines += filter(None, [figures.new_images_text])
     if numbers["look_again"]:
         first = ", ".join(map(repr, numbers["look_again"][:3]))
         lines.append(
