@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from .errors import one_line
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 log = logging.getLogger("pucache")
@@ -113,11 +114,18 @@ def free_memory(device: torch.device) -> int:
     return int(torch.cuda.mem_get_info(device)[0]) + held
 
 
-def upload(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Copy a tensor to a device; only pinned memory is copied without waiting for the GPU's queue."""
-    if device.type == "cuda" and not tensor.is_cuda:
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+def upload(values: np.ndarray | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy an array or a tensor to a device; only pinned memory is copied without waiting for the GPU's queue."""
+    import numpy as np
+    import torch
+
+    on_gpu = device.type == "cuda"
+    if isinstance(values, torch.Tensor):
+        host = values.pin_memory() if on_gpu and not values.is_cuda else values
+    else:
+        host = torch.from_numpy(np.empty(0, values.dtype)).new_empty(values.shape, pin_memory=on_gpu)
+        host.numpy()[...] = values
+    return host.to(device, non_blocking=True)
 
 
 # an allocation of torch, of cuBLAS or faiss, or of the driver where another process has taken everything

@@ -12,10 +12,11 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor, Future
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, cast
 
 _MIN_ROWS_PER_HASH, _MAX_BLOCKS = 256, 1024
 _MAX_TABLE_BYTES = 1 << 24  # four columns in 1024 blocks need a fiftieth of that
@@ -128,18 +129,56 @@ class ChecksumTable:
         return damaged
 
 
-class ColumnHasher:
-    """Hashes one column in blocks of bytes, from consecutive pieces of it; compares with the digests expected."""
+class ColumnCheck:
+    """Compares a column with its checksums, several blocks at once in a pool, from consecutive pieces of it."""
 
-    def __init__(self, block: int, expected: tuple[str, ...] | None = None):
+    def __init__(self, column: ColumnChecksums, pool: Executor):
+        self._column, self._pool = column, pool
+        self._size, self._last = 0, cast("Future[Any]", None)
+
+    def begin(self, data: memoryview) -> Callable[[], None]:
+        """Begin to hash the next bytes; they must stay until the function that is returned has waited for all of them.
+
+        That raises `ChecksumError` where a block ends in these bytes and differs from what was written.
+        """
+        begun: list[Future[Any]] = []
+        while data:
+            number, before = divmod(self._size, self._column.block)
+            piece = data[: self._column.block - before]
+            self._size += len(piece)
+            ends = not self._size % self._column.block or self._size == self._column.size
+            expected = self._column.sha256[number] if ends else ""
+            self._last = self._pool.submit(_hash_piece, self._last if before else None, piece, number, expected)
+            begun.append(self._last)
+            data = data[len(piece) :]
+
+        def wait() -> None:
+            for piece_hashed in begun:
+                piece_hashed.result()
+
+        return wait
+
+
+def _hash_piece(before: Future[Any] | None, piece: memoryview, number: int, expected: str) -> Any:
+    """Hash a piece of a block behind the piece `before` it; a pool begins these in their order, so none waits long."""
+    state = hashlib.sha256() if before is None else before.result()
+    state.update(piece)
+    if expected and state.hexdigest() != expected:
+        raise ChecksumError(f"block {number} is not as it was written")
+    return state
+
+
+class ColumnHasher:
+    """Hashes one column in blocks of bytes, from consecutive pieces of it."""
+
+    def __init__(self, block: int):
         self._block = max(1, block)
-        self._expected = expected
         self._size = 0
         self._digests: list[str] = []
         self._state = hashlib.sha256()
 
     def update(self, data: memoryview) -> None:
-        """Add the next bytes; raises `ChecksumError` at the end of a block that differs from the expected one."""
+        """Add the next bytes."""
         while data:
             room = self.missing or self._block
             self._state.update(data[:room])
@@ -153,21 +192,14 @@ class ColumnHasher:
         """Bytes until the present block ends; 0 between two blocks."""
         return -self._size % self._block
 
-    def finish(self) -> None:
-        """End the column, whose last block may be shorter; raises `ChecksumError` as `update` does."""
-        if self.missing:
-            self._finish_block()
-
     def _finish_block(self) -> None:
         self._digests.append(self._state.hexdigest())
         self._state = hashlib.sha256()
-        number = len(self._digests) - 1
-        if self._expected is not None and self._expected[number : number + 1] != (self._digests[number],):
-            raise ChecksumError(f"block {number} is not as it was written")
 
     def checksums(self, offset: int) -> ColumnChecksums:
-        """End the column, and return its checksums; `offset` is its position in the file."""
-        self.finish()
+        """End the column, whose last block may be shorter, and return its checksums; `offset` is where it begins."""
+        if self.missing:
+            self._finish_block()
         return ColumnChecksums(offset=offset, size=self._size, block=self._block, sha256=tuple(self._digests))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cached_property
 from itertools import cycle
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from ..devices import cores
 from ..errors import CacheError, PUCacheError
 from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.prefetch import prefetch
@@ -24,10 +26,11 @@ from ..storage.urls import is_url, path_or_url, without_secrets
 from .keys import Keys, decode_text, find_duplicate, find_sorted
 from .layout import COLUMNS, FAILURES
 from .local_copies import folder_of, url_of_copy
-from .reader import CacheFile, CacheHeader, reopened, rows_per_read
+from .reader import CacheFile, CacheHeader, Check, reopened, rows_per_read
 from .remote import is_remote_cache, local_copies
 
 log = logging.getLogger("pucache")
+_MAX_AHEAD = 4  # blocks that are hashed at once: more do not, as reading them takes as long
 
 
 class EmbeddingCache:
@@ -122,8 +125,8 @@ class EmbeddingCache:
     def blocks(self, *, check: bool = False) -> Iterator[tuple[slice, np.ndarray]]:
         """Read the embeddings in row order, in bounded memory.
 
-        The blocks are those of one file with the same rows, so that results do not depend on the files. The next block
-        is read and hashed while the caller works on the present one.
+        The blocks are those of one file with the same rows, so that results do not depend on the files. The next ones
+        are read and hashed, in threads, while the caller works on the present one.
 
         Parameters
         ----------
@@ -137,25 +140,32 @@ class EmbeddingCache:
         X : ndarray of float16 or float32, (b, d)
             Valid until the next block is requested.
         """
-        with closing(prefetch(self._read_blocks(check))) as blocks:
-            yield from blocks
+        ahead = min(cores(), _MAX_AHEAD) if check else 1
+        with ThreadPoolExecutor(ahead) as pool:
+            read = self._read_blocks(pool if check else None, ahead + 1)
+            with closing(prefetch(read, ahead)) as blocks:
+                for rows, X, checks in blocks:
+                    for wait in checks:
+                        wait()
+                    yield rows, X
 
-    def _read_blocks(self, check: bool) -> Iterator[tuple[slice, np.ndarray]]:
+    def _read_blocks(self, pool: Executor | None, buffer_count: int) -> Iterator[tuple[slice, np.ndarray, list[Check]]]:
+        """Yield blocks in `buffer_count` buffers in turn, with what to wait for before each is used."""
         n, dim, dtype = len(self), self.encoder.dim, self.files[0].dtype
         step = min(rows_per_read(dim * dtype.itemsize), n)
-        # two buffers do: `prefetch` begins the block after the next one only when the caller is done with the first
-        buffers = cycle([np.empty((step, dim), dtype) for _ in range(2)])
-        first, filled, buffer = 0, 0, next(buffers)
+        # one more than wait: `prefetch` begins a further block only when the caller is done with the present one
+        buffers = cycle([np.empty((step, dim), dtype) for _ in range(buffer_count)])
+        first, filled, buffer, checks = 0, 0, next(buffers), []
         for file in self.files:
             row = 0
-            with file.embedding_reader(check=check) as read:
+            with file.embedding_reader(pool) as read:
                 while row < len(file):
                     count = min(step - filled, len(file) - row)
-                    read(buffer[filled : filled + count], row)
+                    checks.append(read(buffer[filled : filled + count], row))
                     row, filled = row + count, filled + count
                     if filled == step or first + filled == n:
-                        yield slice(first, first + filled), buffer[:filled]
-                        first, filled, buffer = first + filled, 0, next(buffers)
+                        yield slice(first, first + filled), buffer[:filled], checks
+                        first, filled, buffer, checks = first + filled, 0, next(buffers), []
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Copy the embeddings of some rows.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -145,11 +146,11 @@ def _batches(file: CacheFile, schema: Any, more: Sequence[Column], first: int) -
     file.check("keys", "digests", "size_mtime")
     n, dim = len(file), file.encoder.dim
     step = max(1, GROUP_BYTES // (dim * file.dtype.itemsize))
-    with file.embedding_reader(check=True) as read:
+    with ThreadPoolExecutor(1) as pool, file.embedding_reader(pool) as read:
         for start in range(0, n, step):
             numbers = np.arange(start, min(start + step, n))
             X = np.empty((len(numbers), dim), file.dtype)
-            read(X, start)
+            read(X, start)()
             digests, size_mtime = file.take("digests", numbers), file.take("size_mtime", numbers)
             columns: list[Any] = [
                 pyarrow.array(decode_texts(file.take("keys", numbers).tolist()), pyarrow.string()),

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -21,7 +23,7 @@ from ..errors import CacheError
 from ..storage.atomic import open_regular
 from ..storage.rows import drop_pages
 from . import hdf5
-from .checksums import ChecksumError, ChecksumTable, ColumnHasher, MissingChecksumsError, ReadAt, rows_per_hash
+from .checksums import ChecksumError, ChecksumTable, ColumnCheck, MissingChecksumsError, ReadAt, rows_per_hash
 from .hdf5 import DatasetExtent
 from .keys import decode_text, decode_texts
 from .layout import (
@@ -38,6 +40,7 @@ from .layout import (
 )
 from .mapped_file import MappedFile, as_bytes
 
+Check = Callable[[], None]
 BLOCK_BYTES = 8 << 20  # bytes of a column that are in memory at once
 _CHECKED_KEYS = 1 << 16  # at once
 
@@ -216,26 +219,27 @@ class CacheFile:
     # --- copies, read without the map: bounded in memory, and a disk error is an exception ----------
 
     @contextmanager
-    def embedding_reader(self, *, check: bool) -> Iterator[Callable[[np.ndarray, int], None]]:
+    def embedding_reader(self, pool: Executor | None = None) -> Iterator[Callable[[np.ndarray, int], Check]]:
         """Yield a function that fills an array, (b, d), with the rows from a given one on.
 
-        With `check`, all rows must be read in their order. Damage raises `CacheError`, at the latest with the last row.
+        With a `pool`, all rows must be read in their order, and are checked in its threads. What the function returns
+        is called before the array is used: it waits, and raises `CacheError` for damage, at the latest of the last row.
         """
-        extent, checksums = self.header.extents["embeddings"], self.header.checksums.columns["embeddings"]
-        hasher = ColumnHasher(checksums.block, checksums.sha256)
+        extent, column = self.header.extents["embeddings"], self.header.checksums.columns["embeddings"]
+        check = ColumnCheck(column, pool) if pool else None
         with self._file.array_reader() as read_into:
 
-            def read(block: np.ndarray, row: int) -> None:
+            def read(block: np.ndarray, row: int) -> Check:
                 read_into(block, extent.row_offset(row))
-                if check:
-                    try:
-                        hasher.update(as_bytes(block))
-                        if row + len(block) == len(self):
-                            hasher.finish()
-                    except ChecksumError as error:
-                        raise damage_error(self.path, ["embeddings"]) from error
+                return partial(self._wait, check.begin(as_bytes(block))) if check else lambda: None
 
             yield read
+
+    def _wait(self, wait: Check) -> None:
+        try:
+            wait()
+        except ChecksumError as error:
+            raise damage_error(self.path, ["embeddings"]) from error
 
     def take(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Copy rows of a column, given their ascending numbers, by reading all between, a bounded stretch at a time."""

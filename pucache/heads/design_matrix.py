@@ -119,7 +119,7 @@ class DesignMatrix:
     @cached_property
     def moments(self) -> Moments:
         """Moments of X, or of the rows that these were taken from."""
-        return Moments.of(self.X)
+        return Moments.of(self.X, self.device)
 
     @cached_property
     def sides(self) -> list[tuple[np.ndarray, RowBlocks]]:
@@ -193,4 +193,4 @@ def _warn_of_wide_column(leading: LeadingDirections) -> None:
 
 def _copied(rows: np.ndarray, device: torch.device) -> Tensor:
     """A float32 copy in C order on the device, where it is converted."""
-    return upload(torch.tensor(np.ascontiguousarray(rows)), device).float()
+    return upload(rows, device).float()

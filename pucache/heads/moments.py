@@ -8,10 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..devices import upload
 from ..errors import EmbeddingsError
 from ..storage.rows import RowMatrix, release_pages, row_slices, row_step
 
 log = logging.getLogger("pucache")
+_CPU = torch.device("cpu")
 _LEAST_SPREAD = 1e-17  # whose squares are still exact in float32
 
 
@@ -23,9 +25,9 @@ class Moments:
     spread: float  # root mean square distance of the rows from the mean; 1 where all rows are equal
 
     @classmethod
-    def of(cls, X: RowMatrix) -> Moments:
-        """Compute the moments of X, (n, d), in blocks."""
-        sums = MomentSums()
+    def of(cls, X: RowMatrix, device: torch.device = _CPU) -> Moments:
+        """Compute the moments of X, (n, d), in blocks on a device."""
+        sums = MomentSums(device)
         for rows in row_slices(len(X), X.shape[1]):
             sums.add(X[rows])
             release_pages(X)
@@ -45,8 +47,8 @@ class MomentSums:
     in float64. So the moments of several files are those of one file with the same rows, to the last bit.
     """
 
-    def __init__(self) -> None:
-        self._count, self._squares = 0, 0.0
+    def __init__(self, device: torch.device = _CPU) -> None:
+        self._device, self._count = device, 0
         self._pending: list[np.ndarray] = []  # rows that do not fill a run yet
 
     def add(self, block: np.ndarray) -> None:
@@ -65,14 +67,15 @@ class MomentSums:
     def moments(self) -> Moments:
         """Moments of all rows added so far, at least one; raises `EmbeddingsError` where their squares overflow."""
         self._sum_pending()
-        mean = self._total / self._count  # minus the origin
-        spread = np.sqrt(max(self._squares / self._count - float(mean @ mean), 0.0))
+        total, squares = self._total.cpu().numpy(), float(self._squares)
+        mean = total / self._count  # minus the origin
+        spread = np.sqrt(max(squares / self._count - float(mean @ mean), 0.0))
         if not np.isfinite(spread):
             raise EmbeddingsError(
                 "the squares of the embeddings overflow float32; scale them, such as by import-embeddings --normalize"
             )
-        centre = (mean + self._origin.numpy()).astype(np.float32)
-        if self._squares / self._count < _LEAST_SPREAD**2 and (self._total.any() or self._squares):
+        centre = (mean + self._origin.cpu().numpy()).astype(np.float32)
+        if squares / self._count < _LEAST_SPREAD**2 and (total.any() or squares):
             log.warning(
                 "the embeddings differ by less than %g, whose squares float32 cannot hold, so they count as equal: "
                 "scale them, such as by import-embeddings --normalize",
@@ -87,11 +90,12 @@ class MomentSums:
             self._pending = []
 
     def _sum(self, rows: np.ndarray) -> None:
-        values = torch.tensor(np.ascontiguousarray(rows), dtype=torch.float32)
+        values = upload(rows, self._device).float()
         if not self._count:
             self._origin = values[0].clone()  # against cancellation where the mean is far from zero
-            self._total = np.zeros(rows.shape[1])
+            self._total = torch.zeros_like(self._origin, dtype=torch.float64)
+            self._squares = self._total.new_zeros(())
         values.sub_(self._origin)
-        self._total += values.sum(0).double().numpy()
-        self._squares += float(values.square_().sum(1).double().sum())
+        self._total += values.sum(0).double()
+        self._squares += values.square_().sum(1).double().sum()
         self._count += len(values)

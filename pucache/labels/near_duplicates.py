@@ -18,11 +18,12 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import cores
-from ..neighbours.whitening import centred_units, leading_subspace, unit_rows
-from ..storage.rows import RowMatrix, as_wide, evenly_spaced, release_pages, row_slices, take_rows
+from ..neighbours.whitening import centred_units, leading_subspace, put, units_and_norms
+from ..storage.rows import RowMatrix, evenly_spaced, release_pages, row_slices, take_rows
 from ..threads import one_blas_thread
 
 if TYPE_CHECKING:
+    import torch
     from scipy.spatial import cKDTree
 
 _Pairs = tuple[np.ndarray, np.ndarray]
@@ -40,7 +41,13 @@ _COSINE_DOUBT = 1e-5  # beyond it, the rounding of a matrix product decides noth
 _LABELLED_PER_BLOCK = 1 << 12
 
 
-def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | None = 0.999) -> np.ndarray:
+def groups(
+    X: RowMatrix,
+    digests: RowMatrix | None = None,
+    *,
+    cosine: float | None = 0.999,
+    device: torch.device | None = None,
+) -> np.ndarray:
     """Number the groups of rows that show the same picture: the smallest row of each row's group, int64 (n,).
 
     Two rows are twins when their digests are equal, their embeddings are equal byte for byte, or
@@ -55,7 +62,7 @@ def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | No
     if X.ndim != 2 or (digests is not None and digests.shape != (len(X), 32)):
         shape = (len(X), 32) if digests is None else digests.shape
         raise ValueError(f"expected X (n, d) and digests (n, 32); got X {X.shape} and digests {shape}")
-    scan = DuplicateScan(X.shape, lambda rows: take_rows(X, rows), cosine)
+    scan = DuplicateScan(X.shape, lambda rows: take_rows(X, rows), cosine, device)
     step = max(1, _BLOCK_VALUES // max(1, X.shape[1]))
     for start in range(0, len(X), step):
         scan.add(start, np.array(X[start : start + step]))
@@ -66,30 +73,42 @@ def groups(X: RowMatrix, digests: RowMatrix | None = None, *, cosine: float | No
 class DuplicateScan:
     """One pass over the rows of X, after which their groups can be computed.
 
-    `take` returns a copy of some rows of X, (m, d), given their ascending numbers; `cosine` is that of `groups`.
+    `take` returns a copy of some rows of X, (m, d), given their ascending numbers; `cosine` is that of `groups`. A GPU
+    projects the rows.
     """
 
-    def __init__(self, shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray], cosine: float | None):
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        take: Callable[[np.ndarray], np.ndarray],
+        cosine: float | None,
+        device: torch.device | None = None,
+    ):
         limit = 2.0 if cosine is None else cosine
         if not limit > 0:
             raise ValueError(f"cosine must be in (0, 1], or None for equal bytes only; got {cosine}")
         n, self._limit = shape[0], limit
-        self._basis = _directions(shape, take, _DIRECTIONS if limit <= 1 else 0)
+        self._gpu = device if device is not None and device.type == "cuda" else None
+        basis = _directions(shape, take, _DIRECTIONS if limit <= 1 else 0)
+        self._basis = put(basis, self._gpu)
         self._content = np.empty((n, 2), np.uint64)  # half of SHA-256
         self._not_zero = np.empty(n, bool)
-        self._projection = np.empty((n, self._basis.shape[1]), np.float32)
+        self._projection = np.empty((n, basis.shape[1]), np.float32)
 
     @one_blas_thread
     def add(self, start: int, block: np.ndarray) -> None:
         """Take the rows from ``start`` on, (b, d) in C order; raises `ValueError` where one is not finite."""
         rows = slice(start, start + len(block))
+        unit, norm = units_and_norms(put(block, self._gpu))  # a GPU works on it while the host hashes
+        projection = unit @ self._basis
         hashes = b"".join(hashlib.sha256(row).digest()[:16] for row in block)
         self._content[rows] = np.frombuffer(hashes, np.uint64).reshape(-1, 2)
-        unit, norm = _unit(block)
+        if self._gpu is not None:
+            projection, norm = projection.cpu().numpy(), norm.cpu().numpy()
         bad = np.flatnonzero(~np.isfinite(norm))
         if len(bad):
             raise ValueError(f"X holds NaN or infinite values, first in row {start + bad[0]}")
-        self._not_zero[rows], self._projection[rows] = norm > 0, unit @ self._basis
+        self._not_zero[rows], self._projection[rows] = norm > 0, projection
 
     def groups(self, X: RowMatrix, digests: RowMatrix | None = None) -> np.ndarray:
         """Groups of all rows, int64 (n,), once each row has been added; to be called once, as it frees the scan.
@@ -164,18 +183,11 @@ def unlabelled_twins(group: np.ndarray, s: np.ndarray) -> tuple[np.ndarray, np.n
     return rows, positive[first[np.searchsorted(numbers, group[rows])]]
 
 
-def _unit(block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Rows scaled to unit norm, float32 (b, d), and their norms (b,); rows of zeros stay."""
-    wide = as_wide(block)
-    norm = unit_rows(wide)
-    return wide.astype(np.float32, copy=False), norm
-
-
 def _directions(shape: tuple[int, int], take: Callable[[np.ndarray], np.ndarray], count: int) -> np.ndarray:
     """Orthonormal (d, k), k <= count. Any directions find every pair; those of most variance admit few others."""
     n, d = shape
     basis = np.random.default_rng(0).normal(size=(d, min(count, d, n))).astype(np.float32)
-    sample, _ = _unit(take(evenly_spaced(n, _SAMPLE)))
+    sample = centred_units(take(evenly_spaced(n, _SAMPLE)))
     sample -= sample.mean(0) if n else 0
     return leading_subspace(sample, basis)
 
@@ -222,7 +234,7 @@ def _join_near(parent: np.ndarray, X: RowMatrix, rows: np.ndarray, projection: n
             i, j = first[start : start + step], second[start : start + step]
             apart = _roots(parent, i) != _roots(parent, j)  # in a crowd, few are after the first blocks
             i, j = i[apart], j[apart]
-            difference = _unit(X[i])[0] - _unit(X[j])[0]
+            difference = centred_units(X[i]) - centred_units(X[j])
             twins = np.einsum("ij,ij->i", difference, difference) <= radius**2
             _join(parent, i[twins], j[twins])
 

@@ -21,7 +21,8 @@ from .whitening import ArrayOrTensor, Whitening, put
 if TYPE_CHECKING:
     import torch
 
-Lists = tuple[np.ndarray, np.ndarray]  # products float32 (b, k), falling; row numbers int64 (b, k)
+# products float32 (b, k), falling; row numbers int64 (b, k); both on the GPU that found them
+Lists = tuple[ArrayOrTensor, ArrayOrTensor]
 Search = Callable[[ArrayOrTensor, int], Lists]  # of queries (b, d), for k rows at most
 TORCH_GPU, FAISS_CPU, NUMPY_CPU = "torch on the GPU", "faiss on the CPU", "numpy on the CPU"
 _QUERIES = 1024  # that one thread compares at once
@@ -50,7 +51,8 @@ def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.
 def row_search(rows: ArrayOrTensor, gpu: torch.device | None = None) -> Search:
     """Function that finds the k rows of greatest inner product with each query.
 
-    It takes queries (b, d) and k, and returns products, float32 (b, min(k, m)), falling, and row numbers, int64.
+    It takes queries (b, d) and k, and returns products, float32 (b, min(k, m)), falling, and row numbers, int64, both
+    on the GPU where there is one.
     """
     if gpu is not None:
         return partial(_search_on_gpu, rows)
@@ -87,7 +89,7 @@ def _search_on_gpu(rows: torch.Tensor, queries: torch.Tensor, k: int) -> Lists:
 
     k, step = min(k, len(rows)), max(1, _GPU_PRODUCTS // max(1, len(rows)))
     best = [(block @ rows.T).topk(k) for block in queries.split(step)]
-    values, columns = (torch.cat(parts).cpu().numpy() for parts in zip(*best, strict=True))
+    values, columns = (torch.cat(parts) for parts in zip(*best, strict=True))
     return values, columns
 
 
@@ -155,17 +157,19 @@ def nearest_rows(
     leave out for each query. `advance` is called with the queries that have been searched for in a block of rows.
     Returns cosines, float32 (m, k), falling, and rows, int64 (m, k); -inf and -1 where there are fewer rows.
     """
-    best = no_neighbours(len(queries), k)
+    gpu = queries.gpu
+    cosines, rows = (put(each, gpu) for each in no_neighbours(len(queries), k))
     for numbers, search in searches:
+        numbers = put(numbers, gpu)
         for asked, Q in queries:
-            cosines, found = search(Q, k + (itself is not None))
-            lists = cosines, numbers[found]
+            products, found = search(Q, k + (itself is not None))
+            lists, at = (products, numbers[found]), put(asked, gpu)
             if itself is not None:
-                _leave_out(lists, itself[asked], k)
-            best[0][asked], best[1][asked] = _merged((best[0][asked], best[1][asked]), lists, k)
+                _leave_out(lists, put(itself[asked], gpu), k)
+            cosines[at], rows[at] = _merged((cosines[at], rows[at]), lists, k)
             advance(len(asked))
-    best[1][best[0] == -np.inf] = -1
-    return best
+    rows[cosines == -np.inf] = -1
+    return (cosines, rows) if gpu is None else (cosines.cpu().numpy(), rows.cpu().numpy())
 
 
 def no_neighbours(m: int, k: int) -> Lists:
@@ -182,7 +186,16 @@ def _leave_out(lists: Lists, itself: np.ndarray, k: int) -> None:
 
 
 def _merged(first: Lists, second: Lists, k: int) -> Lists:
-    """Merge two lists of (products, rows), each (m, any), into the k greatest; the first list wins ties."""
-    products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
-    order = np.argsort(-products, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(products, order, 1), np.take_along_axis(rows, order, 1)
+    """Merge two lists of (products, rows), each (m, any), into the k greatest; the first list wins ties.
+
+    On a GPU by a sort there, as `topk` gives ties in no order.
+    """
+    if isinstance(first[0], np.ndarray):
+        products, rows = (np.hstack(pair) for pair in zip(first, second, strict=True))
+        order = np.argsort(-products, axis=1, kind="stable")[:, :k]
+        return np.take_along_axis(products, order, 1), np.take_along_axis(rows, order, 1)
+    import torch
+
+    both = [torch.hstack(pair) for pair in zip(first, second, strict=True)]
+    greatest, at = both[0].sort(dim=1, descending=True, stable=True)
+    return greatest[:, :k], both[1].gather(1, at[:, :k])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..devices import upload
 from ..storage.rows import as_wide
 from ..threads import one_blas_thread
 from .row_source import RowSource, row_source
@@ -106,29 +107,30 @@ class Whitening:
 
 def centred_units(X: ArrayOrTensor, mean: ArrayOrTensor | None = None) -> ArrayOrTensor:
     """Rows of X, (b, d), less the mean (d,), at unit norm, as float32; zero where a row equals the mean."""
+    return units_and_norms(X, mean)[0]
+
+
+def units_and_norms(X: ArrayOrTensor, mean: ArrayOrTensor | None = None) -> tuple[ArrayOrTensor, ArrayOrTensor]:
+    """Rows as `centred_units` gives them, and their norms before, (b,)."""
     rows: ArrayOrTensor = as_wide(X) if isinstance(X, np.ndarray) else X.float() if X.itemsize == 2 else X.double()
     if mean is not None:
         rows -= mean
-    _scale_to_unit(rows)
-    return rows.astype(np.float32, copy=False) if isinstance(rows, np.ndarray) else rows.float()
+    norms = _scale_to_unit(rows)
+    return rows.astype(np.float32, copy=False) if isinstance(rows, np.ndarray) else rows.float(), norms
 
 
 def put(values: np.ndarray, gpu: torch.device | None) -> ArrayOrTensor:
     """A copy of an array as a tensor on a GPU; the array where there is none."""
-    if gpu is None:
-        return values
-    import torch
-
-    return torch.tensor(values, device="cpu").to(gpu)
+    return values if gpu is None else upload(values, gpu)
 
 
-def _scale_to_unit(rows: ArrayOrTensor) -> None:
-    """Scale rows to unit norm, in place; rows of zeros stay."""
+def _scale_to_unit(rows: ArrayOrTensor) -> ArrayOrTensor:
+    """Scale rows to unit norm, in place; returns the norms before, as `unit_rows`."""
     if isinstance(rows, np.ndarray):
-        unit_rows(rows)
-    else:
-        norms = (rows * rows).sum(1, keepdim=True).sqrt()
-        rows /= norms.masked_fill_(norms == 0, 1)
+        return unit_rows(rows)
+    norms = (rows * rows).sum(1).sqrt()
+    rows /= norms.masked_fill(norms == 0, 1)[:, None]
+    return norms
 
 
 # --- of arrays in memory ---------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class Similarity:
         for rows, X in cache.blocks(check=check):
             units = centred_units(put(X, gpu), mean)
             if search is not None:
-                scores[rows] = search(units, TOP)[0].mean(1)
+                found = search(units, TOP)[0]
+                scores[rows] = (found if gpu is None else found.cpu().numpy()).mean(1)
             elif gpu is None:  # row by row, so that equal rows score equally in any block
                 scores[rows] = np.vecdot(units, vectors[0])
             else:

@@ -40,7 +40,7 @@ class TrainingRows:
         Finite; may be mapped.
     device : torch.device
     moments : Moments or None
-        Of X; None where they are to be computed on the device.
+        Of X; None for a matrix, of which they are computed where they are needed.
     twin : ndarray of int64, (n,), or None
         Rows that show the same picture (`pucache.labels.near_duplicates.groups`).
     group : ndarray of int64, (n,), or None
@@ -87,23 +87,21 @@ class TrainingRows:
         X: RowMatrix
         sample: UnlabelledSample | None = None
         numbers: np.ndarray | None = None
-        on_host = chosen.type == "cpu"  # a GPU computes moments from the rows that go up
         row_bytes = cache.files[0].dtype.itemsize * cache.encoder.dim
         drawn = None if all_rows else draw_sample(cache.keys, joint, row_bytes=row_bytes, seed=seed)
         if drawn is not None:
             sample, numbers = drawn
             X = copied_rows(cache, numbers)
-            twin, joint = groups(X, take_rows(cache.digest_matrix, numbers), cosine=twins), joint.take(numbers)
-            moments = Moments.of(X) if on_host else None
+            digests, joint = take_rows(cache.digest_matrix, numbers), joint.take(numbers)
+            twin, moments = groups(X, digests, cosine=twins, device=chosen), Moments.of(X, chosen)
             group = None if group is None else group[numbers]
         else:
-            scan, sums = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins), MomentSums()
+            scan = DuplicateScan((len(cache), cache.encoder.dim), cache.take, twins, chosen)
+            sums = MomentSums(chosen)
             for block_rows, block in cache.verified_blocks():
                 scan.add(block_rows.start, block)
-                if on_host:
-                    sums.add(block)
-            X, twin = cache.matrix, scan.groups(cache.matrix, cache.digest_matrix)
-            moments = sums.moments() if on_host else None
+                sums.add(block)
+            X, twin, moments = cache.matrix, scan.groups(cache.matrix, cache.digest_matrix), sums.moments()
         if not is_named:
             unnamed = find_unnamed_groups(X, cache.keys, np.flatnonzero(joint.s == 1), twin, numbers)
             if unnamed is not None:

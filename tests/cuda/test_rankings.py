@@ -7,6 +7,7 @@ from helpers.neighbours import with_neighbours
 from helpers.planted import planted, write_cache
 
 from pucache import train_pu
+from pucache.labels.near_duplicates import groups
 from pucache.neighbours import search
 from pucache.neighbours.graph import neighbour_graph
 from pucache.retrieval.retrieve import rank_unlabelled
@@ -48,3 +49,10 @@ def test_scores_with_the_neighbours_of_a_pile_are_those_of_the_cpu(cuda, tmp_pat
     found = scores()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     np.testing.assert_allclose(found, scores(), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_duplicates_are_those_of_the_cpu(cuda, dtype):
+    rows = np.concatenate([X, X[:50] * np.float16(1.001), np.zeros((2, D))]).astype(dtype)
+    expected = groups(rows)
+    assert (groups(rows, device=cuda) == expected).all() and len(np.unique(expected)) == N + 1
