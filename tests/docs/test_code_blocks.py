@@ -276,9 +276,8 @@ def form(line):
     plain = re.sub(r"at (?:most|least) #|# \(# to #\)|# to #", "#", plain)
     plain = plain.replace("(estimated; # interval #)", "(estimated; # interval)")
     plain = plain.removesuffix(", if none is positive.").removesuffix(".")  # it hangs on the data whether one is
-    plain = re.sub(
-        r", overlooked ones included| Probably [a-z #]+$", "", plain.replace("if none of them", "if # of them")
-    )
+    plain = re.sub(r"(found\. Perhaps) .*", r"\1", plain)  # how many, and what it assumes
+    plain = plain.replace("if none of them", "if # of them")
     plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
     plain = plain.replace("if # of them are positive", "if # of them is positive")
     plain = re.sub(r"^(labels) (#|none).*|(by classifier).*", r"\1\3", plain)
