@@ -72,6 +72,10 @@ class LazyCommands(UserDict[str, Any]):
         return self[name]
 
 
+_NO_DECOMPOSITION = (
+    "the embeddings cannot be decomposed: a cache is damaged, or was overwritten while it was read; pucache verify "
+    "FILE tells"
+)
 _NO_MEMORY = re.compile("an.t allocate memory|failed to map segment|bad_alloc|can't start new thread")
 
 
@@ -122,6 +126,8 @@ class Commands(click.Group):
                 raise
             wrong_usage = isinstance(error, ValueError) and not isinstance(error, PUCacheError)
             text = printable(" ".join(str(error).split()))
+            if _of_linear_algebra(error):
+                raise Failure(_NO_DECOMPOSITION) from error
             if isinstance(error, MemoryError):
                 text = f"out of memory: {text}" if text else "out of memory"
             raise (WrongUsage if wrong_usage or isinstance(error, UnknownEncoderError) else Failure)(text) from error
@@ -129,9 +135,16 @@ class Commands(click.Group):
             shortage = device_memory_shortage(error)
             if shortage is None and _NO_MEMORY.search(str(error)):  # the operating system refused it
                 shortage = f"out of memory: {one_line(error)}"
+            elif shortage is None and _of_linear_algebra(error):
+                shortage = _NO_DECOMPOSITION
             if shortage is None or os.environ.get("PUCACHE_DEBUG"):
                 raise
             raise Failure(shortage) from error
+
+
+def _of_linear_algebra(error: Exception) -> bool:
+    """Whether NumPy or torch could not decompose a matrix, which finite embeddings of a sound cache always allow."""
+    return type(error).__name__.endswith("LinAlgError")
 
 
 def _refuse_removed(error: click.ClickException) -> None:

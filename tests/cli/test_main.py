@@ -1,7 +1,10 @@
 import re
 
 import click
+import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 from helpers.command_line import run
 
 from pucache.cli.main import SENTENCES, main
@@ -34,3 +37,13 @@ def test_what_went_is_no_option_of_its_command():
 def test_another_unknown_option_or_value_is_told_with_the_usage():
     for wrong in ("embed --no-such-option", "retrieve-positives --by colour", "train-pu c.h5 --seed -1"):
         assert f"Usage: pucache {wrong.split()[0]}" in run(wrong, 2).stderr
+
+
+@pytest.mark.parametrize("error", [np.linalg.LinAlgError("SVD did not converge"), torch._C._LinAlgError("eigh")])
+def test_a_decomposition_that_fails_names_the_cache_as_the_cause(monkeypatch, error):
+    def fails(path):
+        raise error
+
+    monkeypatch.setattr("pucache.cli.info.run", fails)
+    ended = CliRunner().invoke(main, ["info", "c.h5"])
+    assert ended.exit_code == 1 and "overwritten while it was read; pucache verify FILE tells" in ended.output
