@@ -4,11 +4,19 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from helpers.slow import slow
+from hypothesis import given
+from hypothesis import strategies as st
 
 from benchmarks import run_all
+from benchmarks.common import cells
 from benchmarks.common.environment import HERE
+from benchmarks.common.image_classes import one_vs_rest_rows
+from benchmarks.common.unpack import unpacked
 from benchmarks.result_pages import BENCH, LONG, PAGES
+from pucache.errors import SourceError
 
 RESULTS = HERE / "docs" / "results"
 
@@ -57,3 +65,45 @@ def test_the_index_names_each_commit_of_a_page():
     text = "Cells of commit 1234567.\n\nMeasured on a machine; commit abcdef0-dirty.\n"
     assert run_all.made_at(text) == "1234567, abcdef0-dirty" and run_all.made_at("No figures.") == "not stated"
     assert {page.made_by for page in PAGES} > {BENCH, LONG}
+
+
+# --- Cells of benchmarks: measured once, in any number of processes -------------------------------
+
+
+def double(n, seed):
+    return {"twice": 2 * n + seed}
+
+
+@pytest.mark.parametrize("jobs", [1, slow(2)])
+def test_cells_are_measured_once_in_any_number_of_processes(tmp_path, jobs, monkeypatch):
+    monkeypatch.setattr(cells, "commit", lambda: "same")
+    wanted = [{"n": n, "seed": seed} for n in range(2) for seed in range(2)]
+    rows = cells.measured(tmp_path, "cells", wanted, double, jobs=jobs)
+    assert rows == [cell | double(**cell) for cell in wanted]
+    assert cells.measured(tmp_path, "cells", wanted, None, jobs=jobs) == rows
+
+
+# --- Tasks of the benchmarks: what is in a pile ---------------------------------------------------
+
+
+@given(share=st.sampled_from([0.01, 0.05, 0.2]), labelled=st.integers(1, 30), seed=st.integers(0, 5))
+def test_a_pile_has_all_negatives_and_the_share_of_hidden_positives(share, labelled, seed):
+    y = np.random.default_rng(seed).random(1000) < 0.3
+    pile, s = one_vs_rest_rows(y, share=share, labelled=labelled, draw=np.random.default_rng(seed))
+    hidden = np.count_nonzero(pile & y & (s == 0))
+    assert pile[~y].all() and s.sum() == labelled and (y & pile)[s == 1].all()
+    assert abs(hidden / np.count_nonzero(pile & (s == 0)) - share) < 1e-3
+
+
+# --- The original CIFAR files: refused by name where they are others ------------------------------
+
+
+def test_batches_that_are_not_the_original_ones_are_refused_before_they_are_read(tmp_path):
+    with pytest.raises(SourceError, match="cifar-10-batches-py or cifar-100-python"):
+        unpacked(tmp_path, tmp_path / "work")
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"something else")
+    with pytest.raises(SourceError, match="not the original, whole"):
+        unpacked(folder, tmp_path / "work")
+    assert not (tmp_path / "work").exists()

@@ -11,7 +11,7 @@ from helpers.planted import planted, write_cache
 from helpers.sessions import decide
 
 import pucache
-from pucache.labels.labels import Labels, PULabels
+from pucache import Labels, PULabels
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.serve import open_concept_sessions
 

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted
 
+from pucache import PULinearClassifier
 from pucache.devices import choose_device
 from pucache.estimates.audited_prior import (
     ALONE,
@@ -17,7 +18,7 @@ from pucache.estimates.intervals import LEVEL
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.estimates.share_of_new_images import estimate_share
-from pucache.training.sklearn_classifier import PULinearClassifier, linear_margins
+from pucache.training.sklearn_classifier import linear_margins
 from pucache.training.train_head import TrainingSettings, train_head
 from pucache.training.training_set import TrainingRows, TrainingSet
 

@@ -4,9 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pucache.images.decoding import Decoding
+from pucache import Decoding, open_source
 from pucache.images.loading import ChunkLoader, load_in_threads
-from pucache.images.source import open_source
 from pucache.images.tiling import list_images
 
 

@@ -1,13 +1,20 @@
 """Keys of parts of images, and the grids and squares that images are cut into."""
 
+import csv
 import itertools
+import json
 
 import pytest
 from helpers.pictures import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
+from pucache import Decoding, open_source
+from pucache.errors import SourceError
+from pucache.images.boxes import edges_of, region_of
 from pucache.images.regions import (
+    BOXES,
     MARK,
     Region,
     check_tiles,
@@ -18,6 +25,7 @@ from pucache.images.regions import (
     split_key,
     square_regions,
 )
+from pucache.images.tiling import list_images
 
 EDGES, SIDES = st.integers(0, 9**9), st.integers(1, 9**9)
 PIXELS = st.builds(Region, EDGES, EDGES, SIDES, SIDES, st.just(False))
@@ -117,3 +125,207 @@ def test_tiles_that_are_none_are_refused(tiles):
 @pytest.mark.parametrize("tiles", ["", "boxes", "3x3", "100x1", "512", "512 overlap 64"])
 def test_tiles_that_are_some_are_taken(tiles):
     check_tiles(tiles)
+
+
+# --- Boxes in every usual form: columns, one cell, pixels and shares, the JSON of COCO and MegaDete---
+
+SIZE = (64, 40)
+PIXELS_OF_BOXES = st.tuples(st.integers(0, 30), st.integers(0, 20), st.integers(2, 34), st.integers(2, 20))
+CORNERS = [("xmin", "ymin", "xmax", "ymax"), ("X1", "Y1", "X2", "Y2"), ("left", "top", "right", "bottom")]
+CORNERS += [("bbox_xmin", "bbox_ymin", "bbox_xmax", "bbox_ymax"), ("x_min", "y_min", "x_max", "y_max")]
+SIDES_OF_BOXES = [("x", "y", "w", "h"), ("X", "Y", "Width", "Height"), ("left", "top", "width", "height")]
+SIDES_OF_BOXES += [("bbox_x", "bbox_y", "bbox_width", "bbox_height"), ("bbox x", "bbox y", "bbox w", "bbox h")]
+CELLS = ["[{}, {}, {}, {}]", "{} {} {} {}", "({};{};{};{})", "{},{},{},{}"]
+
+
+def columns_of(form, box):
+    """Names and cells of a box in a form."""
+    x, y, w, h = box
+    if form in CORNERS:
+        return form, (x, y, x + w, y + h)
+    return (form, box) if form in SIDES_OF_BOXES else (("bbox",), (form.format(*box),))
+
+
+def write_table(path, form, boxes, more=("height", "width")):
+    names, _ = columns_of(form, boxes[0])
+    names = [*names, *(name for name in more if name not in [each.lower() for each in names])]
+    with path.open("w", newline="") as stream:
+        table = csv.writer(stream)
+        table.writerow(["file", *names])
+        for number, box in enumerate(boxes):
+            cells = columns_of(form, box)[1]
+            table.writerow([f"{number}.png", *cells, *[640] * (len(names) - len(cells))])
+    return path
+
+
+def photos(folder, count):
+    for number in range(count):
+        if not (folder / f"{number}.png").exists():
+            Image.new("RGB", SIZE).save(folder / f"{number}.png")
+
+
+def parts(source):
+    listing = list_images(source, BOXES, Decoding())
+    return {split_key(key) for key in listing.keys}, listing.failures
+
+
+@pytest.mark.parametrize("form", [*CORNERS, *SIDES_OF_BOXES, *CELLS], ids=str)
+@given(boxes=st.lists(PIXELS_OF_BOXES, min_size=1, max_size=4))
+def test_every_form_of_pixels_gives_the_same_parts(tmp_path_factory, form, boxes):
+    folder = tmp_path_factory.getbasetemp()
+    photos(folder, 4)
+    found, failures = parts(open_source(write_table(folder / "boxes.csv", form, boxes)))
+    assert found == {(f"{number}.png", Region(*box)) for number, box in enumerate(boxes)} and not failures
+
+
+@pytest.mark.parametrize("form", [*CORNERS, *SIDES_OF_BOXES, *CELLS], ids=str)
+@given(boxes=st.lists(PIXELS_OF_BOXES, min_size=1, max_size=4))
+def test_every_form_of_shares_gives_the_same_parts(tmp_path_factory, form, boxes):
+    folder = tmp_path_factory.getbasetemp()
+    photos(folder, 4)
+    shares = [(x / 64, y / 40, w / 64, h / 40) for x, y, w, h in boxes]
+    found, failures = parts(open_source(write_table(folder / "boxes.csv", form, shares)))
+    expected = {(f"{number}.png", (x, y, x + w, y + h)) for number, (x, y, w, h) in enumerate(boxes)}
+    assert {(image, region.box(SIZE)) for image, region in found} == expected and not failures
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["xmin", "ymin", "xmax"], ["x_center", "y_center", "width", "height"], ["cx", "cy", "w", "h"],
+        ["bbox_left", "bbox_right"], ["bounding_box_polygon"], ["x1", "y1", "w"], ["boxes"],
+    ],
+)  # fmt: skip
+def test_columns_that_look_like_boxes_of_another_form_are_refused_by_name(tmp_path, columns):
+    (tmp_path / "m.csv").write_text(f"file,{','.join(columns)}\n0.png{',1' * len(columns)}\n")
+    with pytest.raises(SourceError, match=f"columns of boxes of another form .*'{columns[0]}'.*expected x,y,w,h"):
+        open_source(tmp_path / "m.csv").scan()
+
+
+@pytest.mark.parametrize("columns", ["width,height", "label,x,y", "left,right", "w", "top", "height,width,class"])
+def test_other_columns_are_no_boxes(tmp_path, columns):
+    photos(tmp_path, 1)
+    (tmp_path / "m.csv").write_text(f"file,{columns}\n0.png{',1' * len(columns.split(','))}\n")
+    source = open_source(tmp_path / "m.csv")
+    assert source.scan().keys == ["0.png"] and not source.boxes
+
+
+@pytest.mark.parametrize(
+    ("box", "shares", "expected"),
+    [
+        ((6.4, 0, 32.000000000000001, 32), False, Region(6, 0, 26, 32)),
+        ((6.4, 0, 32.4, 32), False, Region(6, 0, 27, 32)),
+        ((-0.4, -0.9, 10, 10), False, Region(0, 0, 10, 10)),
+        ((0.1, 0.2, 1.0000001, 1), True, Region(100_000, 200_000, 900_000, 800_000, True)),
+        ((-0.004, 0, 1.005, 1), True, Region(0, 0, 1_000_000, 1_000_000, True)),
+    ],
+)
+def test_what_a_box_exceeds_its_image_by_a_little_is_cut_off(box, shares, expected):
+    assert region_of(box, shares) == (expected, "")
+
+
+@given(st.tuples(*[st.floats(-2, 3)] * 4), st.booleans())
+def test_any_numbers_are_a_region_or_a_reason(edges, shares):
+    region, problem = region_of(edges, shares)
+    assert (region is None) == bool(problem)
+    assert region is None or (min(region[:4]) >= 0 and region.w > 0 and region.h > 0)
+
+
+@given(st.text(max_size=12))
+def test_any_cell_is_a_box_or_none(cell):
+    edges = edges_of([cell], False)
+    assert edges is None or len(edges) == 4
+
+
+def test_a_box_that_is_none_fails_alone_and_one_that_repeats_counts_once(tmp_path):
+    photos(tmp_path, 2)
+    rows = ["0.png,0,0,9,9", "1.png,0,0,0,0", "1.png,,,,", "1.png,-9,0,3,3", "1.png,a,b,c,d", "0.png,0,0,9,9"]
+    (tmp_path / "m.csv").write_text("\n".join(["file,x,y,w,h", *rows]))
+    found, failures = parts(open_source(tmp_path / "m.csv"))
+    assert found == {("0.png", Region(0, 0, 9, 9))}
+    assert failures == {
+        "1.png#xywh=0,0,0,0": "the box has no area; expected a width and a height above 0",
+        "1.png#xywh=,,,": "the box is not four numbers",
+        "1.png#xywh=-9,0,3,3": "the box lies outside of the image",
+        "1.png#xywh=a,b,c,d": "the box is not four numbers",
+    }
+
+
+# --- JSON ------------------------------------------------------------------------------------------
+
+
+def coco(boxes):
+    """COCO annotations of (image, box, category, confidence)."""
+    names = sorted({category for *_, category, _ in boxes})
+    return {
+        "images": [{"id": 7 + number, "file_name": name} for number, name in enumerate(sorted({b[0] for b in boxes}))],
+        "categories": [{"id": 3 + number, "name": name} for number, name in enumerate(names)],
+        "annotations": [
+            {
+                "id": number, "image_id": 7 + sorted({b[0] for b in boxes}).index(image), "bbox": list(box),
+                "category_id": 3 + names.index(category), "score": confidence,
+            }
+            for number, (image, box, category, confidence) in enumerate(boxes)
+        ],
+    }  # fmt: skip
+
+
+def megadetector(boxes):
+    names = sorted({category for *_, category, _ in boxes})
+    images = {}
+    for image, (x, y, w, h), category, confidence in boxes:
+        found = {"category": str(names.index(category)), "conf": confidence, "bbox": [x / 64, y / 40, w / 64, h / 40]}
+        images.setdefault(image, []).append(found)
+    return {
+        "info": {"format_version": "1.4"},
+        "detection_categories": {str(number): name for number, name in enumerate(names)},
+        "images": [
+            *({"file": image, "detections": found} for image, found in images.items()),
+            {"file": "bad.jpg", "failure": "Failure image access", "detections": None},
+        ],
+    }
+
+
+FOUND = [("a/0.png", (1, 2, 30, 20), "animal", 0.9), ("a/0.png", (8, 8, 9, 9), "person", 0.15)]
+FOUND += [("1.png", (0, 0, 64, 40), "animal", 0.2), ("1.png", (4, 4, 8, 8), "vehicle", 0.8)]
+
+
+@pytest.mark.parametrize("write", [coco, megadetector])
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"min_confidence": 0.2}, [0, 2, 3]),
+        ({"category": "animal"}, [0, 2]),
+        ({"category": ["animal", "person"], "min_confidence": 0.5}, [0]),
+    ],
+)
+def test_detections_are_a_source_of_parts_with_their_categories(tmp_path, write, options, kept):
+    (tmp_path / "photos" / "a").mkdir(parents=True)
+    for name in ("a/0.png", "1.png"):
+        Image.new("RGB", SIZE).save(tmp_path / "photos" / name)
+    (tmp_path / "found.json").write_text(json.dumps(write(FOUND)))
+
+    source = open_source(tmp_path / "found.json", images=tmp_path / "photos", **options)
+    found, failures = parts(source)
+
+    expected = {(FOUND[at][0], *FOUND[at][1]): FOUND[at][2] for at in kept}
+    boxes = {(image, *region.box(SIZE)) for image, region in found}
+    assert boxes == {(image, x, y, x + w, y + h) for image, x, y, w, h in expected} and not failures
+    assert sorted(category for _, category in source.concepts) == sorted(expected.values())
+    assert parts(open_source(source.name)) == (found, failures)  # as a cache names its source
+    assert source.read("a/0.png") == (tmp_path / "photos" / "a" / "0.png").read_bytes()
+
+
+@pytest.mark.parametrize("write", [coco, megadetector])
+def test_detections_that_make_no_sense_are_refused_in_one_line(tmp_path, write):
+    (tmp_path / "found.json").write_text(json.dumps(write(FOUND)))
+    with pytest.raises(ValueError, match="has no category 'dog'; it has animal, person, vehicle"):
+        open_source(tmp_path / "found.json", category="dog").scan()
+    with pytest.raises(SourceError, match="names no image"):
+        open_source(tmp_path / "found.json", min_confidence=0.99).scan()
+    whole = json.dumps(write(FOUND))
+    for broken in (whole.replace('"bbox"', '"box"'), whole.replace('"images": [', '"images": [3, ')):
+        (tmp_path / "found.json").write_text(broken)
+        with pytest.raises(SourceError, match=r"found\.json"):
+            open_source(tmp_path / "found.json").scan()

@@ -1,12 +1,19 @@
 import os
+import struct
 import tarfile
+import zipfile
+import zlib
 from collections import Counter
+from functools import lru_cache
 
 import pytest
 from helpers.pictures import refusal
 from helpers.sources import tar, write
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pucache import open_source
+from pucache.errors import SourceError
 from pucache.images.listing import UNKNOWN
 
 WHOLE = tar(*((f"{i}.png", bytes([65 + i]) * 600) for i in range(3)))  # members at 0, 1536 and 3072
@@ -97,3 +104,189 @@ def test_a_damaged_shard_is_a_failure_beside_its_whole_members_and_other_shards(
     assert listing.failures.pop("pipe.tar/") == "tar shard cannot be read: not a regular file"
     assert set(listing.failures) == {"damaged.tar", "zero.tar"}
     assert all(reason.startswith("tar shard is damaged or truncated: ") for reason in listing.failures.values())
+
+
+# --- zip names ------------------------------------------------------------------------------------
+
+FAT, UNIX, NTFS = 0, 3, 10
+
+
+def member(name, *, system=FAT, utf8=False, extra=b""):
+    """Bytes of a local entry and of its entry in the directory, without the offset; `name` is bytes."""
+    flags, data = utf8 << 11, b"data of " + name
+    common = struct.pack("<HHHHHLLL", 20, flags, 0, 0, 33, zlib.crc32(data), len(data), len(data))
+    local = b"PK\3\4" + common + struct.pack("<HH", len(name), 0) + name + data
+    central = b"PK\1\2" + bytes([20, system]) + common
+    central += struct.pack("<HHHHHL", len(name), len(extra), 0, 0, 0, 0)
+    return local, central, name + extra
+
+
+def archive(path, *members):
+    """A ZIP as any program may have written it."""
+    content, directory = b"", b""
+    for local, central, tail in members:
+        directory += central + struct.pack("<L", len(content)) + tail
+        content += local
+    end = struct.pack("<4s4H2LH", b"PK\5\6", 0, 0, len(members), len(members), len(directory), len(content), 0)
+    return write(path, content + directory + end)
+
+
+def keys(where):
+    source = open_source(where)
+    listing = source.scan()
+    assert all(source.read(key).startswith(b"data of ") for key in listing.keys)
+    return listing.keys, listing.failures
+
+
+@pytest.mark.parametrize("system", [FAT, NTFS])
+def test_folders_of_windows_have_slashes(tmp_path, system):
+    names = [b"photos\\", b"photos\\car\\1.png", b"photos\\car/2.png"]
+    where = archive(tmp_path / "x.zip", *(member(name, system=system) for name in names))
+    assert keys(where) == (["photos/car/1.png", "photos/car/2.png"], {})
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ([b"a\\b.png", b"c/d.png"], ["a\\b.png", "c/d.png"]),
+        ([b"a\\b.png", b"d.png"], ["a\\b.png", "d.png"]),
+        ([b"p\\car\\1.png", b"p\\2.png"], ["p/2.png", "p/car/1.png"]),
+    ],
+    ids=["folders", "a flat folder", "no name without a backslash"],
+)
+def test_a_backslash_of_unix_stays_unless_every_name_has_one(tmp_path, names, expected):
+    assert keys(archive(tmp_path / "x.zip", *(member(name, system=UNIX) for name in names))) == (expected, {})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name"),
+    [
+        ("cp932", "写真/表紙.png"),
+        ("cp932", "テスト.png"),
+        ("gbk", "照片/汽车.png"),
+        ("cp437", "caf\xe9/\xfcber.png"),
+        ("cp850", "S\xe3o Jo\xe3o/\xd8.png"),
+        ("utf-8", "写真/caf\xe9.png"),
+    ],
+)
+def test_the_encoding_of_names_is_guessed_and_said(tmp_path, caplog, encoding, name):
+    where = archive(tmp_path / "x.zip", member(name.encode(encoding)), member(b"plain.png"))
+    assert set(keys(where)[0]) == {name, "plain.png"}
+    assert (f"read as {encoding}" in caplog.text) == (encoding != "utf-8")
+
+
+NAMES = {
+    "cp437": "Müller Köln Straße Grüße über Äpfel façade élève Zürich señor Münster Fußball Mädchen",
+    "cp850": "Rødgrød Ærø Ålborg Sørensen køer São João coração maçãs Ørsted smørrebrød Øre",
+    "cp852": "książka żółw Łódź gęś źrebię Wrocław příroda kůň žába Dvořák město řeka čáp śnieg",
+    "cp866": "Москва фото папка СНИМОК Санкт-Петербург кошка собака Машина снег ёлка вид_из_окна",
+    "cp932": "写真 テスト 表紙 東京 さくら 犬と猫 車の画像 京都旅行 日本語 ノート IMG写真 花火大会",
+    "gbk": "照片 汽车 上海 我的文件 猫和狗 旅行相册 红色的花 北京 新建文件夹 中国地图 测试数据",
+    "big5": "照片 汽車 臺北 我的文件 貓與狗 旅行相簿 紅色的花 資料夾 中國地圖 測試圖片",
+    "euc_kr": "사진 자동차 강아지 고양이 서울여행 새폴더 그림파일 한국 테스트 꽃과나무 바다",
+}
+
+
+@pytest.mark.parametrize("encoding", NAMES)
+@given(data=st.data())
+def test_words_of_a_language_tell_its_encoding(tmp_path_factory, data, encoding):
+    """Any few names of one, with numbers and names in ASCII among them."""
+    words = data.draw(st.lists(st.sampled_from(NAMES[encoding].split()), min_size=4, max_size=8, unique=True))
+    names = [f"{data.draw(st.sampled_from(['', 'photos/', '2021_']))}{word}{at}.png" for at, word in enumerate(words)]
+    members = [member(name.encode(encoding)) for name in [*names, "plain.png"]]
+    assert set(keys(archive(tmp_path_factory.mktemp("z") / "x.zip", *members))[0]) == {*names, "plain.png"}
+
+
+@given(
+    data=st.data(), encoding=st.sampled_from(["cp932", "gbk", "cp437", "cp850", "cp1252", "big5", "koi8-r", "euc-kr"])
+)
+def test_a_named_encoding_reads_every_name_of_it(tmp_path_factory, data, encoding):
+    texts = st.text(st.sampled_from(letters_of(encoding)), min_size=1, max_size=20)
+    names = data.draw(st.lists(texts, min_size=1, max_size=5, unique=True))
+    names = [f"{name}.png" for name in names if not is_utf8(name.encode(encoding)) or name.isascii()]
+    where = archive(tmp_path_factory.mktemp("z") / "x.zip", *(member(name.encode(encoding)) for name in names))
+    if names:
+        assert set(keys(f"{where}#encoding={encoding}")[0]) == set(names)
+
+
+@lru_cache
+def letters_of(encoding):
+    return [letter for letter in map(chr, range(33, 0x10000)) if letter not in "/\\.#" and encodable(letter, encoding)]
+
+
+def encodable(text, encoding):
+    try:
+        return text.encode(encoding).decode(encoding) == text
+    except UnicodeError:
+        return False
+
+
+def is_utf8(name):
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def test_the_extra_field_of_info_zip_comes_first_where_it_is_of_this_name(tmp_path):
+    def unicode_path(raw, text):
+        field = struct.pack("<BL", 1, zlib.crc32(raw)) + text.encode()
+        return struct.pack("<HH", 0x7075, len(field)) + field
+
+    fresh, stale = b"\x8e\xca.png", b"caf\x82.png"
+    where = archive(
+        tmp_path / "x.zip",
+        member(fresh, extra=struct.pack("<HHL", 0x5455, 4, 0) + unicode_path(fresh, "写.png")),
+        member(stale, extra=unicode_path(b"other", "wrong.png")),
+    )
+    assert keys(where) == (["caf\xe9.png", "写.png"], {})
+
+
+def test_a_name_that_is_wrongly_marked_as_utf8_costs_no_other(tmp_path):
+    names = {b"caf\x82.png": True, "写真.png".encode(): True, b"plain.png": False}
+    where = archive(tmp_path / "x.zip", *(member(name, utf8=utf8) for name, utf8 in names.items()))
+    assert keys(where) == (["caf\xe9.png", "plain.png", "写真.png"], {})
+
+
+def test_a_name_that_a_named_encoding_lacks_is_a_failure(tmp_path):
+    where = archive(tmp_path / "x.zip", member("照片.png".encode("gbk")), member(b"\xff\xff.png"))
+    found, failures = keys(f"{where}#encoding=gbk")
+    assert found == ["照片.png"] and list(failures.values()) == ["file name is not UTF-8; rename the file"]
+
+
+def test_the_name_of_the_source_holds_the_encoding_and_opens_it_again(tmp_path):
+    where = archive(tmp_path / "x.zip", member("照片.png".encode("gbk")))
+    source = open_source(f"{where}#encoding=GBK")
+    assert source.name == f"{where}#encoding=gbk" and keys(source.name)[0] == ["照片.png"]
+
+
+@pytest.mark.parametrize(
+    ("where", "problem"),
+    [
+        ("x.zip#encoding=nonsense", "unknown encoding 'nonsense'"),
+        ("folder#encoding=gbk", "an encoding is named, which is for manifests, tar"),
+    ],
+)
+def test_encodings_that_do_not_fit_are_refused(where, problem):
+    with pytest.raises(ValueError, match=problem):
+        open_source(where)
+
+
+def test_latin_names_in_a_tar_are_read_by_their_encoding(tmp_path):
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.GNU_FORMAT, encoding="latin-1") as shard:
+        shard.addfile(tarfile.TarInfo("caf\xe9.png"))
+    assert list(open_source(tmp_path / "x.tar").scan().failures) == ["caf\\xe9.png"]
+    assert open_source(f"{tmp_path}/x.tar#encoding=latin-1").scan().keys == ["caf\xe9.png"]
+
+
+def test_files_of_a_mac_beside_the_images_are_left_out(tmp_path):
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as packed:
+        for name in ("a/1.png", "__MACOSX/a/._1.png", "a/.DS_Store", "/abs/2.png", "../3.png"):
+            packed.writestr(name, "data of it")
+    assert keys(tmp_path / "x.zip")[0] == ["../3.png", "/abs/2.png", "a/1.png"]
+
+
+def test_a_damaged_archive_is_refused_as_before(tmp_path):
+    with pytest.raises(SourceError, match="as ZIP"):
+        open_source(write(tmp_path / "x.zip", b"PK\1\2" + bytes(100))).scan()

@@ -24,11 +24,9 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
-from pucache import read_labels, train_pu
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import EmbeddingCache, EncoderSpec, read_labels, report, train_pu
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
-from pucache.encoders.spec import EncoderSpec
 from pucache.estimates.calibration import LEAST, fit_tilt
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.metrics import from_pu, with_labels
@@ -39,7 +37,6 @@ from pucache.pages import report as module
 from pucache.pages.charts import HeldOut
 from pucache.pages.embedding_map import choose_rows, embedding_map, shares_of_likely
 from pucache.pages.html import visible
-from pucache.pages.report import report
 from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
 from pucache.storage import retries
 

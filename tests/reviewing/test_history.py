@@ -1,13 +1,24 @@
 """The fold over a log: what leaves for good, what waits, what contradicts the entries before."""
 
+import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers.reviews import Log
+from helpers import command_line
+from helpers.reviews import Log, ReviewProcess, pictured_pile, served
+from helpers.sessions import decide, decide_all, labels_of, pile_of, proposal
 
+import pucache
+from pucache import EmbeddingCache, audit, review, session_labels
+from pucache.errors import SessionError
+from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.history import RATE_OF, History
 from pucache.reviewing.log import Choice, Entry, Stream
+from pucache.reviewing.serve import rows_in_conflict
+from pucache.reviewing.session import open_session, read_session
+from pucache.reviewing.two_readers import agreement
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
@@ -135,3 +146,194 @@ def test_the_limits_of_a_zone_in_parts_hold_after_the_pile_grew():
         missed += not held
         excluded.append(less)
     assert missed <= (1 - level) * count and np.mean(excluded) > 1, (missed, excluded)
+
+
+# --- Two readers: a session beside another one, what they differ on, and the labels and the audit o---
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return pile_of(tmp_path, 60, twins=[(10, 11), (1, 3)])
+
+
+@pytest.fixture
+def folder(cache):
+    """Session of a first reader, anna, who has decided rows 10 to 14 and five random images."""
+    with open_session(cache, labels_of(60)) as session:
+        for row in (10, 12, 13, 14):
+            session.decide(proposal(row, POSITIVE if row < 13 else NEGATIVE, reviewer="anna"))
+        for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, 5):
+            session.decide(proposal(draw.row, NEGATIVE, reviewer="anna"))
+        return session.folder
+
+
+def beside(cache, folder, name="ben"):
+    """The session of a second reader."""
+    return open_session(EmbeddingCache(cache.files[0].path), folder=folder.parent / name, beside=folder)
+
+
+def item(row, choice):
+    """A decision as a page sends it."""
+    return {"request": f"r{row}", "row": row, "choice": choice, "replaces": 0}
+
+
+def test_a_second_reader_begins_with_the_labels_and_the_pile_of_the_first_and_sees_no_answer(cache, folder):
+    with beside(cache, folder) as session:
+        assert session.pile.urns == (56,) and session.state.untaken.sum() == 56
+        assert np.flatnonzero(session.state.labels()[0]).tolist() == [0, 1, 2] and not session.entries()
+        decide(session, 20)
+    with beside(cache, folder) as session, open_session(cache, folder=folder) as first:
+        decide(session, 21), decide(first, 22)
+        assert (session.state.progress().decided, first.state.progress().decided) == (2, 10)
+
+
+def test_what_a_second_reader_cannot_begin_beside_is_refused(cache, folder, tmp_path):
+    with pytest.raises(SessionError, match="no review session at"):
+        open_session(cache, folder=tmp_path / "ben", beside=tmp_path / "new")
+    with pytest.raises(ValueError, match="--beside is for a single review with a folder of its own"):
+        review(cache, beside=folder, open_browser=False)
+    other = pile_of(tmp_path, 20, name="other.h5")
+    open_session(other).close()
+    with pytest.raises(SessionError, match=r"are no reviews of the same images in the same state"):
+        audit(folder, beside=tmp_path / "other.h5.review")
+
+
+# --- what they differ on ---------------------------------------------------------------------------
+
+
+def test_conflicts_are_offered_among_as_many_others_unmarked(cache, folder, tmp_path):
+    with beside(cache, folder) as session:
+        decide(session, 11, NEGATIVE), decide(session, 12), decide(session, 14, POSITIVE)
+    with open_session(cache, folder=folder) as first:
+        differ = rows_in_conflict(first, tmp_path / "ben")
+        assert sorted(differ) == [10, 14]
+    with served(cache, folder, conflicts=differ) as (_, server):
+        client = server.client()
+        rows = [card["row"] for card in client.post("/api/next", count=50, only="doubted")["images"]]
+        assert {10, 14} < set(rows) and len(rows) == 4 and rows == sorted(rows)
+        for card in client.post("/api/next", count=50, only="doubted")["images"]:
+            answer = "negative" if card["row"] == 10 else "positive" if card["row"] == 14 else "skip"
+            client.decide(card, answer, correction=True)
+        assert client.get("/api/state")["doubted"] == 0, "each is offered once"
+        client.close()
+    assert audit(folder, beside=tmp_path / "ben").agreement.conflicts == ()
+
+
+def test_agreement_is_of_the_first_labels_and_of_those_given_at_random():
+    first, second = Log(40), Log(40)
+    for group in range(20):
+        first.decide(group, POSITIVE if group < 8 else NEGATIVE)
+        second.decide(group, POSITIVE if group < 10 else NEGATIVE)
+    for group in (30, 31):
+        first.draw(group, NEGATIVE), second.draw(group, NEGATIVE)
+    first.decide(8, POSITIVE)  # after both were looked at
+    of = agreement(first.history(), second.history())
+    assert tuple(of.decided) == (8, 0, 2, 12) and tuple(of.drawn) == (0, 0, 0, 2)
+    assert [one for one, *_ in of.conflicts] == [""], "one is left; logs of tests have no keys"
+
+
+# --- labels of both --------------------------------------------------------------------------------
+
+
+def test_labels_are_what_both_say(cache, folder, tmp_path):
+    with beside(cache, folder) as session:
+        decide(session, 11, NEGATIVE), decide(session, 12), decide(session, 13, SKIP), decide(session, 20)
+    both, alone = session_labels(cache, folder, beside=tmp_path / "ben").only, session_labels(cache, folder).only
+    assert both.reviewed[[10, 11, 12, 13, 20]].tolist() == [0, 0, 1, -1, 1], "none, both, the first, the second alone"
+    assert alone.reviewed[[10, 11, 12, 13, 20]].tolist() == [1, 1, 1, -1, 0]
+    assert "They differ on 1 now, which have no label: '010.png'" in both.hidden.statements
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_audit_of_both_is_that_of_their_labels_whatever_both_did(tmp_path, seed):
+    rng, keys = np.random.default_rng(seed), [f"{row:03}.png" for row in range(60)]
+    cache, folder = pile_of(tmp_path, keys, twins=[(10, 11), (20, 25)]), tmp_path / "anna"
+    for grown in (False, True):
+        for name in ("anna", "ben"):
+            opened = open_session(cache, folder=folder) if name == "anna" else beside(cache, folder)
+            with opened as session:
+                for _ in range(12):
+                    if rng.random() < 0.3:
+                        session.draw(rng, Stream.AUDIT, 2)
+                    if not session.state.zone.any() and rng.random() < 0.2:
+                        session.fix_zone(rng.choice(60, 20, replace=False))
+                    row = int(rng.integers(len(session.cache)))
+                    decide(session, row, list(Choice)[rng.integers(3)])
+        audited = pucache.audit(folder, beside=tmp_path / "ben")
+        labels = session_labels(EmbeddingCache(cache.files[0].path), folder, beside=tmp_path / "ben").only
+        if labels.hidden is not None:
+            assert list(labels.hidden.statements) == sentences(audited)
+        if not grown:
+            cache = pile_of(tmp_path, [*keys, "new.png", "newer.png"], twins=[(10, 11), (20, 25)])
+
+
+def test_reviews_of_different_states_of_the_cache_are_no_audit_of_both(cache, folder, tmp_path):
+    beside(cache, folder).close()
+    grown = pile_of(tmp_path, [*cache.keys, "new.png"], twins=[(10, 11), (1, 3)])
+    open_session(grown, folder=folder).close()
+    with pytest.raises(SessionError, match=r"go on with each once after the cache has changed"):
+        audit(folder, beside=tmp_path / "ben")
+    assert audit(folder).agreement is None
+    assert session_labels(grown, folder, beside=tmp_path / "ben").only.hidden is not None, "labels are matched by key"
+
+
+def test_two_readers_who_look_again_leave_at_most_half_of_the_errors_of_one(tmp_path):
+    n, rate, rng = 400, 0.05, np.random.default_rng(1)
+    cache, truth = pile_of(tmp_path, n), rng.random(n) < 0.3
+    wrong_alone = left = 0
+    for number in range(3):
+        folder, second = tmp_path / f"anna-{number}", tmp_path / f"ben-{number}"
+
+        def answer(session, rows):
+            wrong = rng.random(len(rows)) < rate
+            chosen = [POSITIVE if truth[row] != err else NEGATIVE for row, err in zip(rows, wrong, strict=True)]
+            in_force = [session.state.in_force(row) for row in rows]
+            replaced = [one.serial if one else 0 for one in in_force]
+            decide_all(session, map(proposal, rows, chosen, replaced))
+            return int(wrong.sum())
+
+        with open_session(cache, folder=folder) as session:
+            wrong_alone += answer(session, range(n - 9))
+        with open_session(cache, folder=second, beside=folder) as session:
+            answer(session, range(n - 9))
+        for mine, other in ((folder, second), (second, folder)):
+            with open_session(cache, folder=mine) as session:
+                answer(session, rows_in_conflict(session, other))
+        labels = session_labels(cache, folder, beside=second).only
+        left += int((labels.positive & ~truth).sum() + (labels.negative & truth).sum())
+    assert 2 * left <= wrong_alone
+
+
+# --- commands --------------------------------------------------------------------------------------
+
+
+def test_commands_take_both_readers(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pictured_pile(tmp_path)
+    with ReviewProcess(tmp_path, "--positives", "found.txt", "--port", 0, "--reviewer", "anna") as first:
+        with closing(first.client()) as client:
+            client.post("/api/decide", decisions=[item(10, "positive")])
+        place = ("--session", "ben", "--beside", "pile.h5.review")
+        with ReviewProcess(tmp_path, *place, "--reviewer", "Dr. Ben", "--port", 0) as other:
+            with closing(other.client()) as client:
+                client.post("/api/decide", decisions=[item(10, "negative"), item(11, "positive")])
+            assert other.end() == 130 and "train on it: pucache train-pu pile.h5 --labels ben\n" in other.printed
+        assert first.end() == 130
+    result = json.loads(command_line.run("audit pile.h5.review --beside ben --json", 0).stdout)
+    assert result["agreement"]["conflicts"] == [{"key": "010.png", "first": "positive", "second": "negative"}]
+    assert result["found"] == 1 and "anna and Dr. Ben agreed on 0 of 1" in result["statements"][-2]
+    assert (
+        "--beside is for labels of a review"
+        in command_line.run("train-pu pile.h5 --positives found.txt --beside ben", 2).output
+    )
+    trained = command_line.run("train-pu pile.h5 --labels pile.h5.review --beside ben --method linear", 0).stdout
+    assert "1 positive, 0 negative" in trained
+
+
+def test_a_second_reader_of_0_4_is_a_session_beside_the_first(cache, folder):
+    """It lies in a folder of the first one."""
+    with open_session(cache, folder=folder / "readers/anna", beside=folder) as session:
+        decide(session, 10)
+    with read_session(cache, folder / "readers/anna") as session:
+        assert session.state.progress().positives == 1
+    assert audit(folder, beside=folder / "readers/anna").agreement.decided.both_positive == 1

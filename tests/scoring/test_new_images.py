@@ -5,10 +5,8 @@ import pytest
 from helpers.few_labels import with_labels
 from helpers.planted import planted, write_cache
 
-from pucache import check_new_images
-from pucache.scoring.score import score
+from pucache import PULinearClassifier, check_new_images, score
 from pucache.scoring.score_tables import read_scores
-from pucache.training.sklearn_classifier import PULinearClassifier
 
 X, S, Y = planted(2100, labelled=120)
 PILE, REST = slice(0, 900), slice(900, 1500)

@@ -10,6 +10,7 @@ import safetensors.torch
 from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
 
+from pucache import PULinearClassifier, __version__
 from pucache.errors import ModelError
 from pucache.estimates.calibration import Tilt
 from pucache.estimates.dataset_shift import PileSample
@@ -31,8 +32,6 @@ from pucache.training.model_file import (
     write_model,
 )
 from pucache.training.neighbour_evidence import NeighbourEvidence, NeighbourSettings
-from pucache.training.sklearn_classifier import PULinearClassifier
-from pucache.version import __version__
 
 PRIOR = PriorEstimate(method="tilt", prior=0.25, low=0.125, high=0.5, level=0.9)
 PLAIN = {"loss": "imbupu", "n_folds": 5, "prior": np.float32(0.25)}

@@ -6,19 +6,23 @@ import pytest
 from helpers.planted import QUICK, planted, write_cache
 from helpers.tiny import save_image, tiny_encoder
 
-from pucache import train_pu
-from pucache.cache.embedding_cache import EmbeddingCache
+from pucache import (
+    EmbeddingCache,
+    EncoderSpec,
+    Labels,
+    PULabels,
+    PULinearClassifier,
+    open_source,
+    read_labels,
+    train_pu,
+)
 from pucache.embedding.embed import run_embedding
-from pucache.encoders.spec import EncoderSpec
 from pucache.errors import CacheError, LabelError
-from pucache.images.source import open_source
-from pucache.labels.labels import Labels, PULabels
-from pucache.labels.read_labels import open_labels, read_labels
+from pucache.labels.read_labels import open_labels
 from pucache.neighbours import graph
 from pucache.neighbours.graph_file import graph_path
 from pucache.training.cross_fitting import deal_folds
 from pucache.training.model_summary import summary
-from pucache.training.sklearn_classifier import PULinearClassifier
 from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
