@@ -60,7 +60,7 @@ SAID = [
     (ranked_alone, AUDIT, 0, "41 found. How many more is not known before the first random image."),
     (ranked_alone, TRAIN, 0, "after a review without random images the prior is too low"),
     (ranked_alone, REPORT, 0, "that of the number of hidden positives is too low"),
-    (skips, AUDIT, 0, "0 found. With 95 % confidence at most 360 more among 360."),
+    (skips, AUDIT, 0, "0 found. Perhaps 5 more are hidden; at most 360, with 95 % confidence"),
     (
         skips,
         AUDIT,
@@ -71,7 +71,7 @@ SAID = [
     (every_image, AUDIT, 0, "43 found. Every image is decided."),
     (every_image, TRAIN, 1, ALL_DECIDED),
     (every_image, REPORT, 1, ALL_DECIDED),
-    (contradictions, AUDIT, 0, "22 found. With 95 % confidence at most 60 more among 253."),
+    (contradictions, AUDIT, 0, "22 found. Perhaps 4 more are hidden; at most 60, with 95 % confidence"),
     (
         contradictions,
         TRAIN,
