@@ -110,17 +110,6 @@ def machine(bench: Bench) -> dict[str, object]:
     return found
 
 
-def libraries(bench: Bench) -> dict[str, object]:
-    """Whether faiss and torch load together, and what faiss sees."""
-    import faiss
-
-    x = np.random.default_rng(0).standard_normal((1000, 32)).astype(np.float32)
-    product = torch.from_numpy(x).to(bench.device) @ torch.from_numpy(x).to(bench.device).T
-    nearest = faiss.knn(x, x, 1, metric=faiss.METRIC_INNER_PRODUCT)[1]
-    gpus = getattr(faiss, "get_num_gpus", int)()
-    return {"GPUs that faiss sees": gpus, "agree": shared(nearest, product.argmax(1, keepdim=True).cpu().numpy())}
-
-
 def heads(bench: Bench, *, dim: int, solver: str) -> dict[str, object]:
     """Heads on the device and on the CPU: seconds, and the difference of their margins in standard deviations."""
     from pucache.heads.minibatch import SGDSettings
@@ -257,19 +246,6 @@ def embedding(bench: Bench, *, kind: str, name: str) -> dict[str, object]:
     } | {f"{stage}, s": value for stage, value in profile.seconds.items()}
 
 
-def tuned(bench: Bench, *, name: str) -> dict[str, object]:
-    """The forward pass alone by cuDNN's heuristics, as `embed` runs it, and with its timing of kernels."""
-    loaded = encoder_of(bench, name)
-    pixels = torch.zeros((loaded.runtime.batch_size, *loaded.runtime.input_size, 3), dtype=torch.uint8)
-    found = {}
-    for how in ("heuristics", "tuned"):
-        loaded.runtime.start()
-        torch.backends.cudnn.benchmark = how == "tuned"
-        taken = seconds(bench.device, lambda: loaded.runtime(pixels), 5)
-        found |= {f"{how}, first batch, s": taken["first"], f"{how}, images/s": len(pixels) / taken["seconds"]}
-    return found
-
-
 def write_pngs(folder: Path, count: int) -> None:
     """PNG files of 32 px of noise."""
     from PIL import Image
@@ -325,7 +301,7 @@ def tests(bench: Bench) -> dict[str, object]:
 
 # seconds that a group may take, and its checks
 GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
-    (60, {"machine": machine, "faiss beside torch": libraries}),
+    (60, {"machine": machine}),
     (60, {"embedding, bundled, 1,000 PNG": functools.partial(embedding, kind="few", name="bundled")}),
     (150, {"tests": tests}),
     (60, {"embedding, ResNet-50, 1,000 PNG": functools.partial(embedding, kind="few", name="resnet50")}),
@@ -340,7 +316,6 @@ GROUPS: list[tuple[int, dict[str, Callable[[Bench], dict[str, object]]]]] = [
     (90, {"embedding, ResNet-50, PNG of 32 px": functools.partial(embedding, kind="png", name="resnet50")}),
     (90, {"embedding, bundled, PNG of 32 px": functools.partial(embedding, kind="png", name="bundled")}),
     (90, {"embedding, ResNet-50, JPEG of 500 x 375": functools.partial(embedding, kind="jpeg", name="resnet50")}),
-    (90, {f"forward pass, {name}": functools.partial(tuned, name=name) for name in ("bundled", "resnet50")}),
     (180, {"heads, a million rows": heads_many}),
     (240, {"train_pu, a million rows": train_many}),
     (120, {"ranking, a million rows": functools.partial(ranking, many=True)}),
