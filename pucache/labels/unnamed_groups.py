@@ -79,10 +79,11 @@ class UnnamedGroups:
             named = shlex.quote(self.pattern)
         caches = " ".join(shlex.quote(str(file.path)) for file in cache.files)
         labels = " ".join(shlex.quote(source) for source in sources) or "LABELS"
+        out = " --out grouped.csv" * ("labels.csv" in sources)  # which the command would write
         return (
             f"{self.labelled:,} labelled positives lie in {self.holding:,} {where}; drawn at random they would lie in "
             f"about {self.by_chance:,}. Figures count each group as one label until you name groups: pucache labels "
-            f"{caches} {labels} --groups {named} (none: all images are independent)"
+            f"{caches} {labels} --groups {named}{out} (none: all images are independent)"
         )
 
 
