@@ -18,16 +18,14 @@ from benchmarks.common.cells import measured, table
 from benchmarks.common.command_line import write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.image_classes import embedded
-from benchmarks.quality.groups import FIGURES, LABELLED, SHARES, UNNAMED, row_of, stated
-from pucache import EmbeddingCache, PULinearClassifier
+from benchmarks.quality.groups import SHARES, UNNAMED
+from pucache import EmbeddingCache
 from pucache.labels.near_duplicates import groups as twins_of
 from pucache.labels.unnamed_groups import find_unnamed_groups
 
 FRAMES, VIDEOS_A_CLASS = 10, 200
 VIDEOS, POSITIVE, HOLDING, LABELLED_FRAMES = 146, 17, 5, 8  # of a pile; with positives, with labels; of a video
 ROWS, LABELS, CLASSES = (500, 5000), (12, 100), 4  # of independent piles; classes that are positive, at most
-TRAINED = 300  # videos of a pile that is trained on, as in `benchmarks.quality.groups`
-ARMS = ("named", "seen in neighbourhoods", "without")
 SEARCHES = ("at random", "first of the listing", "nearest neighbours")
 SITES = 12
 
@@ -127,17 +125,6 @@ def of_frames(path: Path, layout: str, number: int) -> dict:
     return {"seen": seen(X, keys, labelled) is not None}
 
 
-def trained(path: Path, number: int) -> dict:
-    """Intervals of a pile with labels in 15 videos, whose names do not tell them, by groups of each arm."""
-    draw, labelled = np.random.default_rng([1, number]), LABELLED[0]
-    hidden = round(TRAINED * np.exp(draw.uniform(*np.log(SHARES))))
-    X, keys, video = pile_of_videos(path, "numbers in any order", labelled + hidden, labelled + TRAINED, draw)
-    s, y = (video < labelled).astype(np.int8), video < labelled + hidden
-    arms = dict(zip(ARMS, (video, seen(X, keys, np.flatnonzero(s)), None), strict=True))
-    models = {name: PULinearClassifier(random_state=number).fit(X, s, groups=groups) for name, groups in arms.items()}
-    return {name: stated(model, X[s == 0], y[s == 0]) for name, model in models.items()}
-
-
 def frames_of(images: Path, work: Path) -> Path:
     """Cache of the frames, made once from the first images of each class in folders."""
     folder = work / "frames"
@@ -162,7 +149,7 @@ def augmented(image: Image.Image, draw: np.random.Generator) -> Image.Image:
     return ImageEnhance.Contrast(image).enhance(draw.uniform(0.7, 1.3))
 
 
-def section(independent: list[dict], videos: list[dict], models: list[dict]) -> str:
+def section(independent: list[dict], videos: list[dict]) -> str:
     layouts = list(dict.fromkeys((row["data"], row["layout"]) for row in independent))
     of_layouts = [[row for row in independent if (row["data"], row["layout"]) == one] for one in layouts]
     alarms = [
@@ -170,7 +157,6 @@ def section(independent: list[dict], videos: list[dict], models: list[dict]) -> 
         for (data, layout), rows in zip(layouts, of_layouts, strict=True)
     ]
     of_names = {name: [row["seen"] for row in videos if row["layout"] == name] for name in NAMES}
-    figures = [f"{name}{what}" for name in FIGURES for what in ("", ", width")]
     return "\n\n".join(
         [
             UNNAMED,
@@ -181,10 +167,6 @@ def section(independent: list[dict], videos: list[dict], models: list[dict]) -> 
             f"**Videos seen** in piles of {VIDEOS}, {POSITIVE} of them of one class; {HOLDING * LABELLED_FRAMES} "
             f"labels, {LABELLED_FRAMES} of the {FRAMES} frames of {HOLDING} videos.",
             table(["keys", "piles", "seen"], [[name, len(one), sum(one)] for name, one in of_names.items() if one]),
-            f"**Intervals** on piles of {TRAINED} videos, 3 to 30 % of them positive, and {LABELLED[0]} whole ones "
-            "labelled, with numbers in any order as keys. Coverage of 90 % intervals with its standard error, and the "
-            "median width.",
-            table(["videos labelled", "groups", "piles", *figures], [row_of(models, LABELLED[0], arm) for arm in ARMS]),
             environment(),
         ]
     )
@@ -195,7 +177,6 @@ def main() -> None:
     parser.add_argument("caches", type=Path, nargs=2, metavar="CIFAR.h5 FASHION.h5")
     parser.add_argument("--images", type=Path, required=True, help="CIFAR-10's training images, CLASS/NAME")
     parser.add_argument("--piles", type=int, default=200, help="of each kind (default: %(default)s)")
-    parser.add_argument("--trained", type=int, default=50, help="piles that are trained on (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=60, help="after which no pile of a table is begun")
     parser.add_argument("--work", type=Path, default=Path("build/benchmarks"), help="where piles measured are kept")
     parser.add_argument("--out", type=Path, default=Path("docs/results/groups.md"))
@@ -213,9 +194,8 @@ def main() -> None:
     rows = run("unnamed-independent", wanted, independent)
     videos = [{"layout": layout, "number": number} for number, layout in product(numbers, NAMES)]
     seen_in = run("unnamed-videos", videos, partial(of_frames, frames))
-    models = run("unnamed-models", [{"number": number} for number in range(options.trained)], partial(trained, frames))
     before = options.out.read_text().partition(UNNAMED)[0]
-    write_page(before.rstrip() + "\n\n" + section(rows, seen_in, models) + "\n", options.out)
+    write_page(before.rstrip() + "\n\n" + section(rows, seen_in) + "\n", options.out)
 
 
 if __name__ == "__main__":

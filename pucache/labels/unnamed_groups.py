@@ -55,7 +55,8 @@ class UnnamedGroups:
     Attributes
     ----------
     group : ndarray of int64, (n,)
-        First row of each row's group.
+        First row of each row's group; without a pattern neighbourhoods are put together until they are too few for
+        any figure.
     labelled, holding : int
         Labelled positives, copies once, and the groups that they lie in.
     by_chance : int
@@ -77,12 +78,13 @@ class UnnamedGroups:
             kind = "folders" if self.pattern == FOLDER else "runs of names"
             where = f"of {len(np.unique(self.group)):,} {kind}, each of images that look alike"
             named = shlex.quote(self.pattern)
+        stated = "Figures count each group as one label" if self.pattern else "No figure is stated"
         caches = " ".join(shlex.quote(str(file.path)) for file in cache.files)
         labels = " ".join(shlex.quote(source) for source in sources) or "LABELS"
         out = " --out grouped.csv" * ("labels.csv" in sources)  # which the command would write
         return (
             f"{self.labelled:,} labelled positives lie in {self.holding:,} {where}; drawn at random they would lie in "
-            f"about {self.by_chance:,}. Figures count each group as one label until you name groups: pucache labels "
+            f"about {self.by_chance:,}. {stated} until you name groups: pucache labels "
             f"{caches} {labels} --groups {named}{out} (none: all images are independent)"
         )
 
@@ -130,7 +132,12 @@ def find_unnamed_groups(
         group = _joined(X, first[evenly_spaced(len(first), _LABELLED)], count, twin, has_gaps=has_gaps)
     _, of = np.unique(group, return_inverse=True)
     by_chance = round(float((1 - (1 - np.bincount(of) / len(of)) ** len(first)).sum()))
-    found = UnnamedGroups(group, len(first), len(np.unique(of[first])), by_chance, pattern)
+    held = np.unique(group[first])
+    if not pattern:  # those of unlabelled rows are not known, so that estimates would fail: too few groups for any
+        stands_for = np.arange(len(group))
+        stands_for[held] = held[np.arange(len(held)) % (LEAST - 1)]
+        group = stands_for[group]
+    found = UnnamedGroups(group, len(first), len(held), by_chance, pattern)
     return found if found.holding < FEWER * min(len(first), by_chance) else None
 
 

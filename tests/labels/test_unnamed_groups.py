@@ -1,6 +1,7 @@
 """Groups that nobody named: seen where labels lie in few of them, by neighbours or by names, and nowhere else."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,10 @@ def found(X, keys, labelled):
     return find_unnamed_groups(X[order], [keys[row] for row in order], rows, groups(X[order]))
 
 
+def said(seen):
+    return seen.sentence(SimpleNamespace(files=[SimpleNamespace(path="c.h5")]), ["found.txt"])
+
+
 def frames(noise, seed=0):
     """Videos of ten frames, (1200, 12)."""
     draw = np.random.default_rng(seed)
@@ -42,6 +47,14 @@ def test_frames_are_seen_whatever_their_names_and_names_that_tell_videos_are_nam
     if seen.pattern:
         videos = {re.search(seen.pattern, key)[1] for key in keys}
         assert (len(videos), len(np.unique(seen.group)), seen.by_chance) == (VIDEOS, VIDEOS, 34)
+
+
+def test_neighbourhoods_that_names_do_not_tell_are_too_few_for_figures():
+    keys = [NAMES["any order"](row // FRAMES, row % FRAMES) for row in range(VIDEOS * FRAMES)]
+    order, labelled = np.argsort(keys), np.arange(40 * FRAMES)
+    seen = found(frames(0.2), keys, labelled)
+    of_labels = seen.group[np.sort(np.argsort(order)[labelled])]
+    assert seen.holding == 40 and len(np.unique(of_labels)) == 9 and "No figure is stated until" in said(seen)
 
 
 def test_frames_that_follow_each_other_are_seen_by_their_names_where_no_gap_is_behind_the_last():
