@@ -82,7 +82,8 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     figures, confirmed = numbers_figures(numbers), numbers["reviewed"]["confirmed"]
     counts = f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled"
     counts += f" (of them {confirmed:,} confirmed)" if confirmed else ""
-    lines = [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]
+    said = numbers["audit_statements"][:1]
+    lines = [counts, *said] if said else [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]
     if "groups" in numbers:
         groups, found, called = (f"{numbers['groups'][name]:,}" for name in ("groups", "found", "called"))
         lines.append(f"known positives are in {found} of {groups} groups; images of {called} more are called positive")

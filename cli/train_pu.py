@@ -155,7 +155,7 @@ def _print_one(trained: Trained, path: Path) -> None:
     lines = [
         *_lines(result, model.figures_),
         *options.sample_lines(trained.sample, result["prior"]),
-        *_method_lines(model),
+        *_threshold_lines(model),
         *_warnings(result, model, trained.bounds),
         *_scar_lines(trained.scar, audited=model.figures_.is_audited),
     ]
@@ -223,13 +223,7 @@ def _estimates(figures: Figures) -> Iterator[str]:
     yield from filter(None, [figures.new_images_text])
 
 
-def _method_lines(model: PULinearClassifier) -> Iterator[str]:
-    if (settings := model.neighbours_) is not None:
-        yield f"method {model.method_}: {settings.evidence.sentence()}; neighbours by {settings.search}"
-    elif model.method == "linear" or model.solver != "batch" or model.loss != "imbupu":
-        yield "method linear"
-    else:
-        yield "method linear: too few positives are labelled, or still hidden, for neighbours to help"
+def _threshold_lines(model: PULinearClassifier) -> Iterator[str]:
     kind, threshold = parse_rule(model.threshold)
     if kind == "margin":
         yield f"threshold {threshold:g} is a margin, as in the column of scores, and no probability (--threshold)"
@@ -264,7 +258,8 @@ def _warnings(result: dict[str, Any], model: PULinearClassifier, bounds: tuple[f
 
 
 def _scar_lines(scar: ScarCheck, *, audited: bool) -> Iterator[str]:
-    yield str(scar)
+    if scar.verdict in ("none found", "differ"):
+        yield str(scar)
     if scar.verdict == "none found":
         yield (
             "  warning: hardly any positives are hidden, or the labelled ones come from elsewhere, such as another "

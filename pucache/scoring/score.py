@@ -256,7 +256,7 @@ def _decided(
 ) -> tuple[float | None, str]:
     """The share to decide at, None for that of the model, and in words which share it is and why."""
     if deploy_prior not in (AUTO, OWN):
-        return float(deploy_prior), f"decided at {100 * float(deploy_prior):.3g}%, as given"
+        return float(deploy_prior), f"threshold for {100 * float(deploy_prior):.3g}% positives, as given"
     own, share, why = f"{100 * model.share_:.3g}%, the share of the model", None, ""
     if deploy_prior == AUTO:
         if with_neighbours:
@@ -266,8 +266,8 @@ def _decided(
         else:
             share, why = new.share_to_decide_at, f": {new.why_own_share}"
     if share is None:
-        return None, f"decided at {own}{why}"
-    return share, f"decided at {100 * share:.3g}%, the share among the new images (not at {own})"
+        return None, f"threshold for {own}{why}"
+    return share, f"threshold for {100 * share:.3g}% positives, the share among the new images (not {own})"
 
 
 def _changed_labels(out: str | Path, model: PULinearClassifier, now: PULinearClassifier) -> tuple[int, str]:

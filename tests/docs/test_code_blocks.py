@@ -255,11 +255,9 @@ BESIDES = {
 
 
 HANG_ON_DATA = (
-    "method ",
     "note:",
     "about ",
     "precision@",
-    "labelled against found positives:",
     "If positives are overlooked",
 )
 

@@ -113,7 +113,7 @@ def test_a_thousand_new_images_are_decided_at_their_share_and_changed_labels_are
     report = score(model, cache, out)
     assert report.share == report.new_images.share.prior != model.share_
     assert report.share == pytest.approx(np.concatenate([Y[MANY], Y[rows]]).mean(), abs=0.05)
-    assert f"decided at {100 * report.share:.3g}%, the share among the new images" in report.decided
+    assert f"threshold for {100 * report.share:.3g}% positives, the share among the new images" in report.decided
     table = read_scores(out)
     np.testing.assert_allclose(table["posterior"], model.at_share(report.share).posterior(table["margin"]), atol=1e-5)
     assert report.changed == (table["label"] != before).sum() > 0 and report.keeps == "model"
