@@ -31,8 +31,8 @@ def estimate_by_final_head(
     With z the log odds of the share, at a distance of dz from the estimate the deviance of the likelihood alone is D,
     less the error of sampling (`pucache.estimates.calibration.deviance_within_pile`); that of the interval is
     1 / (1 / D + V / dz**2), V the variance of z that comes from the tilt. Its ends are moved as those of
-    `pucache.estimates.priors.profile_interval`, and apart by half an image each. `prior` and `rows` are those of
-    `pucache.estimates.share_of_new_images.estimate_share`.
+    `pucache.estimates.priors.profile_interval`, and apart by half an image each. The margins are of a sample of
+    `rows` new images; `prior` is that of `pucache.estimates.share_of_new_images.estimate_share`.
     """
     bins = binned(margins, None, BINS)
     likelihood, at = Likelihood(*pile.rows), []

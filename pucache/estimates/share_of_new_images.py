@@ -191,7 +191,7 @@ class JointLikelihood:
         return 0.0 if side < 0 else 1.0
 
 
-def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray, *, rows: int | None = None) -> PriorEstimate:
+def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray) -> PriorEstimate:
     """Estimate the share of positives among new images.
 
     The ends of the interval are those of the profile likelihood of rho at `pucache.estimates.priors.deviance_limit`,
@@ -209,21 +209,18 @@ def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray, *, rows
         Share of positives among the unlabelled that the model rests on.
     margins : ndarray, (m, K)
         Of the new images, or of a sample of them, by the heads of the K folds.
-    rows : int, optional
-        Number of new images that the margins are a sample of.
 
     Returns
     -------
     PriorEstimate
-        Of method ``joint likelihood``; the interval is that of the share in these images, not of where they come from.
+        Of method ``joint likelihood``; the interval allows for the m images being a sample, however large the whole.
     """
-    rows = rows or len(margins)
     m, weights = binned(np.ravel(margins), None, BINS)
-    new = np.column_stack([m, weights * (rows / weights.sum())])
+    new = np.column_stack([m, weights * (len(margins) / weights.sum())])
     likelihood = JointLikelihood(pile.positive, pile.unlabelled, new, pile.prior)
     limit = deviance_limit(float(pile.positive[:, 1].sum()))
     best = likelihood.maximum(pile.tilt(prior))
-    share, half = float(expit(best.x[3])), 0.5 / rows
+    share, half = float(expit(best.x[3])), 0.5 / len(margins)
     low, high = (likelihood.end(best, side, limit) + side * half for side in (-1, 1))
     look_alikes = _LOOK_ALIKES * prior * (1 - share) / (1 - prior) * np.sqrt(limit / deviance_limit(np.inf))
     low = share - float(np.hypot(share - low, look_alikes))

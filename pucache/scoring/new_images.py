@@ -182,7 +182,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     else:
         with one_blas_thread:
             by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)
-        share = estimate_share(pile, model.tilt_.prior, by_folds, rows=count)
+        share = estimate_share(pile, model.tilt_.prior, by_folds)
     tilt = pile.tilt(model.tilt_.prior)
     compared = evenly_spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, pile, tilt, X[compared], margins)

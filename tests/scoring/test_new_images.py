@@ -43,6 +43,13 @@ def test_unchanged_images_have_a_share_and_no_warning(model, cache):
     assert "of the new images are positive" in new.share_text and new.to_dict()["share_holds"] is True
 
 
+def test_of_many_images_the_interval_is_that_of_those_that_are_looked_at(model):
+    rows = np.random.default_rng(0).integers(REST.start, REST.stop, 100_000)
+    new = check_new_images(model, X[rows])
+    looked_at = np.linspace(0, len(rows) - 1, new.n_sampled).astype(np.int64)
+    assert new.n_sampled == 20_000 and new.share == check_new_images(model, X[rows[looked_at]]).share
+
+
 def test_changed_images_are_named(model, tmp_path):
     changed = X[REST].copy()
     changed[:60] += 3 * changed.std() * np.sign(np.arange(changed.shape[1]) % 2 - 0.5).astype(changed.dtype)
