@@ -35,7 +35,7 @@ class Figures:
     Attributes
     ----------
     labels : LabelCount
-        PULabels that they rest on.
+        Labels that they rest on.
     estimates : dict of str to Estimate
         For each name in `pucache.estimates.intervals.WITH_INTERVAL`.
     counted : dict of str to float, str or None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from ..labels.listing import name_first
 from .agreement import Agreement
-from .limits import Limits, share_found
+from .limits import Limits, counted, share_found
 
 RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
 FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them
@@ -40,7 +40,7 @@ def among_the_likeliest(limits: Limits) -> str:
     zone = limits.zone
     if zone is None or not zone.draws:
         return ""
-    others, recall = _images(limits.rows - zone.rows, "other"), share_found(limits.found, zone.hidden_high)
+    others, recall = counted(limits.rows - zone.rows, "other image"), share_found(limits.found, zone.hidden_high)
     cost = _cost(zone, recall, zone.further, "random images among the likeliest", limits.found - zone.found)
     return (
         f"If {limits.assumption}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
@@ -104,7 +104,7 @@ def _cost(
 
 def _basis(limits: Limits) -> str:
     """What the limits rest on."""
-    parts = [_images(limits.draws, "random")]
+    parts = [counted(limits.draws, "random image")]
     open_ = limits.skipped + limits.pending
     if open_:
         parts.append(f"{open_:,} of them skipped or left out, which count as positive until they are decided")
@@ -123,7 +123,3 @@ def lower_percent(share: float) -> str:
 
 def _recall(share: float, of: str = "all positives") -> str:
     return f"at least {lower_percent(share)} of {of} are found"
-
-
-def _images(number: int, kind: str) -> str:
-    return f"{number:,} {kind} image{'s' * (number != 1)}"

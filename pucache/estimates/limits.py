@@ -330,7 +330,7 @@ class Limits:
     @property
     def second_look(self) -> str:
         """What the doubted decisions ask for; "" without any."""
-        return f"look again at {_counted(self.doubted, 'doubted decision')}" if self.doubted else ""
+        return f"look again at {counted(self.doubted, 'doubted decision')}" if self.doubted else ""
 
     @property
     def forecast(self) -> str:
@@ -340,14 +340,14 @@ class Limits:
             return ""
         positives, kind = self.expected_positives(more), "more random image" if self.draws else "random image"
         among = f"{positives or 'none'} of them {'are' if positives > 1 else 'is'} positive"
-        return f"{_counted(more, kind)}: at most about {self.further(more, positives / more)[0]:,} if {among}"
+        return f"{counted(more, kind)}: at most about {self.further(more, positives / more)[0]:,} if {among}"
 
     @property
     def _narrowing(self) -> str:
         left_out = self.skipped + self.pending
         steps = [
             self.second_look,
-            f"decide {_counted(left_out, 'random image')} without a label" if left_out else "",
+            f"decide {counted(left_out, 'random image')} without a label" if left_out else "",
             self.forecast and f"decide {self.forecast}",
         ]
         said = ", then ".join(filter(None, steps))
@@ -361,7 +361,8 @@ class Limits:
         return numbers | {"zone": zone, "agreement": self.agreement and self.agreement.as_dict()}
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it takes it."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 

@@ -113,7 +113,7 @@ def from_pu(margins: np.ndarray, s: np.ndarray, prior: float, threshold: float =
 
     References
     ----------
-    Menon, van Rooyen, Ong, Williamson 2015, Learning from Corrupted Binary PULabels via
+    Menon, van Rooyen, Ong, Williamson 2015, Learning from Corrupted Binary Labels via
     Class-Probability Estimation: AUC under label noise, here with U as negatives.
     Jain, White, Radivojac 2017, Recovering True Classifier Performance in Positive-Unlabeled
     Learning: AUC, recall, precision, false positive rate.

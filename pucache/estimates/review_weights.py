@@ -25,7 +25,7 @@ _MAX_NEGATIVE_SHARE = 0.5  # of the weight of rows with training_s = 0, however 
 
 @dataclass(frozen=True)
 class TrainingLabels:
-    """PULabels and weights (n,) that heads are trained on, and those that figures are estimated on."""
+    """Labels and weights (n,) that heads are trained on, and those that figures are estimated on."""
 
     s: np.ndarray  # for estimates: 1 labelled positive before any review, 0 all others
     weights: np.ndarray | None  # for estimates
@@ -68,7 +68,7 @@ class TrainingLabels:
         )
 
     def take(self, rows: np.ndarray, sampled_share: float) -> TrainingLabels:
-        """PULabels of all rows with `training_s` = 1 and of a sample of the others, which is this share of them."""
+        """Labels of all rows with `training_s` = 1 and of a sample of the others, which is this share of them."""
         s, training_s = self.s[rows], self.training_s[rows]
         weights, training_weights = (None if w is None else w[rows] for w in (self.weights, self.training_weights))
         if self.confirmed_weight:  # the only rows with s = 0 that were all kept

@@ -35,11 +35,8 @@ LEAST = 10  # labels; with fewer nothing is estimated, and nothing can be said o
 GAP = 16.0  # times the median spacing, which is exceeded around one independent image in a hundred
 SHOW_GAP, ARE_NEXT = 0.4, 0.5  # shares of images with a gap, and of near ones beside them in the listing
 FEWER = 0.8  # groups that hold the labels, relative to what chance would give
-_PROBES, _NEAREST, _NEXT = (
-    64,
-    64,
-    10,
-)  # labelled images looked at; their neighbours, and those that names may be next to
+_PROBES, _NEAREST = 64, 64  # labelled images looked at, and their neighbours
+_NEXT = 10  # of these, which may be beside an image in the listing
 _SHARE_OF_ROWS = 20  # neighbours are at most one in so many rows
 _FITS, _AS_GOOD = 0.5, 0.8  # share of the neighbours that are of the group; relative to the best pattern
 _LARGER = 3  # times the neighbourhood that a group may be

@@ -84,18 +84,6 @@ class LabelTable:
         return without_secrets(str(self.path))
 
 
-def has_columns(path: str | os.PathLike[str]) -> bool:
-    """Whether a file of labels is a table, by its ending or its first bytes, and no list of keys."""
-    if table_ending(path) in TABLES or is_url(path):
-        return table_ending(path) in TABLES
-    try:
-        with open_regular(path) as stream:
-            head = stream.read(8)
-    except (OSError, ValueError):  # whoever reads it says so
-        return False
-    return head.startswith((*_BOOKS, b"{", b"[")) or _arrow_format(head, "") != ""
-
-
 def read_table(path: str | os.PathLike[str], columns: Wanted = LABEL_COLUMNS) -> list[Row]:
     """Read a table with a column of keys, or a text file with one key a line: a dict per row, column name to cell.
 

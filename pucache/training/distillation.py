@@ -163,7 +163,7 @@ def distil(
 
 
 def _evenly_weighted(labels: TrainingLabels) -> TrainingLabels:
-    """PULabels with the row weights divided by their mean, among the labelled positives and among the rest.
+    """Labels with the row weights divided by their mean, among the labelled positives and among the rest.
 
     A held-out positive then weighs as much as a hidden one, on the average.
     """

@@ -48,7 +48,7 @@ def probabilities(log_ratios: np.ndarray, share: float | np.ndarray) -> np.ndarr
 
 @dataclass(frozen=True)
 class ChainLabels:
-    """PULabels of several chains that run side by side."""
+    """Labels of several chains that run side by side."""
 
     s: np.ndarray  # (n,): labels for estimates, as `weights` (n,); see `TrainingLabels`
     weights: np.ndarray | None
@@ -57,7 +57,7 @@ class ChainLabels:
 
     @classmethod
     def of(cls, labels: TrainingLabels, fold: np.ndarray, folds: int) -> ChainLabels:
-        """PULabels of a chain for each fold, which does not see the labels of that fold, and of one that sees all."""
+        """Labels of a chain for each fold, which does not see the labels of that fold, and of one that sees all."""
         visible = fold[:, None] != np.arange(folds + 1)
         return cls(
             s=labels.s,
@@ -67,7 +67,7 @@ class ChainLabels:
         )
 
     def labelled(self, chain: int) -> np.ndarray:
-        """PULabels for estimates that a chain sees, int8 (n,)."""
+        """Labels for estimates that a chain sees, int8 (n,)."""
         return (self.positive[:, chain] & (self.s == 1)).astype(np.int8)
 
     def set_known(self, values: np.ndarray) -> None:

@@ -232,7 +232,7 @@ def _labels_for_estimates(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarr
 
 
 def _choice_labels(s: np.ndarray, reviewed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """PULabels that the weight of the neighbours is decided by: those from before the review, or all where few."""
+    """Labels that the weight of the neighbours is decided by: those from before the review, or all where few."""
     s, reviewed = _labels_for_estimates(s, reviewed)
     return (s, np.zeros_like(reviewed)) if np.count_nonzero(s == 1) >= _LEAST_LABELLED else (s, reviewed)
 
