@@ -7,6 +7,7 @@ gives figures whatever the labels are (`pucache.estimates.audited_figures`), and
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -188,7 +189,7 @@ class Figures:
         Raises ValueError or TypeError where the content is not that of figures.
         """
         number, collapsed, sources = (content.get(name) for name in ("labels", "collapsed", "sources"))
-        if type(number) not in (int, type(None)) or (number or 0) < 0:
+        if type(number) not in (int, type(None)) or not 0 <= (number or 0) <= sys.maxsize:
             raise ValueError(f"labels is {number!r:.40}")
         if not all(one is None or isinstance(one, str) for one in (collapsed, sources)):
             raise ValueError(f"collapsed is {collapsed!r:.40}, sources are {sources!r:.40}")

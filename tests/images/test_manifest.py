@@ -120,14 +120,14 @@ def test_a_key_column_names_the_images_where_a_cache_can_keep_it(tmp_path):
 
 def test_one_row_stops_no_other(tmp_path, write, caplog, monkeypatch):
     """Named again, of a key that is taken, of a store without its package, missing, without a path."""
-    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
-    rows = ["path,key", "a.png,a", "a.png,a", "b.png,b", "c.png,b", "s3://x/y.png,s", "gone.png,g", ",h", "c.png,c"]
+    monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)  # which no test imports
+    rows = ["path,key", "a.png,a", "a.png,a", "b.png,b", "c.png,b", "gs://x/y.png,s", "gone.png,g", ",h", "c.png,c"]
     for name in "abc":
         write(f"{name}.png", name)
     listing = open_source(write("m.csv", "\n".join(rows))).scan()
     assert listing.keys == ["a", "b", "c"] and "names 1 images again; each is taken once" in caplog.text
     assert listing.failures.keys() == {"b (c.png)", "g", "s"} and listing.unanswered == {"s"}
-    assert "b.png has this key too" in listing.failures["b (c.png)"] and "needs s3fs" in listing.failures["s"]
+    assert "b.png has this key too" in listing.failures["b (c.png)"] and "gcsfs" in listing.failures["s"]
 
 
 @pytest.mark.parametrize(

@@ -162,9 +162,9 @@ def test_the_demo_ends_with_the_command_that_opens_its_pile(folder, demo_done):
     ended = run("demo", "my demo")
     assert ended.exit_code == 0
     command = shlex.split(ended.stdout.splitlines()[-1])
-    assert command == ["pucache", "review", "my demo/pile.h5", "--positives", "my demo/positives.txt"]
+    assert command == ["pucache", "review", "my demo/photos.h5", "--positives", "my demo/found.txt"]
     context = main.commands["review"].make_context("review", command[2:])
-    assert context.params["positives"] == "my demo/positives.txt"
+    assert context.params["positives"] == "my demo/found.txt"
     assert json.loads(run("demo", "x", "--json").stdout) == {"found_by_words": None}
 
 
