@@ -1,13 +1,13 @@
 """Speed on a GPU, and whether the CPU finds the same: one line of JSON for each check, as soon as it is known.
 
-    python -m benchmarks.gpu OUT [--minutes 14] [--data DIR] [--device cuda] [--quick] [--page docs/results/gpu.md]
+    python -m benchmarks.gpu OUT [--minutes 14] [--device cuda] [--quick] [--page docs/results/gpu.md]
 
 The groups of `benchmarks.gpu_checks` run one after another, each in a process of its own that is ended after its
 seconds; files that take time to write are written meanwhile. OUT/results.jsonl gets the figures of each check, or its
 error; a check that is there already, of the same commit and device, is not run again, so the command can be repeated
 until all are done. No group is begun after the minutes are over. The page has all figures, with the name of the card.
-pucache need not be installed: run it in a checkout. DIR holds CIFAR-10 (train/<class>/*.png) for one epoch of the
-authors' task. ``--device cpu --quick`` tries the script itself.
+pucache need not be installed: run it in a checkout. ``--device cpu --quick`` tries the script itself. Beside it:
+``python -m pytest --slow tests/cuda``, and `benchmarks.quality.pretrain_recipes` for pretraining.
 """
 
 import argparse
@@ -30,14 +30,12 @@ CHECKS = {name: check for _, checks in GROUPS for name, check in checks.items()}
 
 def write_files(bench: Bench) -> None:
     """Write what the checks of embedding and of a million rows read, in the order in which they need it."""
-    from benchmarks.common.jpegs import write_jpegs
     from benchmarks.common.row_cache import write_row_cache
 
     writers: dict[str, Callable[[Path], object]] = {
         "few": lambda path: write_pngs(path, bench.size(1_000, 8)),
         "png": lambda path: write_pngs(path, bench.size(30_000, 8)),
-        "jpeg": lambda path: write_jpegs(path, bench.size(10_000, 8), processes=bench.size(4, 1)),
-        "many.h5": lambda path: write_row_cache(path, bench.many.X(bench.size(1280, 32))),
+        "many.h5": lambda path: write_row_cache(path, bench.X(bench.size(1280, 32))),
     }
     for name, write in writers.items():
         if not (bench.work / f"{name}.whole").exists():
@@ -116,7 +114,6 @@ def main(words: list[str]) -> int:
     command = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     command.add_argument("out", type=Path)
     command.add_argument("--minutes", type=float, default=14.0)
-    command.add_argument("--data", type=Path, metavar="DIR", help="CIFAR-10")
     command.add_argument("--device", default="cuda")
     command.add_argument("--quick", action="store_true", help="small sizes")
     command.add_argument("--checks", nargs="+", choices=CHECKS, default=list(CHECKS), metavar="CHECK")
@@ -125,7 +122,7 @@ def main(words: list[str]) -> int:
     arguments = command.parse_args(words)
     work = arguments.out / "work"
     work.mkdir(parents=True, exist_ok=True)
-    bench = Bench(arguments.device, work, arguments.data, arguments.quick)
+    bench = Bench(arguments.device, work, arguments.quick)
     if arguments.child == ["files"]:
         write_files(bench)
         return 0

@@ -46,12 +46,14 @@ PAPER += "95.3 / 94.1 (accuracy / F1), ImPULSeS 95.3 / 94.0 / 99.0; 240 minutes 
 
 
 class Task:
-    """A pile with labelled positives, and a test set, as manifests of the CIFAR folder."""
+    """A pile with labelled positives, and a test set, as manifests of the CIFAR folder; one image in `part`."""
 
-    def __init__(self, folder: Path, work: Path, *, small: bool):
+    def __init__(self, folder: Path, work: Path, *, small: bool, part: int = 1):
         pile, labelled, test = split(folder)
         if small:
             pile, labelled, test = _fewer(pile, labelled, test)
+        pile, test = pile[::part], test[::part]
+        labelled = sorted(set(labelled) & set(pile))
         self.work, self.prior = work, is_positive([key for key in pile if key not in set(labelled)]).mean()
         self.pile = write_manifest(work / "pile.csv", folder, pile)
         self.test = write_manifest(work / "test.csv", folder, test)
@@ -195,11 +197,13 @@ def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) 
     return float(np.median(took[2:]))
 
 
-def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compiled: bool = False) -> dict:
+def step_speed(
+    backbone: str, device: str, *, batch: int, n_views: int = 2, size: int = 32, compiled: bool = False
+) -> dict:
     """A step, compiled or not, against the matrix rate of the device, and the input against the step."""
     where = choose_device(device)
     dtype = torch_dtype(choose_training_precision("auto", where))
-    recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch)
+    recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch, n_views=n_views)
     network = build_network(NetworkConfig(backbone, size=size), norm=True, seed=0)
     flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
     images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
@@ -210,7 +214,7 @@ def step_speed(backbone: str, device: str, *, batch: int, size: int = 32, compil
         training.compile(0, images)
     compiling = time.perf_counter() - began
     step = timed(lambda: training.step(0, images), where)
-    views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=2).to(where)), where)
+    views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=n_views).to(where)), where)
     store = np.random.default_rng(0).integers(0, 256, (33_000, size, size, 3), np.uint8)
     rows = np.random.default_rng(1).permutation(33_000)[:batch]
     gather = timed(lambda: torch.from_numpy(store[rows]), where)

@@ -30,7 +30,7 @@ log = logging.getLogger("pucache")
 _LOG_INTERVAL = 50  # steps after which metrics are logged; also at the end of each epoch
 _PROBES = 10  # times that the features are probed during a run
 SAVE_EVERY = 300.0  # seconds between checkpoints
-_COMPILING_REPAYS = 300  # seconds of training left on a GPU: compiling takes a minute, and saves some 40 % of a step
+COMPILING_REPAYS = 300  # seconds of training left on a GPU: compiling takes a minute, and saves some 40 % of a step
 _COLLAPSED = 0.1  # spread of the projections below which they no longer distinguish images
 
 
@@ -158,7 +158,7 @@ class Trainer:
             return False
         seconds = (training.steps - self.step) * training.recipe.batch_size / images_per_second
         has_settled = self._measured_images > _LOG_INTERVAL * training.recipe.batch_size
-        return has_settled and min(seconds, until - time.monotonic()) > _COMPILING_REPAYS
+        return has_settled and min(seconds, until - time.monotonic()) > COMPILING_REPAYS
 
     def _should_stop(self, deliver_signals: Callable[[], None], until: float) -> bool:
         """Whether the time is up, for all processes after the same step. Delivers a deferred Ctrl-C, after saving."""
