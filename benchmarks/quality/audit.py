@@ -292,8 +292,9 @@ def main() -> None:
     averaged = 2 if options.quick else 20
     wanted = [
         {"case": case, "rows": rows, "share": share, "begin": begin, "count": QUICK_REVIEWS if options.quick else CHUNK}
+        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)  # first, so that a short run has every case
         for case, rows, share in CASES
-        for begin in range(0, CHUNK if options.quick else reviews_of(case, rows), CHUNK)
+        if begin < reviews_of(case, rows)
     ]
     sizes = [{"rows": rows, "share": share} for rows, share in product(PILES, SHARES)]
     lengths = [size | {"draws": draws, "reviews": averaged} for size, draws in product(sizes, LENGTHS)]
@@ -304,8 +305,8 @@ def main() -> None:
     grown = [{"case": case, "reviews": 2 if options.quick else 8} for case in range(len(GROWING))]
     ever = [
         {"share": share, "begin": begin, "count": CHUNK}
-        for share in growing_piles.SHARES
         for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)
+        for share in growing_piles.SHARES
     ]
     parts = (coverage, wanted), (length, lengths), (widths, looks), (growth, grown), (exclusions, ever)
     rows = [
