@@ -52,6 +52,7 @@ class AuditedHidden:
     level: float  # probability that the limits are right
     overlooked: bool = False  # whether `high` allows for positives among the rejected images
     statements: tuple[str, ...] = ()  # what the audit says, in words; first what is found and hidden
+    perhaps: int | None = None  # the estimate that the first of them states
     profile: tuple[np.ndarray, np.ndarray] | None = None  # numbers of hidden positives, and their deviances
     without_label: int = 0  # random images that count as positive in `high`, and as negative in `profile`
     accepted_right: float = 1.0  # lower limit of the share of accepted images that are positive

@@ -236,7 +236,9 @@ def _groups(report: TrainedReport) -> dict[str, Any]:
 
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
-    """Positives expected beyond the known ones, with the interval if there is one."""
+    """Positives expected beyond the known ones, with the interval if there is one; after an audit, what it says."""
+    if (audited := report.data.labels.hidden) is not None and audited.perhaps is not None:
+        return {"expected": audited.perhaps, "low": audited.low, "high": audited.high}
     shares = (report.trained.prior_, *(report.prior_interval or (None, None)))
     counts = [None if p is None else max(0.0, p * report.data.n_unlabelled - confirmed) for p in shares]
     return dict(zip(("expected", "low", "high"), counts, strict=True))

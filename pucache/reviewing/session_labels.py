@@ -106,6 +106,7 @@ def _hidden(audited: Limits) -> AuditedHidden | None:
         rechecks=audited.rechecks,
         missed=audited.missed,
         statements=tuple(sentences(audited)),
+        perhaps=audited.perhaps,
     )
 
 
