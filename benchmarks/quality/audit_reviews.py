@@ -1,6 +1,11 @@
-"""Simulated reviews for the page of the audit: a ranking, random images, a zone of the likeliest, lapses."""
+"""Simulated reviews for the page of the audit: a ranking, random images, a zone of the likeliest, lapses.
 
-from dataclasses import dataclass
+    python -m benchmarks.quality.audit_reviews
+
+prints what two of them say, one without lapses and one with slips and a second look, as docs/count.md shows it.
+"""
+
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -183,3 +188,50 @@ class Review:
         found[[group for group, choice in last.items() if choice is Choice.POSITIVE]] = True
         hidden = self.truth & ~found if groups is None else self.truth & ~found & groups
         return int(self.copies[hidden].sum())
+
+
+def printed(review: Review, when: str, doubted: int = 0) -> None:
+    print(f"{when} ({review.hidden()} hidden): {replace(review.limits(), doubted=doubted).sentence}")
+
+
+def without_lapses() -> None:
+    review = Review(3000, 0.03, "learns", np.random.default_rng(5), lapses=False)
+    review.rank(300)
+    review.limits()
+    review.rank(300)
+    printed(review, "after 600 decisions")
+    review.close(Stream.AUDIT, 200)
+    printed(review, "after 200 more random images")
+
+
+def with_slips(random_slips: int = 2, others: int = 6) -> None:
+    """So many rejected images are accepted wrongly, positives are missed, and a second look mends both."""
+    review = Review(3000, 0.03, "learns", np.random.default_rng(5), lapses=False, missed=0.05)
+    review.rank(600)
+    rejected = [group for group, stack in review.decisions.items() if stack and stack[-1][0] is Choice.NEGATIVE]
+    negative = [group for group in rejected if not review.truth[group]]
+    drawn = [
+        one.group
+        for one in review.entries
+        if one.is_draw and one.stream is Stream.AUDIT and not review.truth[one.group]
+    ]
+    wrong = drawn[:random_slips] + [group for group in negative if group not in drawn][:others]
+    missed = [group for group in rejected if review.truth[group]]
+    for group in wrong:
+        review.write(group, Stream.RANKED, Choice.POSITIVE)
+    review.close(Stream.AUDIT, 100)
+    print(f"{len(wrong)} accepted wrongly, {len(missed)} overlooked")
+    printed(review, "before a second look", len(wrong) + len(missed))
+    for group in wrong:
+        review.write(group, Stream.RANKED, Choice.NEGATIVE)
+    for group in missed:
+        review.write(group, Stream.RANKED, Choice.POSITIVE)
+    printed(review, "after it")
+    review.missed = 0.0
+    review.close(Stream.AUDIT, 200)
+    printed(review, "after 200 more random images")
+
+
+if __name__ == "__main__":
+    without_lapses()
+    with_slips()
