@@ -43,7 +43,8 @@ from .progress import terminal_progress
     default=AUTO,
     callback=options.number_or_word,
     help="Share of positives that posterior and threshold are for. auto: the share that is estimated among the images, "
-    "where they are at least 1,000, of the kind that MODEL was trained on, and it has at least 40 labelled positives; "
+    "where they are at least 1,000, of the kind that MODEL was trained on, it has at least 40 labelled positives, and "
+    "its own share lies outside the interval; "
     "otherwise, and for images that it was trained on, that of the model. model: always that of the model.",
 )
 @options.option(

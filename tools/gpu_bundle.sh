@@ -6,7 +6,8 @@
 # as tar files. No file is larger than 60 MiB. On the machine, in the checkout:
 #   python -m pip install --no-index --no-deps --target SITE OUT/wheels/*.whl
 #   for part in OUT/cifar/*.tar; do tar -xf "$part" -C OUT/cifar; done
-#   PYTHONPATH=SITE python -m benchmarks.gpu RESULTS --data OUT/cifar
+#   PYTHONPATH=SITE python -m benchmarks.gpu RESULTS
+#   PYTHONPATH=SITE python -m benchmarks.quality.pretrain_recipes rank OUT/cifar RESULTS
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 repository=$(cd "$(dirname "$0")/.." && pwd)

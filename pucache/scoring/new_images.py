@@ -37,6 +37,8 @@ class NewImages:
         New images, and how many of them were looked at.
     labels : int
         Labelled positives of the model.
+    own_share : float
+        Share that posterior and threshold of the model are for.
     share : PriorEstimate or None
         Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labelled
         positives, for fewer than 30 images, for the model's own pile, and for a model of before 0.3.
@@ -52,6 +54,7 @@ class NewImages:
     n_images: int
     n_sampled: int
     labels: int
+    own_share: float
     share: PriorEstimate | None = None
     shift: DatasetShift | None = None
     most_different: list[str] = field(default_factory=list)
@@ -99,6 +102,8 @@ class NewImages:
             return f"decisions at the share among new images take {LEAST_IMAGES_TO_DECIDE:,} of them"
         if self.labels < LEAST_LABELS_TO_DECIDE:
             return f"decisions at the share among new images take {LEAST_LABELS_TO_DECIDE} labelled positives"
+        if self.share.low <= self.own_share <= self.share.high:
+            return "the share among the new images may be the same"
         return ""
 
     @property
@@ -160,22 +165,22 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     count = len(cache) if rows is None else len(rows)
     sampled = evenly_spaced(count, _MOST)
     labels, pile = model.figures_.labels, model.pile_margins_
+    known = (labels.labels, model.share_)
     if pile is None or model.pile_sample_ is None:
-        return NewImages(count, 0, labels.labels, note=NO_SAMPLE)
+        return NewImages(count, 0, *known, note=NO_SAMPLE)
     if not labels.has_estimates or count < LEAST_IMAGES:
         few = (count, "new image") if labels.has_estimates else (labels.labels, "labelled positive")
         words = f"{few[0]:,} {few[1]} is" if few[0] == 1 else f"{few[0]:,} {few[1]}s are"
         note = f"{words} too few to estimate a share of positives among new images"
-        return NewImages(count, 0, labels.labels, note=note)
+        return NewImages(count, 0, *known, note=note)
     numbers = sampled if rows is None else rows[sampled]
     X = cache.take(numbers)
     margins = model.margins(X)
     if not np.isfinite(margins).all():
         raise cache.not_finite_error(numbers[~np.isfinite(margins)])
-    known = (count, len(X), labels.labels)
     part = model.pile_sample_.part_of_pile(X, model.n_labelled_, model.n_unlabelled_)
     if part >= _OF_PILE:
-        return NewImages(*known, note="the model was trained on these images, or on most of them")
+        return NewImages(count, len(X), *known, note="the model was trained on these images, or on most of them")
     note = ""
     if model.fold_coef_ is None or model.fold_intercept_ is None:
         share, note = estimate_by_final_head(pile, model.tilt_.prior, margins, rows=count), _OLDER
@@ -189,8 +194,8 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
         reason = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
-        return NewImages(*known, shift=shift, most_different=keys, note=reason)
-    return NewImages(*known, share=share, shift=shift, most_different=keys, note=note)
+        return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=reason)
+    return NewImages(count, len(X), *known, share=share, shift=shift, most_different=keys, note=note)
 
 
 def _percent(share: float) -> str:

@@ -146,8 +146,9 @@ def score(
     deploy_prior : float, "auto" or "model"
         Share of positives that posterior and threshold are for. ``auto`` is the share that is estimated among these
         images (`pucache.check_new_images`), where they are at least 1,000 and do not differ from those of the training,
-        and the model has at least 40 labelled positives; otherwise, for images that it was trained on, with
-        `neighbours`, for a folder of models, and for one that was trained with a `deploy_prior`, it is the model's own.
+        the model has at least 40 labelled positives, and the interval excludes the model's own share; otherwise, for
+        images that it was trained on, with `neighbours`, for a folder of models, and for one that was trained with a
+        `deploy_prior`, it is the model's own.
         ``model`` is the model's own.
     by_image : bool
         Of a model of parts of images, a row for each image: the scores of its part with the largest margin, and in the

@@ -88,13 +88,24 @@ def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache
         (lambda model: model, REST, "take 1,000 of them"),
         (lambda model: relabelled(model, 39), MANY, "take 40 labelled positives"),
         (lambda model: relabelled(model, 20), MANY, "20 labelled positives are too few"),
+        (lambda model: model, MANY, "the share among the new images may be the same"),
         (of_0_4, MANY, "models of 0.4 and older"),
         (of_file_of_before_0_3, MANY, "keeps no sample"),
         (lambda model: model, PILE, "the model was trained on these images"),
         (lambda model: model, slice(0, 1700), "the model was trained on these images, or on most of them"),
         (lambda model: model.at_share(0.2), MANY, "trained with it as deploy prior"),
     ],
-    ids=["few images", "few labels", "very few", "0.4", "before 0.3", "its pile", "its pile and more", "own share"],
+    ids=[
+        "few images",
+        "few labels",
+        "very few",
+        "same share",
+        "0.4",
+        "before 0.3",
+        "its pile",
+        "its pile and more",
+        "own share",
+    ],
 )
 def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model, tmp_path, change, rows, why):
     changed = change(model)
