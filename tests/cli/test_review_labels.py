@@ -98,11 +98,11 @@ def test_the_report_rests_on_them_too(review):
     audited = pucache.audit(SESSION)
     assert numbers["audit_draws"] == 150 and numbers["figures_of_new_images"] in output
     hidden = numbers["hidden_positives"]
-    assert audited.hidden_low <= hidden["low"] <= hidden["expected"]
+    assert 0 <= hidden["low"] <= audited.hidden_low <= hidden["expected"], "it allows for wrong acceptances"
     assert (hidden["expected"], hidden["high"]) == (audited.perhaps, audited.hidden_high)
     page = " ".join(Path("report.html").read_text().split())
     of_new_images = numbers["figures_of_new_images"].replace("   ", ", ")
-    assert "by 150 images that the review drew at random" in page
+    assert audited.sentence in page
     assert f" These are figures of the unlabelled images; {of_new_images}." in page
 
 
