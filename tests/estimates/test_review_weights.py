@@ -85,11 +85,9 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
     after = PULinearClassifier(**options).fit(X, s, reviewed=reviewed)
     wrong = PULinearClassifier(**options).fit(X, ((s == 1) | (reviewed == 1)).astype(np.int8))
     assert after.prior_ == pytest.approx(before.prior_, rel=0.1) == pytest.approx(0.15, rel=0.25)
-    for name in ("auc", "recall", "precision", "f1"):
-        assert after.estimates_[name] == pytest.approx(before.estimates_[name], abs=0.05), name
+    assert after.estimates_["auc"] == pytest.approx(before.estimates_["auc"], abs=0.05)
+    assert after.estimates_["recall"] is after.estimates_["precision"] is None, "they take random images"
     assert wrong.prior_ < 0.5 * y[(s == 0) & (reviewed != 1)].mean(), "which is what it stands for"
-    true = (after.margins(X) > after.threshold_)[(s == 0) & (y == 1)].mean()
-    assert after.estimates_["recall"] == pytest.approx(true, abs=0.08)
     assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
 
 
