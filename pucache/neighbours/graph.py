@@ -13,7 +13,6 @@ is kept beside its cache (`pucache.neighbours.graph_file`).
 
 from __future__ import annotations
 
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
@@ -21,10 +20,9 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import PUCacheError
 from ..progress import Progress, Silent
 from ..storage.rows import RowMatrix, evenly_spaced
-from .graph_file import NEIGHBOURS, NeighbourGraph, graph_path, kept_graph, write_graph
+from .graph_file import NEIGHBOURS, NeighbourGraph, graph_path, keep_beside, kept_graph, write_graph
 from .row_source import row_source, subset
 from .search import (
     FAISS_CPU,
@@ -43,7 +41,6 @@ _VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 33, 1 << 13, 0.125  # rows visited: by a
 _SAMPLE_PER_CELL = 64  # rows that a centroid is learned from
 _TRUE_ROWS = 256  # that the recall is measured on
 _EQUAL = 5e-4  # difference of cosines from rounding to float16
-_log = logging.getLogger(__name__)
 
 
 def neighbour_graph(
@@ -88,10 +85,8 @@ def cached_graph(cache: EmbeddingCache, *, device: str = "auto", progress: Progr
     graph = kept_graph(cache)
     if graph is None:
         graph = neighbour_graph(cache, device=device, progress=progress)
-        try:
-            write_graph(graph_path(cache), graph, cache.checksums)
-        except PUCacheError as error:
-            _log.warning("the graph of neighbours is not kept, and made anew each time: %s", str(error).split(";")[0])
+        made = graph
+        keep_beside("the graph of neighbours", lambda: write_graph(graph_path(cache), made, cache.checksums))
     return graph
 
 

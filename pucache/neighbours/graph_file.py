@@ -7,6 +7,7 @@ by a checksum, and the checksums of the cache files tell whose graph it is. Read
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..cache.local_copies import sidecar_base
-from ..errors import CacheError
+from ..errors import CacheError, PUCacheError
 from ..storage import tensor_file
 
 if TYPE_CHECKING:
@@ -110,6 +111,14 @@ def sidecar_path(cache: EmbeddingCache, suffix: str) -> Path:
     """
     first = sidecar_base(cache.files[0].path)
     return first.with_name(f"{first.name}.{suffix}")
+
+
+def keep_beside(what: str, write: Callable[[], None]) -> None:
+    """Write a file that is kept beside a cache; a warning where it cannot be, such as in a read-only folder."""
+    try:
+        write()
+    except PUCacheError as error:
+        _log.warning("%s is not kept, and made anew each time: %s", what, str(error).split(";")[0])
 
 
 def graph_path(cache: EmbeddingCache) -> Path:

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import CacheError, PUCacheError
+from ..errors import CacheError
 from ..storage import tensor_file
-from .graph_file import sidecar_path
+from .graph_file import keep_beside, sidecar_path
 from .row_source import RowSource
 from .whitening import Whitening
 
@@ -51,10 +51,7 @@ def cached_whitening(cache: EmbeddingCache) -> tuple[Whitening, bool]:
     if not whitening.directions.flags.c_contiguous:  # of fewer rows than dimensions; products have the same bits again
         tensors["directions"] = whitening.directions.T
     state = {"checksums": cache.checksums, "residual_variance": whitening.residual_variance}
-    try:
-        tensor_file.write(path, FILE_FORMAT, tensors, state)
-    except PUCacheError as error:  # such as in a folder that is read-only
-        _log.debug("the whitening is not kept: %s", error)
+    keep_beside("the whitening", lambda: tensor_file.write(path, FILE_FORMAT, tensors, state))
     return whitening, True
 
 

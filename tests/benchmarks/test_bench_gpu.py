@@ -10,6 +10,7 @@ from PIL import Image
 from benchmarks import gpu
 from benchmarks.common.cifar import VEHICLES
 from benchmarks.quality import pretrain_recipes
+from benchmarks.quality.pretrain_recipes import VIEWS, trainer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
@@ -36,6 +37,13 @@ def test_a_group_that_takes_too_long_is_an_error_and_the_next_one_runs(tmp_path,
 
 
 # --- Ranking recipes and the long run, tried small on the CPU ---
+
+
+@pytest.fixture(autouse=True)
+def settings_of_the_script(monkeypatch):
+    """What `pretrain_recipes.main` sets for its process is of no other test."""
+    monkeypatch.setattr(trainer, "COMPILING_REPAYS", trainer.COMPILING_REPAYS)
+    monkeypatch.setitem(VIEWS, "plain", ())
 
 
 @pytest.fixture

@@ -51,8 +51,8 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Whether it wrote every file, the optional graph of neighbours too."""
-        return self.code == 0 and "the graph of neighbours is not kept" not in self.stderr
+        """Whether it wrote every file, those that are kept beside a cache too."""
+        return self.code == 0 and "is not kept, and made anew each time" not in self.stderr
 
     def error(self, *words: str) -> None:
         """Check that it failed with one line, which has these words."""

@@ -29,7 +29,7 @@ SOME = [
     ("new file", [1, 2], -errno.ENOSPC),
     ("rename", [1, 3], INTERRUPT),
 ]
-OTHERS = ("embed, workers", "update", "reuse", "pack", "score, Parquet", "retrieve", "import", "export")
+OTHERS = ("embed, workers", "update", "reuse", "pack", "score, Parquet", "import", "export")
 FAULTS = {  # job: point, calls, signal or (negative) error
     "embed": [
         *(("fsync", [1, 4, 13], fault) for fault in (KILL, INTERRUPT, -errno.EIO)),
@@ -48,12 +48,20 @@ FAULTS = {  # job: point, calls, signal or (negative) error
         ("fsync", ALL, -errno.EIO),
         ("new file", ALL, -errno.EACCES),
     ],
-    # its first calls are those of the graph of neighbours, without which it goes on after an error
+    # the first calls are those of the whitening and of the graph of neighbours, without which commands go on
     "train-pu": [
-        ("fsync", [1, 2, 5], KILL),
-        ("rename", [1, 2, 4], KILL),
-        ("fsync", [3], -errno.EIO),
+        ("fsync", [1, 2, 3, 5, 7], KILL),
+        ("rename", [1, 2, 3, 4], KILL),
+        ("fsync", [5], -errno.EIO),
+        ("rename", [3], -errno.EIO),
+    ],
+    "retrieve": [
+        ("fsync", [1, 2, 3, 4], KILL),
+        ("rename", [1, 2], KILL),
+        ("fsync", [3, 4], -errno.EIO),
         ("rename", [2], -errno.EIO),
+        ("new file", [2], -errno.ENOSPC),
+        ("rename", [1, 2], INTERRUPT),
     ],
     "score, images": [("rename", ALL, KILL), ("fsync", [1, 9, 15], -errno.EIO)],
 }
