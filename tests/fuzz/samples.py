@@ -2,13 +2,17 @@
 
 import ast
 import csv
+import gzip
 import io
 import json
 import os
 import tarfile
+import zipfile
 from functools import cache
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import safetensors.torch
 import timm
 import torch
@@ -133,6 +137,17 @@ def tars():
         "hostile-names": shard("a\x1b[31m.png", "b\nc.png", "=cmd().png", "é\udcff.png"),
     }
     return {f"{name}.tar": data for name, data in made.items()}
+
+
+def archives():
+    """Compressed tars, ZIP archives and Parquet files, by name."""
+    zipped, parquet, whole = io.BytesIO(), io.BytesIO(), images()["rgb.png"]
+    with zipfile.ZipFile(zipped, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in PLAIN:
+            archive.writestr(name, whole)
+    rows = [{"bytes": whole, "path": name} for name in PLAIN]
+    pyarrow.parquet.write_table(pyarrow.table({"image": rows}), parquet, row_group_size=2)
+    return {"a.tar.gz": gzip.compress(shard(*PLAIN)), "a.zip": zipped.getvalue(), "a.parquet": parquet.getvalue()}
 
 
 def members(name, data):

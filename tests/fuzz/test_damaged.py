@@ -189,6 +189,13 @@ FILES = {
     ),
     "image": Format(samples.images, image, ImageError, samples.pixels, examples=100),
     "tar": Format(samples.tars, tar, SourceError, samples.members, same_members),
+    "archive": Format(
+        samples.archives,
+        tar,
+        SourceError,
+        lambda name, data: {"", samples.images()["rgb.png"]} if name == "a.zip" else None,
+        lambda found, whole: whole.issuperset(data for data in found.values() if data is not None),
+    ),
     "manifest": Format(lambda: samples.MANIFESTS, manifest, (SourceError, ValueError), text=True),
     "positives": Format(
         lambda: samples.POSITIVES,

@@ -1,8 +1,8 @@
 import io
 import re
-import struct
 import zlib
 from collections import Counter
+from functools import partial
 
 import numpy as np
 import pytest
@@ -127,7 +127,10 @@ def test_damaged_exif_does_not_cost_an_image_that_is_whole(exif, form):
             encode(Image.new("F", (2, 2), 0.5), "TIFF"),
             "floating-point pixels have no defined white level; convert the image",
         ),
-        (encode(Image.new("I", (2, 2), -1), "TIFF"), "pixels from -1 to -1 have no defined white level; convert"),
+        *(
+            (encode(Image.new("I", (2, 2), value), "TIFF"), f"pixels from {value:,} to {value:,} have no defined white")
+            for value in (-9999, 65536)
+        ),
         *((encode(SAMPLE, form), "not an image in a known format") for form in ("EPS", "TGA", "PCX", "ICO", "SGI")),
         (png(0, 5, NO_PIXELS), "not an image in a known format"),
     ],
@@ -168,29 +171,6 @@ def png_of_white_level(values):
     return pictures.png(width, height, pictures.chunk(b"IDAT", rows), depth=16, colour=[0, 4, 2, 6][channels - 1])
 
 
-def deep_tiff(values, order="<", *, deflated=False, bits=16):
-    """A TIFF of 12, 16 or 32 bits; those of 12 have an even width."""
-    height, width, channels = values.shape
-    data = values.astype(f"{order}u{4 if bits == 32 else 2}").tobytes()
-    if bits == 12:
-        first, second = values.reshape(-1, 2).astype(int).T
-        packed = np.stack([first >> 4, (first & 15) << 4 | second >> 8, second & 255], 1)
-        data = packed.astype(np.uint8).tobytes()
-    data = zlib.compress(data) if deflated else data
-    depths = struct.pack(f"{order}{channels}H", *[bits] * channels)
-    begin = 8 + 2 + 9 * 12 + 4
-    bits_entry = (258, 3, channels, begin if channels > 2 else bits)
-    entries = [(256, 4, 1, width), (257, 4, 1, height), bits_entry, (259, 3, 1, 8 if deflated else 1)]
-    entries += [(262, 3, 1, 2 if channels > 1 else 1), (273, 4, 1, begin + len(depths)), (277, 3, 1, channels)]
-    entries += [(278, 4, 1, height), (279, 4, 1, len(data))]
-    content = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(f"{order}IH", 8, len(entries))
-    for tag, kind, count, value in entries:
-        short = kind == 3 and count == 1
-        content += struct.pack(f"{order}HHI", tag, kind, count)
-        content += struct.pack(f"{order}HH", value, 0) if short else struct.pack(f"{order}I", value)
-    return content + bytes(4) + depths + data
-
-
 def ppm(values, maxval=65535):
     height, width, channels = values.shape
     kind = "P5" if channels == 1 else "P6"
@@ -199,14 +179,14 @@ def ppm(values, maxval=65535):
 
 FORMATS_OF_WHITE_LEVEL = {
     "PNG": png_of_white_level,
-    "TIFF": tiff,
-    "TIFF, big-endian": lambda values: deep_tiff(values, ">"),
-    "TIFF, deflated": lambda values: deep_tiff(values, deflated=True),
-    "TIFF, deflated, big-endian": lambda values: deep_tiff(values, ">", deflated=True),
     "PNM": ppm,
+    "TIFF": tiff,
+    "TIFF, big-endian": partial(tiff, order=">"),
+    "TIFF, deflated": partial(tiff, deflated=True),
+    "TIFF, deflated, big-endian": partial(tiff, order=">", deflated=True),
 }
 KINDS = [(channels, name, encode) for channels in (1, 3) for name, encode in FORMATS_OF_WHITE_LEVEL.items()]
-KINDS += [(1, "TIFF of 32 bits", lambda values: deep_tiff(values, bits=32))]
+KINDS += [(1, "TIFF of 32 bits", lambda values: tiff(values.astype(np.uint32)))]
 KINDS += [(2, "PNG with opacity", png_of_white_level), (4, "PNG with opacity", png_of_white_level)]
 
 
@@ -247,7 +227,7 @@ def test_the_largest_value_is_noticed_in_every_format(channels, name, encode, bi
 
 def test_12_bits_of_a_tiff_are_read_as_their_values():
     values = values_of(1, 1, 12)
-    found = decode_and_note(deep_tiff(values, bits=12), None, Decoding(4095))
+    found = decode_and_note(tiff(values, bits=12), None, Decoding(4095))
     assert found.peak == 4095 and np.abs(np.asarray(found.image) - levels(values, 4095)).max() <= 0.51
 
 
@@ -257,14 +237,6 @@ def test_a_file_that_states_its_white_level_keeps_it(channels):
     for white in (65535, 1000):
         found = decode_and_note(ppm(values, 4095), None, Decoding(white))
         assert found.peak is None and np.abs(np.asarray(found.image) - levels(values, 4095)).max() <= 1
-
-
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "GIF", "TIFF", "BMP", "PPM", "AVIF"])
-def test_images_of_8_bits_are_not_affected(form):
-    stream = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 8, 3), np.uint8)).save(stream, form)
-    found = decode_and_note(stream.getvalue(), None, Decoding(200))
-    assert found.peak is None and found.image.tobytes() == decode(stream.getvalue()).tobytes()
 
 
 def test_opacity_and_orientation_hold_with_a_level():
@@ -277,13 +249,6 @@ def test_opacity_and_orientation_hold_with_a_level():
     Image.fromarray(np.arange(24, dtype=np.uint16).reshape(4, 6)).save(stream, "PNG", exif=exif)
     turned = np.asarray(decode(stream.getvalue(), None, Decoding(23)))
     assert turned.shape == (6, 4, 3) and turned[0, -1, 0] == 0 and turned[-1, 0, 0] == 255
-
-
-@pytest.mark.parametrize("value", [-1, 65536])
-def test_32_bits_beyond_16_have_no_white_level(value):
-    stream = io.BytesIO()
-    Image.new("I", (2, 2), value).save(stream, "TIFF")
-    assert "no defined white level" in refusal(lambda data: decode(data, None, Decoding(4095)), stream.getvalue())
 
 
 @pytest.mark.parametrize("level", [0, 65536, 1.5, True, "auto"])
@@ -335,14 +300,6 @@ def test_a_decoder_of_another_version_has_the_usual_choices(decoder):
 def test_dark_and_clipped_images_are_told_in_one_line(peaks, white, note):
     said = range_note(Counter(peaks), white)
     assert note in said and bool(said) == bool(note) and "\n" not in said
-
-
-def test_a_few_bright_marks_do_not_hide_that_an_image_is_dark():
-    values = values_of(0, 1, 12)[:, :, 0].repeat(3, 0)  # 2,160 pixels
-    values[0, :2] = 65535
-    stream = io.BytesIO()
-    Image.fromarray(values).save(stream, "PNG")
-    assert decode_and_note(stream.getvalue()).peak == 4095
 
 
 @pytest.mark.parametrize(
@@ -405,12 +362,6 @@ def test_a_sound_tiff_that_is_no_picture_is_called_what_it_is(capfd, bands, what
     assert capfd.readouterr() == ("", "")  # nothing of Pillow's own
 
 
-@pytest.mark.parametrize(("values", "reason"), [(-9999, "pixels from -9,999"), (0.5, "floating-point pixels")])
-def test_one_band_without_a_white_level_is_called_what_it_is(values, reason):
-    band = np.full((6, 8, 1), values, np.int16 if values < 0 else np.float32)
-    assert refusal(decode, tiff(band)).startswith(reason)
-
-
 @pytest.mark.parametrize(
     ("data", "has_pages"),
     [
@@ -462,20 +413,15 @@ def test_a_file_that_is_cut_off_is_refused_with_the_remedy_and_taken_where_that_
 
 
 @pytest.mark.parametrize("form", FILES)
-def test_whole_files_are_the_same_and_nothing_is_noted(form):
-    found = decode_and_note(FILES[form], None, ACCEPT)
-    assert found.partial == "" and found.image.tobytes() == decode(FILES[form]).tobytes()
-
-
-@pytest.mark.parametrize("form", FILES)
 def test_whatever_the_cut_an_image_is_noted_or_refused(form):
     whole = decode(FILES[form]).tobytes()
-    for end in range(1, len(FILES[form]), 37):
+    for end in [*range(1, len(FILES[form]), 37), len(FILES[form])]:
         try:
             found = decode_and_note(FILES[form][:end], None, ACCEPT)
         except decoding.ImageError:
             continue
         assert found.partial or found.image.tobytes() == whole
+    assert not found.partial
 
 
 def test_damage_that_is_no_cut_is_refused_all_the_same():
@@ -492,15 +438,6 @@ def test_a_jpeg_of_too_many_pixels_is_taken_at_a_part_of_its_size(monkeypatch, s
     found = decode_and_note(FILES["JPEG"], side, LARGE)
     assert found.image.size == size and found.partial.startswith("at 1/") and "120 x 80 pixels" in found.partial
     assert refusal(lambda data: decode(data, None, LARGE), FILES["PNG"]) == reason
-
-
-def test_a_real_jpeg_of_more_than_179_megapixels():
-    stream = io.BytesIO()
-    Image.new("L", (20_000, 9_000), 77).save(stream, "JPEG")
-    assert "20000 x 9000 pixels; at most 178,956,970" in refusal(decode, stream.getvalue())
-    found = decode_and_note(stream.getvalue(), 512, LARGE)
-    assert found.image.size == (2500, 1125) and found.partial == "at 1/8 of its 20000 x 9000 pixels"
-    assert found.image.getpixel((1000, 1000)) == (77, 77, 77)
 
 
 def test_a_jpeg_that_its_decoder_keeps_as_a_whole_is_refused_beyond_its_memory(monkeypatch):

@@ -1,6 +1,5 @@
 import pytest
 from helpers.sources import picture, write
-from helpers.spreadsheets import write_xlsx
 
 from pucache import open_source
 from pucache.errors import SourceError
@@ -30,6 +29,7 @@ def test_a_manifest_can_name_any_path(tmp_path, ending):
         ("m.csv", '\ufefflabel,image\r\n1,"b.png"\r\n,,\r\n0,a.png\r\n'),
         ("m.tsv", "filename\tnote\nb.png\tx,y\na.png\t\n"),
         ("m.csv", "key\nb.png\na.png\n"),
+        ("m.csv", "Image Path,n\nb.png,x\na.png,y\n"),
         ("m.csv", "key,path\n,b.png\na.png,a.png\n"),
     ],
 )
@@ -39,15 +39,6 @@ def test_a_manifest_names_images_by_a_line_or_a_column(tmp_path, name, text):
     source = open_source(write(tmp_path / name, text.encode()))
     assert source.scan().keys == ["a.png", "b.png"]
     assert [source.read(key) for key in ("a.png", "b.png")] == [b"a.png", b"b.png"]
-
-
-@pytest.mark.parametrize("column", ["Path", "file_name", "Image Path", "image", "FileName"])
-def test_a_manifest_is_a_table_of_any_form(tmp_path, column):
-    for image in ("a.png", "b.png"):
-        write(tmp_path / image, image.encode())
-    write_xlsx(tmp_path / "m.xlsx", {"images": [[column, "n"], ["b.png", "x"], ["a.png", "y"]]})
-    source = open_source(tmp_path / "m.xlsx")
-    assert source.scan().keys == ["a.png", "b.png"] and source.read("a.png") == b"a.png"
 
 
 @pytest.mark.parametrize(

@@ -131,11 +131,6 @@ def test_a_large_jpeg_is_decoded_no_larger_than_it_makes_a_difference(name, mode
     assert size == "odd" or off < 1.2
 
 
-@pytest.mark.parametrize("form", ["PNG", "WEBP"])
-def test_what_is_no_jpeg_is_decoded_whole(form):
-    assert decode(encode(photo("wide").reduce(4), form), 1).size == (500, 376)
-
-
 def test_orientation_holds_at_any_scale():
     exif = Image.Exif()
     exif[0x0112] = 6

@@ -48,14 +48,6 @@ def fail(store, key, kind, times=10**6):
         store.relay.fail(method, key, kind, times)
 
 
-def test_a_web_server_that_is_busy_twice_is_asked_a_third_time(store, site, manifest):
-    fail(store, "site/b.png", "busy", times=2)
-    source = open_source(manifest)
-    assert [source.read(key) for key in source.scan().keys] == [b"a.png", b"b.png"]
-    fail(store, "site/b.png", "busy", times=2)
-    assert source.read(f"{site}/b.png") == b"b.png"
-
-
 @pytest.mark.parametrize(
     ("kind", "reason"), [("busy", r"503.* \(tried 4 times\); run again"), ("denied", "403.*; check the credentials")]
 )
