@@ -4,7 +4,7 @@ from helpers.planted import planted
 
 from pucache import PULinearClassifier
 from pucache.estimates.calibration import fit_tilt
-from pucache.estimates.dataset_shift import PileSample, check_shift, margin_distance, weights_at
+from pucache.estimates.dataset_shift import PileSample, check_shift, weights_at
 from pucache.estimates.share_of_new_images import PileMargins
 
 PRIOR, D = 0.1, 8
@@ -40,32 +40,21 @@ def test_unchanged_images_raise_no_alarm_whatever_their_share():
     assert alarms <= 1
 
 
-@pytest.mark.parametrize(("part", "moved"), [(1.0, 0.5), (0.1, 5.0)])
-def test_other_images_are_told_apart_and_named(part, moved):
-    rng = np.random.default_rng(1)
-    X = rows(rng, 1000, 0.3)
-    changed = rng.permutation(1000)[: round(part * 1000)]
-    X[changed, 1] += moved
-    found = check_shift(*known(rng), X, X[:, 0])
-    assert found.differs and found.is_told_apart
-    assert len(found.most_different) == 20 and np.isin(found.most_different, changed).mean() > 0.9
-
-
 def test_noise_is_found_though_it_moves_no_mean():
     found = 0
-    for seed in range(10):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         X = rows(rng, 1000, PRIOR)
         noisy = X + rng.normal(0, 0.6, X.shape).astype(np.float32)
         found += check_shift(*known(rng), noisy, X[:, 0]).is_told_apart
-    assert found >= 9
+    assert found == 4
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
 def test_a_share_that_falls_is_no_difference_where_the_tilt_is_hardly_known(share):
     """Few labels and a large prior: which rows of the pile are positives, and so its negatives, is estimated."""
     alarms = 0
-    for seed in range(8):
+    for seed in range(4):
         rng = np.random.default_rng(seed)
         sample, pile, tilt = known(rng, labelled=20, prior=0.4, apart=1.5)
         X = rows(rng, 1000, share, apart=1.5)
@@ -73,21 +62,14 @@ def test_a_share_that_falls_is_no_difference_where_the_tilt_is_hardly_known(shar
     assert alarms <= 1
 
 
-@pytest.mark.parametrize("size", [120, 400, 1000])
+@pytest.mark.parametrize("size", [120, 1000])
 def test_a_small_pile_whose_directions_follow_its_own_rows_raises_no_alarm(size):
-    for seed in range(5):
+    for seed in range(3):
         X, s, _ = planted(size + 300, d=64, labelled=40, seed=seed)
         X, s, new = X[:size], s[:size], X[size:][s[size:] == 0]
         model = PULinearClassifier(method="linear", penalty=0.01, device="cpu").fit(X, s)
         tilt = model.pile_margins_.tilt(model.tilt_.prior)
         assert not check_shift(model.pile_sample_, model.pile_margins_, tilt, new, model.margins(new)).differs
-
-
-def test_the_distance_is_that_of_kolmogorov_and_smirnov():
-    rng = np.random.default_rng(3)
-    _, pile, tilt = known(rng)
-    distance, _, share = margin_distance(pile, tilt, rows(rng, 20_000, 0.5)[:, 0])
-    assert distance < 0.02 and share == pytest.approx(0.5, abs=0.05)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.99])

@@ -184,14 +184,6 @@ def test_exact_coverage_of_the_sensitivity(sensitivity):
 # --- what a log may hold -------------------------------------------------------------------------------
 
 
-def test_without_draws_everything_unknown_may_be_hidden():
-    result = Log(10).decide(3, POSITIVE).decide(4, NEGATIVE).decide(5, SKIP).limits()
-    assert limits(result) == (0, 8)
-    assert (result.draws, result.found, result.unknown) == (0, 1, 8)
-    assert result.recall_low == pytest.approx(1 / 9)
-    assert math.isnan(result.likeliest_share)
-
-
 def test_no_positive_in_m_draws_leaves_about_4_n_over_m():
     for pile, draws in ((3000, 100), (50_000, 300), (1_000_000, 1000)):
         log = Log([1] * draws + [pile - draws])  # what is left, as one group
@@ -284,16 +276,3 @@ def test_the_likeliest_total_is_the_one_of_greatest_likelihood():
         likelihoods[total] = math.prod(share if positive else 1 - share for share, positive in shares)
     likeliest = max(likelihoods, key=likelihoods.get)
     assert abs(result.found + result.likeliest_share * result.unknown - likeliest) <= 1  # it may lie between two
-
-
-# --- wrong input ---------------------------------------------------------------------------------------
-
-
-def test_wrong_arguments_are_refused():
-    log = Log([2, 1, 1]).draw(0, NEGATIVE)
-    for level in (0.0, 1.0, math.nan):
-        with pytest.raises(ValueError, match="level must be between 0 and 1"):
-            log.limits(level=level)
-    for more, share in ((-1, 0.1), (5, 1.5), (5, math.nan)):
-        with pytest.raises(ValueError, match="more must be at least 0 and share within 0 and 1"):
-            log.limits().further(more, share)

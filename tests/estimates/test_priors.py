@@ -11,7 +11,6 @@ from scipy.stats import mannwhitneyu
 from pucache import PULabels, PULinearClassifier
 from pucache.estimates import scar
 from pucache.estimates.calibration import LEAST, MOST, Tilt, deviance_within_pile, fit_tilt, profile_ends, profile_prior
-from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.priors import (
     ERROR_BELOW,
     MODEL_ERROR,
@@ -94,7 +93,7 @@ RARE = Tilt(alpha=0.0, slope=4.0, prior=0.1)  # half sure at a margin of 0.55
 
 
 def checked(X, s, **options):
-    model = PULinearClassifier(device="cpu").fit(X, s)
+    model = PULinearClassifier(method="linear", penalty=0.01, device="cpu").fit(X, s)
     tilt = fit_tilt(model.held_out_margins_, s, prior=model.prior_)
     return scar.check_scar(X, PULabels.of(s), model.held_out_margins_, tilt, **options)
 
@@ -186,13 +185,3 @@ def test_equal_rows_are_told_by_nothing():
         found = [scar.two_sample(X, first, np.random.default_rng(seed), permutations=99) for seed in range(20)]
         assert np.mean([auc for auc, *_ in found]) == pytest.approx(0.5, abs=0.06)
         assert sum(p_value <= 0.01 for _, _, p_value, _ in found) <= 2
-
-
-# --- label requirements ---------------------------------------------------------------------------
-
-
-def test_copies_rows_without_weight_and_unlabelled_rows_do_not_count():
-    s = np.array([1, 1, 1, 1, 0, 0])
-    assert LabelCount.of(s) == LabelCount(4)
-    assert LabelCount.of(s, groups=np.array([0, 0, 0, 1, 1, 2])) == LabelCount(2)
-    assert LabelCount.of(s, groups=np.array([0, 0, 0, 1, 1, 2]), weights=np.array([1, 0, 2, 0, 1, 1])).labels == 1

@@ -116,23 +116,6 @@ def test_the_error_names_the_rule_and_the_rule_is_taken_and_said(tmp_path, write
     assert "found.txt: 2 of 2 keys are matched by ends, such as '0001.png' as 'train/car/0001.png'" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("listed", "rule", "reason"),
-    [
-        (["1.png"], "ends", "1 keys in x.txt name several images by --match-keys ends"),
-        (["CAR/1.png", "car/1.PNG"], "case", "'CAR/1.png' and 'car/1.PNG' in x.txt are one image by --match-keys case"),
-    ],
-)
-def test_a_rule_that_does_not_tell_images_apart_is_refused(listed, rule, reason):
-    keys = Keys([encode_keys(["car/1.png", "cat/1.png"])])
-    assert reason in one_line(LabelError, respelled, listed, keys, rule, "x.txt")
-
-
-def test_an_unknown_rule_is_refused():
-    with pytest.raises(ValueError, match=r"match_keys must be auto, or of quotes, slashes, .*; got 'ends.base'"):
-        respelled(["x"], KEYS, "ends+base", "x.txt")
-
-
 def test_truth_may_cover_other_images(write):
     path = str(write("truth.csv", "key,label\n0001.png,1\n0002.png,0\nelsewhere.png,1\n"))
     scored = [IMAGES[2], IMAGES[1], "other.png"]

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from helpers.planted import write_cache
 from helpers.refusals import one_line
 
 from pucache import Labels, PULabels
@@ -27,26 +26,6 @@ def test_labels_that_contradict_themselves_are_refused(s, reviewed, reason):
     assert reason in one_line(LabelError, PULabels, np.array(s), np.array(reviewed))
 
 
-def test_too_few_labels_and_no_row_to_find_are_refused():
-    assert "no labelled positives; name at least one" in one_line(LabelError, PULabels.of([0, 0]).check)
-    assert "all 2 rows are labelled positive" in one_line(LabelError, PULabels.of([1, 1]).check)
-    assert "all 2 rows are labelled;" in one_line(LabelError, PULabels(np.array([1, 0]), np.array([0, -1])).check)
-
-
-def test_rows_by_what_is_known_of_them():
-    assert ONE.positive.tolist() == [True, True, False, False, False]
-    assert ONE.negative.tolist() == [False, False, True, False, False]
-    assert ONE.unlabelled.tolist() == [False, False, False, True, True]
-    assert repr(ONE) == "PULabels(5 rows: 1 labelled positive, 1 confirmed, 1 negative)"
-    taken = ONE.take(np.array([2, 0]))
-    assert (taken.s.tolist(), taken.reviewed.tolist()) == ([0, 1], [-1, 0])
-
-
-def test_labels_that_a_model_contradicts_are_listed_the_worst_first():
-    called, posterior = np.array([True, False, True, False, True]), np.array([0.9, 0.2, 0.7, 0.1, 0.6])
-    assert ONE.contradicted(called, posterior).tolist() == [1, 2]
-
-
 def test_of_several_concepts_a_positive_of_any_is_positive_and_a_row_that_one_rejects_is_not():
     assert BOTH.joint.s.tolist() == [1, 1, 1, 0, 0] and BOTH.joint.reviewed.tolist() == [0, 0, 0, -1, 0]
     assert Labels({"": ONE}).joint is ONE, "a review of one list forbids to sample"
@@ -66,8 +45,3 @@ def test_work_that_fails_for_a_concept_stops_no_other():
     assert "failed for each of 2 concepts; b: too few" in one_line(
         LabelError, Labels({"b": ONE}, BOTH.failures).map, work
     )
-
-
-def test_labels_of_other_rows_are_refused(tmp_path):
-    cache = write_cache(tmp_path / "c.h5", np.eye(4, dtype="f4"))
-    assert "expected a label for each of 4 rows of" in one_line(LabelError, BOTH.check, cache)

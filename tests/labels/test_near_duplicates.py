@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from pucache.labels import near_duplicates
-from pucache.labels.near_duplicates import duplicates_of, equal_digests, groups, unlabelled_twins
+from pucache.labels.near_duplicates import duplicates_of, equal_digests, groups
 
 
 def at_cosine(draw, u, cosine):
@@ -85,16 +85,6 @@ def test_the_limit_is_sharp_at_any_length(off, scale):
     assert groups((scale * X).astype(np.float32)).tolist() == ([0] * 51 if off > 0 else [*range(51)])
 
 
-def test_a_chain_is_one_group_whatever_the_order():
-    angle = np.arccos(0.9991) * np.arange(2000) / 100
-    X = np.stack([np.cos(angle), np.sin(angle)], 1)[np.random.default_rng(0).permutation(2000)]
-    assert not groups(X.astype(np.float32), cosine=0.99999).any()
-    angle = np.arccos(0.9991) * np.arange(60)  # of 2.4 degrees each; the next link is too far
-    X = np.stack([np.cos(angle), np.sin(angle), 0 * angle], 1).astype(np.float32)
-    assert not groups(X[::-1]).any()
-    assert len(np.unique(groups(X[::2]))) == 30
-
-
 # --- crowds ------------------------------------------------------------------------------------
 
 
@@ -132,13 +122,6 @@ def test_equal_digests_join_and_unknown_ones_do_not():
     assert groups(X, digests, cosine=None).tolist() == equal_digests(digests).tolist() == [0, 1, 2, 3, 1, 5]
 
 
-def test_zeros_are_near_each_other_only():
-    X = np.zeros((4, 3), np.float16)
-    X[1, 0], X[3, 0] = -0.0, 6e-8
-    assert groups(X).tolist() == [0, 0, 0, 3]
-    assert groups(X[:3]).tolist() == [0, 0, 0]
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (1, 5), (3, 0)])
 def test_the_smallest_shapes(shape):
     assert groups(np.zeros(shape, np.float32)).tolist() == [0] * shape[0]
@@ -159,16 +142,6 @@ def test_embeddings_that_are_not_finite_are_refused(room, bad):
     X[5, 2] = bad
     with pytest.raises(ValueError, match="NaN or infinite values, first in row 5"):
         groups(X)
-
-
-# --- found positives ---------------------------------------------------------------------------
-
-
-def test_unlabelled_twins_of_labelled_positives_are_listed():
-    group = np.array([0, 1, 0, 3, 1, 0, 6, 3, 1])
-    rows, labelled = unlabelled_twins(group, np.array([0, 0, 1, 0, 1, 1, 1, 0, 0]))
-    assert rows.tolist() == [0, 1, 8] and labelled.tolist() == [2, 4, 4]
-    assert rows.dtype == labelled.dtype == np.int64
 
 
 # --- labelled duplicates --------------------------------------------------------------------------
@@ -219,15 +192,6 @@ def test_rounding_keeps_no_row_from_the_direction_of_its_multiple(opened):
     known = np.arange(0, N, 2)
     rows[1::2] = np.float32(3.3) * X[known]
     assert found(opened(rows), 1.0, np.arange(1, N, 2), known) == list(range(1, N, 2))
-
-
-def test_a_twin_of_a_twin_is_none(opened):
-    rows, digests = X.copy(), DIGESTS.copy()
-    rows[7] = at_angle(rows[50], 0.995)
-    rows[8] = at_angle(rows[7], 0.995)
-    digests[9] = digests[7]
-    assert rows[8] @ rows[50] / np.linalg.norm(rows[8]) / np.linalg.norm(rows[50]) < 0.99
-    assert found(opened(rows, digests), 0.99) == [7]
 
 
 def test_rows_of_zeros_are_twins_of_none(opened):

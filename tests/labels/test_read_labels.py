@@ -29,7 +29,7 @@ from pyarrow import parquet
 import pucache
 from pucache import EmbeddingCache, Labels, PULabels, read_labels, train_pu, write_labels
 from pucache.cli.main import main
-from pucache.errors import LabelError, OutputError
+from pucache.errors import LabelError
 from pucache.labels.label_values import LabelRule
 from pucache.labels.read_labels import import_labels, open_labels
 from pucache.labels.row_values import read_truth, read_values
@@ -517,20 +517,6 @@ def test_groups_alone_are_written_and_read_without_labels(cache, tmp_path):
     assert signs(read.only) == "......" and read.group.tolist() == [0, 1, 1, 3, 3, 5]
 
 
-@pytest.mark.parametrize("name", ["labels.parquet", "labels.xlsx", "labels", "labels.txt", "labels.csv.gz"])
-def test_labels_are_written_as_csv_alone(cache, tmp_path, name):
-    labels = read_labels(cache, ["7.png"])
-    assert "end it in .csv" in one_line(OutputError, write_labels, cache, labels, tmp_path / name)
-
-
-def test_a_file_that_labels_were_read_from_is_not_replaced(cache, write):
-    path = write("t.csv", "key,label\n7.png,1\n")
-    for labels in (read_labels(cache, path), read_labels(cache, ["7.png"], negatives=path.with_name("n.csv"))
-                   if write("n.csv", "key\né.png\n") else None):  # fmt: skip
-        read = path if labels.sources == (str(path),) else path.with_name("n.csv")
-        assert "input" in one_line(OutputError, write_labels, cache, labels, read, force=True)
-
-
 # --- a list of positives ---------------------------------------------------------------------------
 
 
@@ -566,7 +552,6 @@ def here(cache, parts, tmp_path, monkeypatch):
     return tmp_path
 
 
-TWO = "key,label,Rot\na/1.png,1,x\n7.png,0,y\n"
 FOLLOWED = [  # what is given, the advice that is printed, and what the user writes after it
     ("c.h5", cells_of("Ja", "Nein"), "--label-value", " ja", "+-...."),
     ("c.h5", cells_of("M", "E|M", "E"), "--label-separator '|'", " --label-value m", "++-..."),
@@ -772,24 +757,6 @@ def test_other_values_are_refused_before_they_are_cast(cache_of_row_values, form
         assert one_line(LabelError, PULabels.of, WRONG[form])
 
 
-def test_what_is_not_named_is_unlabelled_or_unknown(cache_of_row_values):
-    assert open_labels(cache_of_row_values, pd.Series([1, 0], index=["d", "a"])).only.s.tolist() == [0, 0, 0, 1, 0, 0]
-    assert read_truth(
-        {"d": 1, "a": 0, "of another pile": 1}, cache_of_row_values.keys, cache_of_row_values
-    ).tolist() == [0, -1, -1, 1, -1, -1]
-    assert read_truth(pd.Series([1, -1], index=["d", "a"]), cache_of_row_values.keys, cache_of_row_values).tolist() == [
-        -1,
-        -1,
-        -1,
-        1,
-        -1,
-        -1,
-    ]
-    assert "none of the 1 keys" in one_line(
-        LabelError, read_truth, {"zz": 1}, cache_of_row_values.keys, cache_of_row_values
-    )
-
-
 def test_numbers_that_are_keys_are_taken_as_such(tmp_path):
     X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     cache_of_row_values = write_cache(tmp_path / "ids.h5", X, ["100", "20", "3", "7"])
@@ -863,15 +830,6 @@ FUNCTIONS = {
 def test_every_function_joins_a_series_by_its_index(pile, tmp_path, name):
     by_key = FUNCTIONS[name](pile, series(pile, PLANTED), series(pile, Y), tmp_path)
     assert by_key == FUNCTIONS[name](pile, PLANTED, Y, tmp_path)
-
-
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_every_function_refuses_values_that_are_no_labels(pile, tmp_path, name):
-    assert "1.9" in one_line(LabelError, FUNCTIONS[name], pile, PLANTED * 1.9, Y, tmp_path)
-
-
-def test_true_labels_are_checked_too(pile, tmp_path):
-    assert "257" in one_line(LabelError, FUNCTIONS["report"], pile, PLANTED, Y.astype(int) * 257, tmp_path)
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):

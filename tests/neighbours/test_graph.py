@@ -102,14 +102,6 @@ def test_the_graph_of_some_rows_has_their_numbers_and_the_whitening_of_all(opene
 # --- unusual piles -----------------------------------------------------------------------------
 
 
-def test_piles_of_twins_are_neighbours_of_their_own_kind(searched):
-    kinds = np.arange(1500) % 3
-    result = neighbour_graph(X[:3][kinds], device="cpu")
-    assert (result.rows >= 0).all() and not (result.rows == np.arange(1500)[:, None]).any()
-    assert (kinds[result.rows] == kinds[:, None]).all() and np.abs(result.cosines - 1).max() < 5e-3
-    assert all(len(set(some)) == 30 for some in result.rows.tolist())
-
-
 def test_a_pile_of_twins_among_other_rows_ends(monkeypatch, in_cells):
     monkeypatch.setattr(graph, "_VISITS", 1 << 16)
     monkeypatch.setattr(graph, "_MIN_VISITS", 1 << 8)

@@ -154,9 +154,7 @@ def test_rows_that_are_not_finite_are_named(bundled, texts, tmp_path):
         pucache.retrieve_positives(broken, words="a frog")
 
 
-def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):
-    with pytest.raises(EncoderError, match=r"imported:planted .* has no words: the bundled encoder and those"):
-        pucache.retrieve_positives(cache, words="a dress")
+def test_a_cache_whose_encoder_is_not_there_takes_vectors(cache):
     with pytest.raises(EncoderError, match=r"give a \.npy file of their vectors"):
         pucache.retrieve_positives(cache, like="photos/")
 
@@ -165,11 +163,9 @@ def test_a_cache_whose_encoder_has_no_words_says_what_has(cache):
 
 WRONG = {
     "nothing": ({}, "nothing says what is looked for"),
-    "an empty text": ({"words": " "}, "words are empty"),
     "one of them empty": ({"words": ["a", ""]}, "words are empty"),
     "only what it is not": ({"not_words": "a"}, "not_words goes with words"),
     "weights alone": ({"weights": "b"}, "weights are of the cache's encoder, for words or pictures"),
-    "a model": ({"words": "a", "model": "m.safetensors"}, "rank by themselves"),
     "a way to rank": ({"words": "a", "by": "whitened"}, "rank by themselves"),
 }
 

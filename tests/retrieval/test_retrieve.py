@@ -7,9 +7,8 @@ from helpers.planted import ODD_KEYS, planted, write_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pucache import PULabels, PULinearClassifier, read_labels, retrieve_positives
+from pucache import PULabels, PULinearClassifier
 from pucache.labels.read_labels import open_labels
-from pucache.progress import Silent
 from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
 from pucache.retrieval.retrieve import rank_unlabelled
@@ -58,15 +57,6 @@ def test_of_equal_scores_the_earlier_row_comes_first(opened, kind):
 
 def scorers(model):
     return [Similarity("topk", "cpu"), Margins(model), Fused(model, "cpu")]
-
-
-def test_labelled_and_reviewed_rows_are_left_out_by_every_scorer(opened, model):
-    reviewed = np.zeros(N, np.int8)
-    reviewed[np.flatnonzero(S == 0)[:20]] = np.tile([1, -1], 10)
-    cache, labels = opened(X), PULabels(S, reviewed)
-    for scorer in scorers(model):
-        rows = rank_unlabelled(cache, labels, k=None, scorer=scorer, twins=None).rows
-        assert sorted(rows) == np.flatnonzero(labels.unlabelled).tolist(), scorer.name
 
 
 def test_twins_of_what_is_known_are_left_out_by_every_scorer(opened, model):
@@ -137,24 +127,6 @@ def test_a_ranking_comes_back_from_its_file_and_serves_as_positives(tmp_path):
     np.testing.assert_array_equal(listed.s, 1 - s)
 
 
-def test_ranking_for_many_concepts_reports_each_of_them(tmp_path):
-    told = []
-
-    class Counted(Silent):
-        def start(self, total, what):
-            told.append((total, what))
-
-        def advance(self, steps):
-            told.append(steps)
-
-    cache = write_cache(tmp_path / "cache.h5", np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32))
-    concepts = {"one": [cache.keys[0]], "two": [cache.keys[1]], "gone": ["no-such.png"]}
-    rankings = retrieve_positives(cache, read_labels(cache, concepts), k=3, progress=Counted())
-    failures = rankings.failures
-    assert set(rankings) == {"one", "two"} and set(failures) == {"gone"}
-    assert told == [(2, "ranking for concepts"), 1, 1]
-
-
 # --- similarity -----------------------------------------------------------------------------------
 
 
@@ -185,12 +157,6 @@ def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(t
         got = Similarity(kind, "cpu")(cache, PULabels(S, reviewed)).values
         assert (got == score(cache, (S == 1) | (reviewed == 1), kind)).all(), kind
         assert (got != score(cache, S == 1, kind)).any(), kind
-
-
-@pytest.mark.parametrize("kind", ["centroid", "max", "cosine", ""])
-def test_what_there_is_no_more_is_named_with_what_replaces_it(kind):
-    with pytest.raises(ValueError, match=r"use whitened .for centroid. or topk .for max"):
-        Similarity(kind)
 
 
 # --- mmr ------------------------------------------------------------------------------------------

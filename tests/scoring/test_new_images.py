@@ -174,13 +174,3 @@ def relabelled(model, labels):
     few = copy(model)
     few = with_labels(few, labels)
     return few
-
-
-def test_a_higher_share_raises_posteriors_and_lowers_the_threshold(model, cache, tmp_path):
-    tables = []
-    for share in (0.01, 0.5):
-        assert score(model, cache, tmp_path / "scores.csv", deploy_prior=share).share == share
-        tables.append(read_scores(tmp_path / "scores.csv"))
-    rare, frequent = tables
-    np.testing.assert_array_equal(rare["margin"], frequent["margin"])
-    assert (rare["posterior"] <= frequent["posterior"]).all() and rare["label"].sum() <= frequent["label"].sum()
