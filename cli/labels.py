@@ -149,7 +149,7 @@ def _is_review(path: str) -> bool:
 
 def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: LabelTable) -> ImportedLabels:
     """Labels of a review, and groups, which it keeps."""
-    from pucache.reviewing.kept_groups import keep_groups
+    from pucache.reviewing.session_folder import keep_groups
     from pucache.reviewing.session_labels import session_labels
 
     read = ImportedLabels(cache, session_labels(cache, folder))

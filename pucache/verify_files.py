@@ -105,7 +105,7 @@ def _rows(path: Path, kind: str) -> int:
 
         return len(read_graph(path)[0])
     if kind == "whitening":
-        from .neighbours.whitening_file import read_whitening
+        from .neighbours.whitening import read_whitening
 
         return len(read_whitening(path)[0].mean)
     if kind == "model":

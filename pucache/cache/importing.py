@@ -9,10 +9,13 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +28,7 @@ from ..storage.outputs import check_output
 from ..storage.prefetch import prefetch
 from ..storage.rows import rows_not_finite
 from ..storage.tables import LabelTable
+from .embedding_cache import EmbeddingCache
 from .import_files import Columns
 from .import_sources import ImportOptions, ImportSource
 from .keys import decode_text
@@ -284,3 +288,37 @@ def _normalized(X: np.ndarray) -> np.ndarray:
     divisors = norms.astype(scaled.dtype)
     divisors[~np.isfinite(divisors)] = np.nan  # finite values over an infinite norm would be zeros
     return np.divide(scaled, divisors[:, None], out=scaled)
+
+
+# --- rows in memory -----------------------------------------------------------------------------
+
+
+def are_rows(given: Any) -> bool:
+    """Whether an object is a matrix of rows: an array, a tensor, a table, or a list of lists of numbers."""
+    if isinstance(given, list | tuple):
+        return bool(given) and isinstance(given[0], list | tuple | np.ndarray)
+    return len(getattr(given, "shape", ())) == 2
+
+
+def cache_of_rows(rows: Any, encoder: EncoderSpec | None) -> EmbeddingCache:
+    """A cache of rows that an encoder is said to have made, None: of no known one.
+
+    Keys are the index of a table, or the numbers of the rows as ten digits. Raises `CacheError` as
+    `pucache.import_embeddings`, and for rows of another length than the encoder's.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="pucache-rows-"))
+    try:
+        path = folder / "rows.h5"
+        import_embeddings(rows, path)
+        if encoder is not None:
+            imported = EmbeddingCache(path)
+            if imported.encoder.dim != encoder.dim:
+                raise CacheError(f"expected rows of {encoder.dim} numbers, of {encoder}; got {imported.encoder.dim}")
+            (file,), path = imported.files, folder / "of_encoder.h5"
+            merge(path, [(file, np.arange(len(file)))], encoder=encoder, dtype=file.dtype, source="", failures={})
+        cache = EmbeddingCache(path)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    weakref.finalize(cache, shutil.rmtree, folder, ignore_errors=True)
+    return cache

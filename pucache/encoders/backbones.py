@@ -5,9 +5,11 @@ The only user of timm.
 
 from __future__ import annotations
 
+import copy
 import os
 import warnings
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,16 @@ from PIL import Image
 
 from ..errors import EncoderError, UnknownEncoderError
 from .checkpoints import has_tensor, read_state, shapes_of
-from .network_size import require_network_of_weights
-from .pooling import pooling_of, set_pooling
-from .repositories import FOLDER, HUB, card_licence, configuration_of, near_names, require_hub, weights_file
+from .repositories import (
+    FOLDER,
+    HUB,
+    card_licence,
+    configuration_of,
+    near_names,
+    require_hub,
+    require_network_of_weights,
+    weights_file,
+)
 from .spec import weights_digest
 from .timm_weights import load_weights, require_finite
 
@@ -249,3 +258,44 @@ def digest(model: torch.nn.Module) -> str:
 def _bytes(tensor: torch.Tensor) -> bytes:
     content: bytes = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
     return content if tensor.numel() else b""
+
+
+# --- pooling ------------------------------------------------------------------------------------
+
+
+# network: pooling and side in pixels that its authors use where timm's defaults are others
+FAMILIES = {
+    # arXiv:2304.07193; 224 px is the size of its evaluation, facebookresearch/dinov2, dinov2/data/transforms.py
+    "vit_*_dinov2*": ("token", 224),
+    # arXiv:2508.10104; timm.models.eva: "Pass global_pool='token' to match upstream, preferred for retrieval, few-shot"
+    "vit_*_dinov3*": ("token", None),
+}
+_POOLINGS = ("token", "avg", "map", "max", "avgmax", "catavgmax")
+
+
+def authors_choice(network: str) -> tuple[str | None, int | None]:
+    """Pooling and side in pixels of a network's authors; None where these are timm's."""
+    return next((choice for names, choice in FAMILIES.items() if fnmatch(network, names)), (None, None))
+
+
+def pooling_of(model: torch.nn.Module) -> str:
+    """Name of the pooling in timm's terms (``avg``, ``token``, ...), or ``model`` where it has no choice."""
+    pool = getattr(model, "global_pool", None)
+    name = pool if isinstance(pool, str) else getattr(pool, "pool_type", None)
+    return name or "model"
+
+
+def set_pooling(model: Any, name: str, pooling: str) -> None:
+    """Change the pooling, in place; weights stay as they are, so nothing that is untrained comes in."""
+    if not _takes(model, pooling):
+        offered = [each for each in _POOLINGS if _takes(copy.deepcopy(model), each)]
+        choice = f"use one of {', '.join(offered)}" if offered else "leave it out, as there is no choice"
+        raise EncoderError(f"{name} has no pooling {pooling!r}; {choice}")
+
+
+def _takes(model: Any, pooling: str) -> bool:
+    try:
+        model.reset_classifier(0, pooling)
+    except Exception:  # timm asserts, and some networks take no pooling
+        return False
+    return pooling in _POOLINGS and pooling_of(model) == pooling

@@ -25,13 +25,12 @@ from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess
 from ..images.regions import check_tiles
 from . import image_text, pretrained_file
-from .backbones import bundled, configuration, digest, from_timm, transform
+from .backbones import authors_choice, bundled, configuration, digest, from_timm, pooling_of, transform
 from .backends import PixelModel
 from .found_weights import find_weights, remember
 from .inference import Runtime
 from .onnx_file import file_and_output, is_onnx
 from .onnx_file import load as load_onnx
-from .pooling import authors_choice, pooling_of
 from .repositories import HUB, canonical_name, configuration_of, is_repository, library_of
 from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped
 from .stated_preprocessing import preprocessing
@@ -157,7 +156,7 @@ def load_encoder(
         such as ``512`` or ``512 overlap 64``, or ``boxes`` for those of a manifest. By default images are whole.
     image_size : int, optional
         Side of the network's input in pixels; for timm's networks and ONNX files of any size. By default that of
-        `like`, else that of the network's authors (`pucache.encoders.pooling.FAMILIES`), else timm's.
+        `like`, else that of the network's authors (`pucache.encoders.backbones.FAMILIES`), else timm's.
     pooling : str, optional
         ``token``, ``avg``, ``map`` or what else timm's network offers; ``token`` or ``avg`` for an ONNX file that gives
         tokens. By default as for `image_size`.

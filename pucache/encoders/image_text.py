@@ -24,8 +24,15 @@ from ..storage.atomic import read_regular
 from .backbones import digest
 from .checkpoints import read_state, shapes_of
 from .found_weights import find_weights
-from .network_size import require_network_of_weights
-from .repositories import HUB, OPEN_CLIP_CONFIG, card_licence, near_names, require_hub, weights_file
+from .repositories import (
+    HUB,
+    OPEN_CLIP_CONFIG,
+    card_licence,
+    near_names,
+    require_hub,
+    require_network_of_weights,
+    weights_file,
+)
 from .spec import EncoderSpec, preprocessing_fields, uncropped
 from .timm_weights import require_finite
 

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, JpegImagePlugin
+from PIL import ExifTags, Image, JpegImagePlugin, TiffImagePlugin
 
 from ..errors import ImageError, one_line
 from ..storage.atomic import LFS_POINTER, NOT_FETCHED
 from ..storage.limits import IMAGE_PIXELS as MAX_PIXELS
 from ..storage.limits import JPEG_BYTES
-from .tiff import describe, has_pages, is_opacity
 from .white_level import (
     WHITE,
     colour_values,
@@ -159,7 +158,7 @@ def _read_image(stream: BinaryIO, read: Callable[[], _Result]) -> _Result:
             stream.seek(0)
             return _read_image(stream, read)
         try:
-            what = describe(stream)
+            what = _of_tiff(stream)
         except Exception:  # damaged tags
             what = ""
         raise ImageError(what or "not an image in a known format") from error
@@ -178,7 +177,7 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         if all(least == most for least, most in np.atleast_2d(image.getextrema())):
             raise ImageError(f"cannot be decoded: {lost}, before its first pixels")
         partial = f"cut off, {lost}"
-    if getattr(image, "is_animated", False) and has_pages(_open(io.BytesIO(data), decoding)):
+    if getattr(image, "is_animated", False) and _has_pages(_open(io.BytesIO(data), decoding)):
         partial = partial or PAGES
     if image.mode.startswith("I"):
         values = grey_values(_upright(image))
@@ -192,7 +191,7 @@ def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Dec
         return np.asarray(again)
 
     shown = image
-    if image.format == "TIFF" and image.mode in ("LA", "RGBA") and not is_opacity(np.asarray(image.getchannel("A"))):
+    if image.format == "TIFF" and image.mode in ("LA", "RGBA") and not _is_opacity(np.asarray(image.getchannel("A"))):
         shown = _without_opacity(image, raw_mode_of(_open(io.BytesIO(data), decoding)), load_bytes)
         partial = partial or BANDS
     if not wide:
@@ -331,3 +330,49 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         del white, rgba  # each may take most of a gigabyte
         return composite.convert("RGB")
     return image.convert("RGB")
+
+
+# --- TIFF ----------------------------------------------------------------------------------------
+
+
+_BITS, _BANDS, _FORMATS, _SUBFILE = 258, 277, 339, 254
+_NUMBERS = {1: "unsigned integers", 2: "signed integers", 3: "floating-point numbers"}
+_REDUCED_OR_MASK = 1 | 4  # of `_SUBFILE`: overviews of a large image, and its mask
+_STARTS = {b"II*\0": 8, b"MM\0*": 8, b"II+\0": 16, b"MM\0+": 16}  # and the length of the header
+
+
+def _of_tiff(stream: BinaryIO) -> str:
+    """What a TIFF file holds that cannot be decoded; "" for a file of another format."""
+    stream.seek(0)
+    head = stream.read(16)
+    if head[:4] not in _STARTS:
+        return ""
+    tags = TiffImagePlugin.ImageFileDirectory_v2(head[: _STARTS[head[:4]]])
+    stream.seek(tags.next)
+    tags.load(stream)
+    bits, formats = tags.get(_BITS, (1,)), tags.get(_FORMATS, (1,))
+    return (
+        f"TIFF with {tags.get(_BANDS, 1)} bands of {bits[0]}-bit {_NUMBERS.get(formats[0], 'numbers')}; expected 1, 3 "
+        "or 4 bands of 8- or 16-bit unsigned integers: convert it to RGB"
+    )
+
+
+def _is_opacity(band: np.ndarray) -> bool:
+    """Whether a band (H, W) of bytes that is tagged as opacity can be it: most pixels are opaque or transparent.
+
+    Many programs tag any fourth band so, such as infrared.
+    """
+    return bool(band.any() and 2 * np.isin(band, (0, 255)).sum() >= band.size)
+
+
+def _has_pages(image: Any) -> bool:
+    """Whether an opened image has another page or frame than its first; overviews and masks are none."""
+    if image.format in ("JPEG", "MPO") or not getattr(image, "is_animated", False):
+        return False
+    if image.format != "TIFF":
+        return True
+    for page in range(1, image.n_frames):
+        image.seek(page)
+        if not image.tag_v2.get(_SUBFILE, 0) & _REDUCED_OR_MASK:
+            return True
+    return False

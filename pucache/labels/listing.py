@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,6 @@ from ..images.regions import MARK, image_of, parse_region
 from ..storage.table_columns import CANONICAL_COLUMNS, KEY_NAMES
 from ..storage.tables import LabelTable, Row, rows_with_keys
 from ..storage.urls import is_url
-from .key_globs import compile_glob
 from .key_matching import RULES, offered_rule, respelled
 from .label_values import LabelRule, read_values
 
@@ -347,3 +347,67 @@ def _check_digests(cache: EmbeddingCache, rows: np.ndarray, table: list[Row], so
             f"({name_first(differing)}): it is of another cache, or the images have changed since; review them again, "
             "or remove the digest column"
         )
+
+
+def compile_glob(pattern: str) -> Callable[[str], object]:
+    """Compile a glob to a function of a key whose result is true where the key matches.
+
+    ``*`` and ``?`` match within a folder name; ``*`` alone stands for a name of at least one character.
+    ``**`` stands for any number of folders, and at the end for anything. ``[abc]``, ``[a-z]`` and ``[!abc]``
+    stand for one character. Raises ValueError for ``**`` beside other characters, or an invalid range in brackets.
+    Each star matches as little as lets the next piece match, and keeps that match: the usual translation of
+    ``a*a*a*b`` takes exponential time to reject a key.
+    """
+    names = pattern.split("/")
+    if any("**" in name and name != "**" for name in names):
+        raise ValueError(f"in {pattern!r} ** stands beside other characters; write it as a folder of its own: 'a/**/b'")
+    runs: list[list[str]] = [[]]  # names between one ** and the next
+    for name in names:
+        if name == "**":
+            runs.append([])
+        else:
+            runs[-1].append(name)
+    begin, *middle = runs
+    end = middle.pop() if middle else None
+    expression = "/".join(map(_name_expression, begin)) + ("/" if begin and end is not None else "")
+    for run in filter(None, middle):
+        expression += rf"(?>(?:[^/]*/)*?{'/'.join(map(_name_expression, run))}/)"
+    if end is not None:
+        expression += rf"(?:.*/)?{'/'.join(map(_name_expression, end))}" if end else ".*"
+    try:
+        return re.compile(rf"(?s:{expression})\Z").match
+    except re.error as error:
+        raise ValueError(f"{pattern!r} is not a glob ({error})") from error
+
+
+def _name_expression(name: str) -> str:
+    """Regular expression for one name of a path."""
+    if name == "*":
+        return r"[^/]+"
+    first, *pieces = map("".join, _pieces(name))
+    if not pieces:
+        return first
+    return first + "".join(rf"(?>[^/]*?{piece})" for piece in pieces[:-1] if piece) + rf"[^/]*{pieces[-1]}"
+
+
+def _pieces(name: str) -> list[list[str]]:
+    """Parts of a name between its stars, each a list of regular expressions for one character."""
+    pieces: list[list[str]] = [[]]
+    for part in re.findall(r"\[!?+.[^]]*+]|.", name, re.DOTALL):
+        if part == "*":
+            pieces.append([])
+        elif part == "?":
+            pieces[-1].append("[^/]")
+        else:
+            pieces[-1].append(_bracket_expression(part[1:-1]) if len(part) > 1 else re.escape(part))
+    return pieces
+
+
+def _bracket_expression(inside: str) -> str:
+    """Regular expression for the content of brackets; ``/`` never matches."""
+    inside = inside.replace("\\", r"\\").replace("[", r"\[").replace("&&", r"&\&")
+    inside = inside.replace("||", r"|\|").replace("~~", r"~\~").replace("--", r"-\-")
+    negated = inside.startswith("!")
+    inside = inside.removeprefix("!").replace("^", r"\^")
+    inside = rf"\]{inside[1:]}" if inside.startswith("]") else inside
+    return rf"(?!/)[{'^' if negated else ''}{inside}]"

@@ -32,10 +32,9 @@ from ..storage.outputs import check_output
 from ..storage.table_writer import write_rows
 from ..storage.tables import LabelTable, table_ending
 from ..storage.urls import is_url
-from .concept_names import check_names
 from .groups import GroupSource, group_of_each, numbered, read_groups
 from .label_values import LabelRule, read_values
-from .labels import Labels, PULabels
+from .labels import Labels, PULabels, check_names
 from .listing import Listing, name_first, read_listing, short_digest
 from .row_values import RowValues, rows_of_values
 

@@ -34,7 +34,7 @@ from .search import (
     no_neighbours,
     search_index,
 )
-from .whitening_file import whitening_of
+from .whitening import whitening_of
 
 _EXACT_PAIRS = {"cpu": 1 << 33, "cuda": 1 << 41}  # rows times rows that are compared in seconds
 _VISITS, _MIN_VISITS, _MAX_SHARE = 1 << 33, 1 << 13, 0.125  # rows visited: by all rows; by one; share of the pile

@@ -22,8 +22,7 @@ from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
 from ..labels.near_duplicates import duplicates_of
 from ..labels.read_labels import open_labels
 from ..labels.row_values import RowValues
-from ..neighbours.whitening import centred_units
-from ..neighbours.whitening_file import cached_whitening
+from ..neighbours.whitening import cached_whitening, centred_units
 from ..progress import Progress, Silent
 from .query import Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows

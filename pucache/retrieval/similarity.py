@@ -18,8 +18,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..labels.labels import PULabels
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
-from ..neighbours.whitening import Whitening, centred_units, put
-from ..neighbours.whitening_file import cached_whitening
+from ..neighbours.whitening import Whitening, cached_whitening, centred_units, put
 from ..progress import Progress, Silent
 from .ranking import Scores
 

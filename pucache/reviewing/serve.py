@@ -28,9 +28,8 @@ from ..labels.labels import TWIN_COSINE, Labels
 from ..labels.near_duplicates import joined_groups
 from ..labels.read_labels import LabelSource, open_labels
 from ..retrieval.query import Query
-from .address import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
+from .access import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from .app import Application
-from .kept_groups import keep_groups, kept_groups
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
@@ -39,6 +38,7 @@ from .queue import NextImages
 from .resume import lock_folder, session_folder
 from .service import ReviewService
 from .session import Session, open_session, read_session
+from .session_folder import keep_groups, kept_groups
 from .session_labels import train_command
 from .trainer import Trainer
 from .two_readers import conflicts

@@ -1,4 +1,7 @@
-"""The folder of a session: its files, and whether its log is the one that they belong to; folders of such folders."""
+"""The folder of a session: its files, whether its log is the one that they belong to, and groups that it keeps.
+
+Sessions of concepts lie in folders of a folder.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,19 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
+
+from ..cache.embedding_cache import EmbeddingCache
 from ..errors import PUCacheError, SessionError, one_line
+from ..labels.groups import group_of_each, numbered
 from ..labels.listing import EXPORT
+from ..storage.table_writer import write_rows
+from ..storage.tables import read_table
 from .log import DecisionLog, EpochFacts
 from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty, wal_of
 
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
-ADDRESS = "server.json"  # see `pucache.reviewing.address.keep_address`
+ADDRESS = "server.json"  # see `pucache.reviewing.access.keep_address`
 DOUBTED = "doubted.json"  # numbers of the decisions that the model doubts, see `doubted_numbers`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
 R = TypeVar("R")
@@ -99,3 +108,28 @@ def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[s
     if not results:
         raise SessionError(next(iter(failures.values()), f"no review session at {folder}: {LOG} is missing"))
     return results, failures
+
+
+# --- groups -------------------------------------------------------------------------------------
+
+
+KEPT_GROUPS = "groups.csv"
+_COLUMNS = {"key": ("key",), "group": ("group",)}
+
+
+def keep_groups(folder: Path, cache: EmbeddingCache, group: np.ndarray) -> None:
+    """Write the group of each row, int64 (n,), by key; a table without rows says that all are independent."""
+    several = np.flatnonzero(np.bincount(group, minlength=len(group))[group] > 1)
+    rows = zip(cache.keys[several], cache.keys[group[several]], strict=True)
+    write_rows(folder / KEPT_GROUPS, [list(_COLUMNS), *map(list, rows)])
+
+
+def kept_groups(folder: Path, cache: EmbeddingCache) -> np.ndarray | None:
+    """First row of each row's group, int64 (n,), as they were kept; None where nobody has said anything of groups."""
+    path = folder / KEPT_GROUPS
+    if not path.exists():
+        return None
+    table = read_table(path, _COLUMNS)
+    there = cache.keys.rows([row["key"] for row in table]) >= 0
+    pairs = [(row["key"], row["group"]) for row, known in zip(table, there, strict=True) if known]
+    return numbered(group_of_each(cache, pairs, str(path)))

@@ -22,11 +22,10 @@ from ..labels.listing import EXPORT, short_digest
 from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
-from .kept_groups import kept_groups
 from .log import LABELS, Choice, labelling_decisions
 from .resume import session_folder
 from .session import Session, read_session
-from .session_folder import concept_folders, open_log, over_sessions
+from .session_folder import concept_folders, kept_groups, open_log, over_sessions
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')

@@ -13,7 +13,8 @@ import os
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,9 +31,9 @@ from ..images.regions import image_of
 from ..images.source import Source, image_digest, open_source
 from ..images.tiling import list_images
 from ..progress import Progress, Silent
-from ..storage.urls import without_secrets
+from ..storage.atomic import folder_for_output, temporary_file
+from ..storage.urls import is_url, path_or_url, without_secrets
 from ..version import __version__
-from .shards import absolute, probe_file
 
 _PACKAGES = ("torch", "torchvision", "pillow", "timm")  # versions that can change an embedding's last bits
 _PROBED_IMAGES = 16  # to find a readable one that every node must be able to read
@@ -262,3 +263,23 @@ def _succeeded(
         also = f"; shards {', '.join(map(str, others))} failed too" if others else ""
         raise type(errors[first])(f"shard {first} of {shards}: {errors[first]}{also}")
     return [reports[number] for number in sorted(reports)]
+
+
+# --- paths as every node finds them -------------------------------------------------------------
+
+
+def absolute(path: str | Path) -> str:
+    """The path as every node finds it: tasks run in a folder of Ray."""
+    location = path_or_url(path)
+    return location if is_url(location) else os.path.abspath(location)
+
+
+@contextmanager
+def probe_file(folder: str | Path) -> Iterator[str]:
+    """Path of a file by which nodes know that they see the folder; "" where it is a URL."""
+    location = absolute(folder)
+    if is_url(location):
+        yield ""
+        return
+    with folder_for_output(Path(location)), temporary_file(Path(location, "nodes")) as file:
+        yield str(file)

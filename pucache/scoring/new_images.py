@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..cache.rows_in_memory import are_rows, cache_of_rows
+from ..cache.importing import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_by_final_head import METHOD as BY_FINAL_HEAD

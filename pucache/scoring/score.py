@@ -28,7 +28,7 @@ from scipy.special import expit, logit
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
-from ..cache.rows_in_memory import are_rows, cache_of_rows
+from ..cache.importing import are_rows, cache_of_rows
 from ..encoders.deferred import EncoderOptions
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError, PUCacheError

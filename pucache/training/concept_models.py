@@ -12,8 +12,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
-from ..labels.concept_names import check_names
-from ..labels.labels import PerConcept
+from ..labels.labels import PerConcept, check_names
 from .sklearn_classifier import PULinearClassifier, cache_margins
 
 SUFFIX = ".safetensors"

@@ -10,8 +10,8 @@ from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
 from pucache import EmbeddingCache
-from pucache.reviewing.kept_groups import keep_groups
 from pucache.reviewing.session import open_session
+from pucache.reviewing.session_folder import keep_groups
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 COPIES = 4

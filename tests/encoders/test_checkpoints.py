@@ -20,7 +20,7 @@ from helpers.slow import slow
 
 from pucache import load_encoder
 from pucache.encoders.backbones import digest, from_timm
-from pucache.encoders.transformers_names import timm_names
+from pucache.encoders.checkpoints import timm_names
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

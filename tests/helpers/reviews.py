@@ -23,7 +23,7 @@ from pucache import EmbeddingCache, EncoderSpec
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.images.source import image_digest
-from pucache.reviewing.address import listening_socket, printed_url
+from pucache.reviewing.access import listening_socket, printed_url
 from pucache.reviewing.app import Application
 from pucache.reviewing.history import History
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pucache import read_labels
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import LabelError
-from pucache.labels.key_globs import compile_glob
 from pucache.labels.key_matching import RULES, offered_rule, respelled
+from pucache.labels.listing import compile_glob
 from pucache.labels.row_values import read_truth
 from pucache.storage.tables import LabelTable
 

@@ -15,7 +15,7 @@ from helpers.slow import slow
 from pucache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.errors import OutputError
-from pucache.reviewing.address import (
+from pucache.reviewing.access import (
     ADDRESS,
     ServerAddress,
     keep_address,
@@ -192,7 +192,7 @@ def test_a_damaged_address_is_replaced(tmp_path, text):
 
 
 def test_every_port_in_use_is_one_line(monkeypatch):
-    monkeypatch.setattr("pucache.reviewing.address.PORTS", 1)
+    monkeypatch.setattr("pucache.reviewing.access.PORTS", 1)
     with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
         listening_socket("127.0.0.1", taken.getsockname()[1])
 
