@@ -7,7 +7,7 @@ from helpers.files import damage
 from helpers.planted import write_cache
 
 import pucache
-from pucache import EmbeddingCache, EncoderSpec, Labels, PULabels, PULinearClassifier
+from pucache import EmbeddingCache, EncoderSpec, PULinearClassifier
 from pucache.errors import ModelError
 from pucache.training.concept_models import ConceptModels
 from pucache.training.sklearn_classifier import linear_margins
@@ -112,13 +112,3 @@ def test_a_folder_that_is_no_folder_of_models(models, tmp_path, harm, text):
     harm(tmp_path, models)
     with pytest.raises(ModelError, match=text):
         ConceptModels.load(tmp_path)
-
-
-def test_known_negatives_are_those_of_their_concept(world):
-    cache, concepts = world
-    s = np.isin(list(cache.keys), concepts["a"]).astype(np.int8)
-    reviewed = -np.isin(list(cache.keys), concepts["b"]).astype(np.int8)
-    plain = np.isin(list(cache.keys), concepts["b"]).astype(np.int8)
-    labels = Labels({"a": PULabels(s, reviewed), "b": PULabels.of(plain)})
-    trained = pucache.train_pu(cache, labels, device="cpu", method="linear", penalty=1e-3)
-    assert (trained["a"].n_negatives_, trained["b"].n_negatives_) == (25, 0)

@@ -18,7 +18,7 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import distillation, neighbour_evidence
 from pucache.training.cross_fitting import CrossFitter
-from pucache.training.distillation import DistillationRows, distil, penalty_of
+from pucache.training.distillation import DistillationRows, distil
 from pucache.training.neighbour_evidence import (
     WEIGHTS,
     NeighbourEvidence,
@@ -120,25 +120,6 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.head.coef != second.head.coef).any()
 
 
-def test_margins_of_a_fold_are_by_heads_that_were_not_trained_on_its_rows(start, monkeypatch):
-    used = []
-
-    class Recorder(OneByOne):
-        def __init__(self, design, *, weights, penalty):
-            super().__init__(design, weights=weights, penalty=penalty)
-            used.append(weights)
-
-    monkeypatch.setattr(distillation, "SoftTargetTrainer", Recorder)
-    start.distil()
-    of_chains, of_all = np.split(used[0], [FOLDS], axis=1)
-    assert ((of_chains == 0) == (FOLD[:, None] == np.arange(FOLDS))).all() and (of_all > 0).all()
-
-
-@pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
-def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
-    assert penalty_of(rows) == pytest.approx(penalty)
-
-
 # --- which rows ----------------------------------------------------------------------------------
 
 
@@ -155,19 +136,6 @@ def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(m
     assert on.labels.training_s.sum() == 26 and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()
     assert (on.take(Y) == Y[rows]).all() and np.diff(rows[on.labels.training_s == 0]).max() < 20
     assert (on.labels.known_negative == (reviewed[rows] == -1)).all()
-
-
-def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):
-    X, S, _ = clusters()
-    options = {"prior": 0.15, "penalty": 1e-3, "device": "cpu"}
-    whole = PULinearClassifier(**options).fit(X, S)
-    monkeypatch.setattr(distillation, "SAMPLE_ROWS", 400)
-    sampled = PULinearClassifier(**options).fit(X, S)
-    assert whole.method_ == sampled.method_ == "distilled"
-    for here, there in ((whole.coef_, sampled.coef_), (whole.held_out_margins_, sampled.held_out_margins_)):
-        assert np.isfinite(there).all() and here.shape == there.shape
-        assert np.corrcoef(here, there)[0, 1] > 0.9 and (here != there).any()
-    assert sampled.neighbours_.share == pytest.approx(whole.neighbours_.share, abs=0.1)
 
 
 # --- propagation ----------------------------------------------------------------------------------
@@ -283,11 +251,6 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
 # --- both kinds of evidence ----------------------------------------------------------------------
 
 _, S_OF_NEIGHBOUR_EVIDENCE, _ = clusters(300, d=12, labelled=20, kinds=4, apart=0.5)
-
-
-def test_many_rows_are_split_twice():
-    s = (np.arange(9000) < 30).astype(np.int8)
-    assert halves_of(TrainingLabels.of(s), None, 0).shape == (9000, 4)
 
 
 @given(

@@ -2,47 +2,7 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache import PULabels, PULinearClassifier, sweep_priors, train_pu
-from pucache.labels.read_labels import open_labels
-from pucache.pages.report_numbers import train
-from pucache.training.estimate_prior import estimate_prior_on
-from pucache.training.prior_sweep import write_sweep_table
-from pucache.training.training_set import TrainingRows
-
-
-def training_set(cache, s, **settings):
-    labels = open_labels(cache, s)
-    return TrainingRows.of_cache(cache, labels, **settings, device="cpu").labelled_by(labels.only)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    X, s, _ = planted(n=1000, d=6, labelled=100, prior=0.2, apart=0.8)
-    return training_set(write_cache(tmp_path_factory.mktemp("prior") / "cache.h5", X), s, twins=None)
-
-
-def test_an_estimate_repeats_by_seed_and_has_an_interval(data):
-    first, again, other = (estimate_prior_on(data, seed=n, device="cpu") for n in (0, 0, 1))
-    assert first == again and first != other
-    (tilt,) = first
-    assert (tilt.method, tilt.draws) == ("tilt", 0) and 0.1 < tilt.low < tilt.prior < tilt.high < 0.3
-
-
-@pytest.mark.parametrize("labelled", [5, 60])
-def test_it_is_the_estimate_of_training_and_of_the_report(tmp_path, labelled):
-    X, s, _ = planted(n=400, labelled=labelled, apart=0.6)
-    data = training_set(cache := write_cache(tmp_path / "cache.h5", X), s)
-    model = train_pu(cache, s, device="cpu")
-    (tilt,) = estimate_prior_on(data, device="cpu")
-    if labelled < 10:
-        assert model.prior_estimate_ is None and tilt.prior is None and not tilt.has_interval
-        return
-    assert tilt == model.prior_estimate_ and tilt.prior == model.prior_
-    reported = train(data, None, truth=None, seed=0, device="cpu", progress=None)
-    assert reported.prior_interval == (tilt.low, tilt.high) == (reported.prior_estimates[0].low, tilt.high)
-
-
-# --- prior sweep ----------------------------------------------------------------------------------
+from pucache import PULabels, PULinearClassifier, estimate_prior, sweep_priors
 
 CPU = PULinearClassifier(device="cpu")
 FIXED = PULinearClassifier(penalty=1e-3, device="cpu")
@@ -53,18 +13,24 @@ def nn(loss="imbnnpu", penalty=1e-3):
 
 
 @pytest.fixture(scope="module")
-def data_of_prior_sweep(tmp_path_factory):
+def data(tmp_path_factory):
     X, s, _ = planted(n=600, d=8, labelled=60, prior=0.2, apart=0.6)
     cache = write_cache(tmp_path_factory.mktemp("sweep") / "cache.h5", X)
     return cache, s
+
+
+def test_an_estimate_repeats_by_seed_and_has_an_interval(data):
+    (first,), (again,), (other,) = (estimate_prior(*data, seed=n, device="cpu") for n in (0, 0, 1))
+    assert first == again != other and (first.method, first.draws) == ("tilt", 0)
+    assert 0.1 < first.low < first.prior < first.high < 0.3
 
 
 def sweep(data, classifier=None, **how):
     return sweep_priors(*data, classifier, twins=None, **how)
 
 
-def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data_of_prior_sweep):
-    result = sweep(data_of_prior_sweep, CPU, priors=[0.05, 0.2, 0.5], seeds=[0, 1])
+def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data):
+    result = sweep(data, CPU, priors=[0.05, 0.2, 0.5], seeds=[0, 1])
     assert [(row["prior"], row["seed"]) for row in result.rows] == [(p, s) for p in (0.05, 0.2, 0.5) for s in (0, 1)]
     for name in ("pauc", "risk", "clamped"):
         values = {
@@ -75,51 +41,34 @@ def test_the_default_risk_gives_one_set_of_heads_whatever_the_prior(data_of_prio
     assert len({row["f1"] for row in result.rows}) > 3  # what is estimated of them does depend on it
 
 
-def test_a_risk_that_needs_the_prior_is_trained_at_each(data_of_prior_sweep):
-    result = sweep(data_of_prior_sweep, nn("nnpu", 1e-4), priors=[0.02, 0.2, 0.7], seeds=[0])
+def test_a_risk_that_needs_the_prior_is_trained_at_each(data):
+    result = sweep(data, nn("nnpu", 1e-4), priors=[0.02, 0.2, 0.7], seeds=[0])
     assert len({row["pauc"] for row in result.rows}) == 3
     assert "cut at 0" in result.verdict and "estimate-prior" in result.verdict
 
 
-def test_a_sweep_trains_as_one_fit_does(data_of_prior_sweep):
+def test_a_sweep_trains_as_one_fit_does(data):
     """Every prior and seed alone gives what all give together."""
-    together = sweep(data_of_prior_sweep, nn(), priors=[0.1, 0.4], seeds=[3, 5]).rows
-    alone = [sweep(data_of_prior_sweep, nn(), priors=[p], seeds=[s]).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
+    together = sweep(data, nn(), priors=[0.1, 0.4], seeds=[3, 5]).rows
+    alone = [sweep(data, nn(), priors=[p], seeds=[s]).rows[0] for p in (0.1, 0.4) for s in (3, 5)]
     for row, other in zip(together, alone, strict=True):
         assert row["pauc"] == pytest.approx(other["pauc"], abs=2e-3) and row["seed"] == other["seed"]
         assert row["risk"] == pytest.approx(other["risk"], abs=2e-3)
 
 
 @pytest.mark.parametrize("bad", [{"priors": []}, {"priors": [0.0]}, {"priors": [1.0]}, {"seeds": []}])
-def test_priors_outside_their_domain_are_refused(data_of_prior_sweep, bad):
+def test_priors_outside_their_domain_are_refused(data, bad):
     with pytest.raises(ValueError, match="priors must lie strictly between 0 and 1"):
-        sweep(data_of_prior_sweep, **bad)
+        sweep(data, **bad)
 
 
 def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
     X, s, y = planted(n=300, labelled=20, prior=0.3)
     reviewed = np.where((y == 1) & (s == 0), 1, 0).astype(np.int8)
-    data_of_prior_sweep = write_cache(tmp_path / "c.h5", X), PULabels(s, reviewed)
+    data = write_cache(tmp_path / "c.h5", X), PULabels(s, reviewed)
     share = reviewed.sum() / (s == 0).sum()
-    result = sweep(data_of_prior_sweep, FIXED, priors=(0.01, 0.1, 0.5), seeds=(0,))
+    result = sweep(data, FIXED, priors=(0.01, 0.1, 0.5), seeds=(0,))
     assert share > 0.1 and [row["prior"] for row in result.rows] == [0.5]
     assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
-        sweep(data_of_prior_sweep, FIXED, priors=(0.01, 0.1), seeds=(0,))
-
-
-def test_the_table_has_a_column_per_figure(data_of_prior_sweep, tmp_path):
-    columns = ["prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive", "held_out_risk"]
-    columns += [
-        f"{name}{end}" for name in ("pauc", "auc", "recall", "precision", "f1") for end in ("", "_low", "_high")
-    ]
-    write_sweep_table(sweep(data_of_prior_sweep, FIXED, priors=[0.2], seeds=[0]), tmp_path / "sweep.csv")
-    lines = (tmp_path / "sweep.csv").read_text().splitlines()
-    assert lines[0].split(",") == columns and len(lines) == 2 and lines[1].startswith("0.2,0,")
-
-
-def test_means_are_over_the_seeds_and_empty_where_a_figure_is_not_stated(data_of_prior_sweep):
-    result = sweep(data_of_prior_sweep, FIXED, priors=[0.4, 0.1], seeds=[0, 1])
-    of_prior = [row["f1"] for row in result.rows if row["prior"] == 0.4]
-    assert list(result.means("f1")) == [0.1, 0.4] and result.means("f1")[0.4] == pytest.approx(np.mean(of_prior))
-    assert result.means("true_f1") == {}
+        sweep(data, FIXED, priors=(0.01, 0.1), seeds=(0,))

