@@ -514,28 +514,6 @@ def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tm
 
 
 @needs_chromium
-def test_finish_goes_on_with_random_images_that_a_tab_that_died_had_held(tmp_path, browser):
-    with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
-        opened.queue.closing_audit = True
-        held = opened.queue.next("dead", 9)
-        opened.queue.closing_audit = False
-        page.click("#closing-audit")
-        press_on_random(page, opened.session, "rrs")
-        wait_until_saved(page)
-        page.click("#finish")
-        wait_until(page, "!asking && exhausted")
-        while page.evaluate("Boolean(items[current])"):
-            press(page, "r")
-            wait_until_saved(page)
-        expect(page.locator("#end-title")).to_have_text("Every random image is decided")
-        assert set(held) <= set(opened.session.state.random_undecided())
-        opened.queue.release("dead")
-        assert [row for row, _ in press(page, "r" * 9)] == held, "they come without a reload"
-        wait_until_saved(page)
-        expect(page.locator("#end-title")).to_have_text("Every random image is decided")
-
-
-@needs_chromium
 def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, browser):
     with reviewing(browser, tmp_path, 300, audit_share=0.0, recheck_share=0.0) as (page, opened, _):
         shown = press(page, "a" * 30 + "r" * 30)

@@ -158,7 +158,3 @@ def test_a_review_that_asks_later_stands_as_it_does_when_it_is_opened_again(pile
         labels = session.state.labels()
     with open_session(pile, folder=tmp_path / "s") as session:
         np.testing.assert_array_equal(session.state.labels(), labels)
-
-
-def test_no_query_is_no_ranking(pile):
-    assert rank_by_query(pile, Query()) is None

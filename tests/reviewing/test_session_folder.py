@@ -15,7 +15,6 @@ from pucache import audit
 from pucache.errors import SessionError
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_folder import is_first_start
 from pucache.reviewing.session_labels import export_session
 
 N = 120
@@ -125,15 +124,6 @@ def test_where_nothing_of_a_session_is_left_it_begins(cache, folder, loss):
     shutil.move(folder.parent / "kept", folder / "decisions.sqlite")
     LOSSES[loss](folder / "decisions.sqlite")
     assert decided(cache) == 0 and (folder / "notes.txt").read_text() == "mine"
-
-
-@pytest.mark.parametrize("loss", LOSSES)
-def test_the_export_of_a_lost_review_is_not_replaced(cache, folder, loss):
-    review_some(cache, 20, 56, export=True)
-    written = (folder / "reviewed.csv").read_bytes()
-    LOSSES[loss](folder / "decisions.sqlite")
-    refusal(cache, folder)
-    assert (folder / "reviewed.csv").read_bytes() == written
 
 
 def test_a_folder_of_concepts_is_not_taken_for_a_review_whose_log_is_lost(cache, folder):
@@ -294,7 +284,3 @@ def test_a_log_behind_a_link_is_checked_where_it_lies(cache, folder, tmp_path):
     (tmp_path / "real.sqlite").write_bytes(early)
     with pytest.raises(SessionError, match="holds 10 entries"):
         open_session(cache)
-
-
-def test_a_folder_that_is_none_is_a_first_start(tmp_path):
-    assert is_first_start(tmp_path / "none")
