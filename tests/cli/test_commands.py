@@ -23,7 +23,6 @@ from helpers.command_line import (
     table,
 )
 from helpers.neighbours import with_neighbours
-from helpers.planted import planted
 from PIL import Image
 
 from pucache import EmbeddingCache, PULinearClassifier
@@ -97,12 +96,6 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
 def test_a_number_for_the_threshold_is_said_to_be_a_margin(world, trained, here):
     said = run("train-pu {w}/cache.h5 --positives {w}/positives.txt --penalty 0.01 --threshold 0.95", w=world).stdout
     assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
-
-
-@pytest.mark.parametrize("option", ["-k", "--k"])
-def test_the_number_of_images_to_retrieve_is_taken_with_one_dash_or_two(world, embedded, here, option):
-    said = run("retrieve-positives {w}/cache.h5 --positives {w}/positives.txt " + option + " 3", w=world).stdout
-    assert "wrote 3 of" in said
 
 
 def test_train_says_in_json_alone_whether_neighbours_count_and_for_which_share_the_threshold_is(world, trained, here):
@@ -225,24 +218,6 @@ def test_evaluate_holds_scores_against_the_truth(world, trained, here):
     assert run_json("evaluate scores.csv --truth all.csv")["auc"] is None  # in JSON null, and no NaN
 
 
-def test_embeddings_made_elsewhere_go_all_the_way(here):
-    X, s, y = planted(80, labelled=10)
-    np.save("clip.npy", X.astype(np.float16))
-    Path("keys.csv").write_text("key,class\n" + "".join(f"{row:03}.png,x\n" for row in range(80)))
-    made = run_json("import-embeddings clip.npy c.h5 --keys keys.csv")
-    assert (made["cache"], made["rows"], made["keys"]) == ("c.h5", 80, "keys.csv")
-    told = run_json("info c.h5")
-    assert (told["encoder"]["name"], told["files"][0]["dtype"]) == ("imported:clip", "float16")
-    run("import-embeddings clip.npy c.h5 --keys keys.csv --name vit --dtype float32 --force")
-    assert run_json("info c.h5")["encoder"]["name"] == "imported:vit"
-    Path("positives.csv").write_text("key\n" + "".join(f"{row:03}.png\n" for row in np.flatnonzero(s)))
-    Path("truth.csv").write_text("key,label\n" + "".join(f"{row:03}.png,{y[row]}\n" for row in range(80)))
-    train = "train-pu c.h5 --positives positives.csv --prior 0.3 --out m.safetensors --device cpu"
-    assert "wrote m.safetensors and m.metrics.json" in run(train).stdout
-    run("score m.safetensors c.h5")
-    assert run_json("evaluate c.scores.csv --truth truth.csv")["auc"] > 0.9
-
-
 def test_progress_goes_to_stderr_and_leaves_json_alone(embedding, embedded):
     line = rf"^embedding {N + 1}/{N + 1}  [\d,]+/s  0 s left  encoder waited \d+%, 1 failed$"
     assert re.search(line, embedding.stderr, re.MULTILINE) and embedded["rows"] == N
@@ -265,8 +240,6 @@ def test_a_command_and_each_option_has_help_with_examples_that_parse(verb):
 
 # --- how the encoder is run --------------------------------------------------------------------
 
-STAGES = ("listing", "reading", "hashing", "decoding", "resizing", "encoder", "writing", "merging")
-
 
 @pytest.fixture
 def few(here):
@@ -276,13 +249,6 @@ def few(here):
         with Image.open(here / "few" / f"{number:03}.png") as image:
             image.save(here / "few" / f"{number:03}.jpg")
     return here / "few"
-
-
-def test_a_profile_says_where_the_time_went(world, few):
-    told = run_json("embed few c.h5" + SMALL, w=world)["profile"]
-    assert set(STAGES) <= set(told["seconds"]) and 0 <= told["device_waited"] <= 1
-    again = run_json("embed few c.h5" + SMALL, w=world)["profile"]
-    assert (again["device_waited"], again["first_batch"]) == (0, None)
 
 
 def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few):

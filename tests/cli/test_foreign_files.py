@@ -15,7 +15,6 @@ from helpers.command_line import SMALL
 from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
 
-from pucache import EmbeddingCache
 from pucache.cli.main import SENTENCES, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -113,20 +112,12 @@ def shell(line, **environment):
     )
 
 
-@pytest.mark.parametrize("closed", ["2>&-", "<&-", "2>&- <&-"])
-def test_work_is_done_where_a_stream_is_closed(world, embedded, here, closed):
-    command = f"embed {world}/images {here}/new.h5{SMALL.format(w=world)}{closed}"
-    assert shell(f"{sys.executable} -m pucache {command}").returncode == 0
-    assert len(EmbeddingCache(here / "new.h5")) == len(EmbeddingCache(world / "cache.h5"))
-
-
-@pytest.mark.parametrize("locale", ["C", "POSIX"])
-def test_names_in_utf_8_are_read_in_a_locale_of_ascii(world, embedded, here, locale):
+def test_names_in_utf_8_are_read_in_a_locale_of_ascii(world, embedded, here):
     (here / "Bäume").mkdir()
     for number, name in enumerate(["Käfer.png", "犬.png"]):
         first = sorted((world / "images" / "red").iterdir())[number]
         (here / "Bäume" / name).write_bytes(first.read_bytes())
-    settings = {"LC_ALL": locale, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = shell(
         f"{sys.executable} -m pucache embed {here}/Bäume {here}/new.h5 --json{SMALL.format(w=world)}", **settings
     )

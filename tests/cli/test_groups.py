@@ -94,7 +94,6 @@ INDEPENDENT = ["cache.h5 --labels none.csv", "parts.h5 --labels independent.csv"
 GROUPED = {
     "train-pu": "train-pu {} --method linear --penalty 0.01 --device cpu --out w.safetensors --json",
     "estimate-prior": "estimate-prior {} --json",
-    "report": "report {} --out w.html --json",
 }
 
 
@@ -138,7 +137,6 @@ VIDEOS, FRAMES = 60, 10
 VERBS = {
     "train-pu": "train-pu frames.h5 {} --method linear --penalty 0.01 --device cpu --out v.safetensors",
     "estimate-prior": "estimate-prior frames.h5 {}",
-    "report": "report frames.h5 {} --out v.html",
 }
 
 

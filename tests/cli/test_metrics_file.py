@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.command_line import run, run_json
+from helpers.command_line import run
 from PIL import Image
 
 from pucache.storage.file_kinds import MARK
@@ -80,7 +80,3 @@ def test_a_command_that_fails_leaves_no_folder_that_it_made(world, command):
     (world / "documents").mkdir(exist_ok=True)
     run(command, 1, w=world)
     assert not Path("made").exists() and not list(Path().iterdir())
-
-
-def test_a_result_for_json_has_no_mark(world):
-    assert "written_by" not in run_json(TRAIN, w=world)

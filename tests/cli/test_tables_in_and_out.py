@@ -2,13 +2,11 @@
 
 import io
 import json
-import re
 
 import numpy as np
 import pyarrow
 import pytest
 from helpers.command_line import SMALL, refused, run, table
-from helpers.spreadsheets import write_xlsx
 from PIL import Image
 from pyarrow import parquet
 
@@ -47,34 +45,6 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
     assert [row["key"] for row in table(here / "scores.csv")] == sorted(f"id {key}" for key in pile)
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "reason"),
-    [
-        ("embed {w}/images c.h5 --key-column id", 2, "a column of keys is named, which is for Parquet"),
-        (
-            "embed {w}/images c.h5 --encoding cp1252",
-            2,
-            "an encoding is named, which is for manifests, tar and ZIP files; .* is none: leave it",
-        ),
-        (
-            "embed {w}/pile.parquet c.h5 --encoding cp1252",
-            2,
-            "an encoding is named, which is for manifests, tar and ZIP files; .* is none: leave it",
-        ),
-        ("import-embeddings x.npy c.h5 --encoding cp1252", 2, "--encoding is that of the file of --keys; name one"),
-        ("export {w}/cache.h5 out.csv", 2, "must end in .parquet .a cache., or .onnx .a model."),
-        ("export {w}/cache.h5 out.parquet --images {w}/images", 2, "--images are for --thumbnails"),
-        ("export {w}/cache.h5 out.parquet --input uint8", 2, "--weights and --input are for a model"),
-        ("export {w}/model.safetensors out.onnx --thumbnails", 2, "are for a cache; leave them out"),
-        ("export {w}/cache.h5 out.onnx", 1, "cache.h5 is a cache, not a model"),
-        ("export {w}/cache.h5 out.parquet --session {w}/nowhere", 1, "nowhere"),
-    ],
-)
-def test_what_does_not_fit_is_refused_in_one_line(world, pile, here, command, code, reason):
-    assert re.search(reason, refused(command, code, w=world))
-    assert list(here.iterdir()) == []
-
-
 def test_a_table_of_decisions_and_thumbnails(world, pile, here):
     with open_session(world / "cache.h5", world / "positives.txt", folder=here / "s") as session:
         session.decide(Proposal("1", pile.index("rest/003.png"), Choice.NEGATIVE))
@@ -100,17 +70,6 @@ def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     assert "images uint8 (n, " in ended.output and "posterior" not in ended.output
     session = onnxruntime.InferenceSession(str(here / "new/m.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]
-
-
-def test_a_table_of_another_tool_is_taken_with_its_spelling(world, pile, trained, here):
-    found = (world / "positives.txt").read_text().split()
-    rows = [["C:\\photos\\" + key.replace("/", "\\"), "Ja"] for key in found]
-    write_xlsx(here / "found.xlsx", {"Bilder": [["Datei", "Rot?"], *rows]})
-    labels = "labels {w}/cache.h5 found.xlsx --key-column datei --label-column rot? --label-value JA"
-    assert "pucache labels --match-keys slashes+folders" in refused(labels, 1, w=world)
-    assert f"{len(found)} positive" in run(f"{labels} --match-keys slashes+folders", w=world).output
-    train = "train-pu {w}/cache.h5 --labels labels.csv --prior 0.1 --device cpu --method linear --out m.safetensors"
-    assert f"{len(found)} labelled positives" in run(train, w=world).output
 
 
 @pytest.fixture

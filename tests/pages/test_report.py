@@ -37,7 +37,7 @@ from pucache.pages import report as module
 from pucache.pages.charts import HeldOut
 from pucache.pages.embedding_map import choose_rows, embedding_map, shares_of_likely
 from pucache.pages.html import visible
-from pucache.pages.thumbnails import CHANGED, NO_SOURCE, thumbnails
+from pucache.pages.thumbnails import thumbnails
 from pucache.storage import retries
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -255,9 +255,6 @@ def test_the_page_works_and_is_accessible(made, browser, scheme):
         assert page.evaluate(columns) >= 3, "a column of single pictures makes a phone scroll without end"
 
 
-# --- refusals ----------------------------------------------------------------------------------
-
-
 # --- words -------------------------------------------------------------------------------------
 
 
@@ -309,10 +306,6 @@ DOUBTS = {  # what the warning says: numbers that are other ones
 def test_each_reason_for_doubt_has_its_warning(expected):
     (warning,) = module.warnings(GOOD | DOUBTS[expected])
     assert expected in warning
-
-
-def test_known_negatives_alone_are_no_reason_for_doubt():
-    assert module.warnings(GOOD | {"reviewed": {"confirmed": 0, "negative": 5}}) == []
 
 
 # --- charts ---------------------------------------------------------------------------------------
@@ -530,13 +523,6 @@ def test_a_thumbnail_keeps_the_proportions_and_is_never_larger_than_the_original
     assert shown(one).size == expected and (one.width, one.height) == size
 
 
-def test_a_changed_file_is_shown_and_said_to_have_changed(tmp_path):
-    cache = folder_of(tmp_path, {"a.png": encode(shaded(40, 20)), "b.png": encode(shaded(41, 20))})
-    (tmp_path / "images/b.png").write_bytes(encode(shaded(50, 50)))
-    same, changed = thumbnails(cache, np.arange(2))
-    assert same.problem == "" and changed.problem == CHANGED and shown(changed).size == (50, 50)
-
-
 def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
     files = {"gone.png": b"x", "none.png": b"", "text.png": b"hello", "whole.png": encode(shaded(40, 20))}
     cache = folder_of(tmp_path, {**files, "cut.png": encode(shaded(400, 400))[:300]})
@@ -549,14 +535,6 @@ def test_images_that_cannot_be_shown_say_why_and_hold_up_no_other(tmp_path):
     assert found["whole.png"].problem == "" and shown(found["whole.png"]).size == (40, 20)
     assert all(one.uri == "" for key, one in found.items() if key != "whole.png")
     assert all("\n" not in one.problem for one in found.values())
-
-
-def test_imported_embeddings_have_no_source_until_one_is_named(tmp_path):
-    cache = write_cache(tmp_path / "c.h5", np.ones((2, 3), np.float32), ["a.png", "b.png"])
-    assert {one.problem for one in thumbnails(cache, np.arange(2))} == {NO_SOURCE}
-    (tmp_path / "a.png").write_bytes(encode(shaded(40, 20)))
-    here, gone = thumbnails(cache, np.arange(2), images=tmp_path)
-    assert here.uri and here.problem == "" and "No such file" in gone.problem
 
 
 def test_a_host_that_does_not_answer_is_not_asked_again_for_every_picture(tmp_path, monkeypatch):

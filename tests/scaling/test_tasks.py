@@ -3,26 +3,11 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from helpers import shard_tasks
 from helpers.command_line import refused
-from helpers.planted import planted, write_cache
 
 from pucache.scaling.tasks import cluster_tasks, cores_per_task
-
-X, *_ = planted(300, d=8, labelled=60)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with a cache in three shards."""
-    folder = tmp_path_factory.mktemp("cluster")
-    (folder / "shards").mkdir()
-    for number, rows in enumerate(np.array_split(np.arange(len(X)), 3)):
-        write_cache(folder / "shards" / f"{number}.h5", X[rows], [f"{row:05}.png" for row in rows])
-    return folder
-
 
 # --- tasks -------------------------------------------------------------------------------------------
 
@@ -67,28 +52,9 @@ def test_tasks_share_out_the_cores_of_a_cluster(cores, count, each):
     assert cores_per_task(cores, count) == each
 
 
-# --- what does not fit together ------------------------------------------------------------------------
-
-
-EMBED = "embed {f}/shards out"
-USAGE = {
-    f"{EMBED} --shards 2": "--shards is for a Ray cluster; add --ray, or leave it out",
-    f"{EMBED} --ray": "--ray writes a folder of shards; say how many with --shards N, and name a folder",
-    f"{EMBED} --ray --shards 2 --shard 1/2": "--shard is for one file that this machine embeds; leave it out",
-    f"{EMBED} --ray --shards 2 --device cuda:1": "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
-}
-
-
-@pytest.mark.parametrize("command", USAGE)
-def test_options_that_do_not_fit_are_wrong_usage(folder, tmp_path, monkeypatch, command):
-    monkeypatch.chdir(tmp_path)
-    assert refused(command, 2, f=folder).startswith(f"Error: {USAGE[command]}")
-    assert not list(tmp_path.iterdir())
-
-
-def test_without_ray_the_extra_is_named(folder, monkeypatch):
+def test_without_ray_the_extra_is_named(image_folder, monkeypatch):
     for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     told = "Error: a Ray cluster needs Ray; pip install -e '.[ray]', or leave out --ray\n"
-    assert refused("embed {f} {f}/out --shards 2 --ray", f=folder) == told
+    assert refused("embed {f} {f}/out --shards 2 --ray", f=image_folder(1)) == told

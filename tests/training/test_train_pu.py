@@ -9,7 +9,7 @@ from pucache import (
     read_labels,
     train_pu,
 )
-from pucache.errors import CacheError, LabelError
+from pucache.errors import CacheError
 from pucache.labels.read_labels import open_labels
 from pucache.neighbours import graph
 from pucache.neighbours.graph_file import graph_path
@@ -82,24 +82,6 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
         with pytest.raises(CacheError, match=r"cache.h5 holds NaN or infinite embeddings \('00080.png', '00081.png'"):
             ask(cache, "0000*.png")
     training_set(write_cache(tmp_path / "good.h5", X.astype(dtype)), "0000*.png")
-
-
-@pytest.mark.parametrize(
-    "positives, parameters, error, message",
-    [
-        (0 * S, {}, LabelError, "one class only|no labelled positives"),
-        (0 * S + 1, {}, LabelError, "one class only|all 120 rows"),
-        ("found/**", {"prior": 1.5}, ValueError, "prior must lie strictly between 0 and 1"),
-        (S[:-1], {}, ValueError, "expected a label for each of 120 rows"),
-        ("found/**", {"twins": 0}, ValueError, "cosine"),
-        ("found/**", {"priors": 1}, TypeError, "priors"),
-        ("found/**", {"draws": 1}, TypeError, "draws"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_trained_on_is_refused(cache, positives, parameters, error, message):
-    with pytest.raises(error, match=message):
-        train_pu(cache, positives, **OPTIONS | parameters)
 
 
 # --- the graph of neighbours ---------------------------------------------------------------------
