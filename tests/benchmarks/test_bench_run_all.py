@@ -14,9 +14,7 @@ from benchmarks import run_all
 from benchmarks.common import cells
 from benchmarks.common.environment import HERE
 from benchmarks.common.image_classes import one_vs_rest_rows
-from benchmarks.common.unpack import unpacked
-from benchmarks.result_pages import BENCH, LONG, PAGES
-from pucache.errors import SourceError
+from benchmarks.result_pages import PAGES
 
 RESULTS = HERE / "docs" / "results"
 
@@ -61,12 +59,6 @@ def test_every_page_of_results_is_in_the_table_and_in_the_index_with_its_commit(
             assert made in row, f"{path.name} is newer than index.md: python -m benchmarks.run_all --index"
 
 
-def test_the_index_names_each_commit_of_a_page():
-    text = "Cells of commit 1234567.\n\nMeasured on a machine; commit abcdef0-dirty.\n"
-    assert run_all.made_at(text) == "1234567, abcdef0-dirty" and run_all.made_at("No figures.") == "not stated"
-    assert {page.made_by for page in PAGES} > {BENCH, LONG}
-
-
 # --- Cells of benchmarks: measured once, in any number of processes -------------------------------
 
 
@@ -96,14 +88,3 @@ def test_a_pile_has_all_negatives_and_the_share_of_hidden_positives(share, label
 
 
 # --- The original CIFAR files: refused by name where they are others ------------------------------
-
-
-def test_batches_that_are_not_the_original_ones_are_refused_before_they_are_read(tmp_path):
-    with pytest.raises(SourceError, match="cifar-10-batches-py or cifar-100-python"):
-        unpacked(tmp_path, tmp_path / "work")
-    folder = tmp_path / "cifar-10-batches-py"
-    folder.mkdir()
-    (folder / "data_batch_1").write_bytes(b"something else")
-    with pytest.raises(SourceError, match="not the original, whole"):
-        unpacked(folder, tmp_path / "work")
-    assert not (tmp_path / "work").exists()
