@@ -19,7 +19,7 @@ def test_a_file_truncated_anywhere_is_refused_on_opening(path):
         assert length < 8 or "it is truncated, or an HDF5 file from elsewhere; restore it from a copy" in text
 
 
-@pytest.mark.parametrize(("mask", "step"), [slow(0x01, 1), slow(0x20, 1), (0x20, 31)])
+@pytest.mark.parametrize(("mask", "step"), [slow(0x01, 1), (0x20, 31)])
 def test_every_flipped_bit_is_seen_by_verify_and_outside_of_columns_on_opening(path, mask, step):
     whole = path.read_bytes()
     columns = [range(c.offset, c.offset + c.size) for c in CacheFile(path).header.checksums.columns.values()]

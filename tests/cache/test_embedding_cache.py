@@ -1,16 +1,12 @@
 import copy
 import dataclasses
-import io
 import json
 import multiprocessing
 import pickle
 import re
 
 import h5py
-import joblib
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from fuzz.damage import untouched
 from helpers.cache_files import FAILURES, SPEC, refusal, rows_of, write, write_rows
@@ -142,17 +138,13 @@ SECRET = "../outside/secret.png"
 NO_ENCODER = "damaged: its encoder attribute cannot be read"
 REFUSED = {
     "foreign": (lack("format"), "HDF5 file but not a pucache cache"),
-    "format as a number": (attribute("format", 1), "HDF5 file but not a pucache cache"),
     "newer": (attribute("version", 4), "format version 4; this pucache .* reads versions 2 and 3: upgrade"),
     "version of parts of images": (attribute("version", 3), "damaged: its encoder is not one of format version 3"),
-    "version of 2^64-1": (attribute("version", np.uint64((1 << 64) - 1)), "format version 18446744073709551615;"),
     "version is a list": (attribute("version", [1, 1]), "damaged: it lacks the attribute version"),
     "encoder": (attribute("encoder", np.bytes_(b"{}")), NO_ENCODER),
     "encoder nested deeply": (attribute("encoder", np.bytes_(b"[" * 60_000)), NO_ENCODER),
-    "encoder with a long number": (attribute("encoder", np.bytes_(b"1" * 50_000)), NO_ENCODER),
     "encoder that is not text": (attribute("encoder", np.bytes_(b"\xff\xfe{")), NO_ENCODER),
     "encoder of no dimensions": (encoder_of(dim=0), "damaged"),
-    "encoder of 2^80 dimensions": (encoder_of(dim=1 << 80), "damaged"),
     "source of variable width": (attribute("source", "photos"), "damaged: it lacks the attribute source"),
     "no keys at all": (replaced("keys", h5py.Empty("S1")), "damaged: keys is not contiguous"),
     "fewer keys": (replaced("keys", lambda k: k[:3]), "embeddings have the wrong shape"),
@@ -233,17 +225,8 @@ def test_verify_checks_the_rows_that_a_right_seal_covers(tmp_path, column, value
 X, S, _ = planted(80, labelled=20)
 WAYS = {
     "pickle": lambda cache: pickle.loads(pickle.dumps(cache)),
-    "copy": copy.copy,
-    "deepcopy": copy.deepcopy,
-    "joblib": lambda cache: through_joblib(cache),
     "spawn": lambda cache: in_a_spawned_process(cache),
 }
-
-
-def through_joblib(cache):
-    joblib.dump(cache, stream := io.BytesIO())
-    stream.seek(0)
-    return joblib.load(stream)
 
 
 def in_a_spawned_process(cache):
@@ -305,38 +288,26 @@ def test_a_remote_cache_is_fetched_again(tmp_path, monkeypatch):
     assert "was replaced since" in one_line(CacheError, pickle.loads, pickled)
 
 
-def test_results_go_along(caches):
-    model = pucache.train_pu(caches, S, method="linear")
-    results = [
-        model,
-        pucache.retrieve_positives(caches, S, model, k=3),
-        pucache.estimate_prior(caches, S),
-        pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]),
-        pucache.info(caches),
-        pucache.PULabels.of(S),
-    ]
-    for result in results:
-        assert repr(pickle.loads(pickle.dumps(result))) == repr(copy.deepcopy(result)) == repr(result)
-    assert (pickle.loads(pickle.dumps(model)).margins(X) == model.margins(X)).all()
-
-
-def test_what_a_notebook_shows_is_short(caches):
+def test_results_go_along_and_a_notebook_shows_them_shortly(caches):
     model = pucache.train_pu(caches, S, method="linear")
     shown = [
+        (model, "PULinearClassifier(method='linear')"),
+        (pucache.retrieve_positives(caches, S, model, k=3), "Ranking("),
+        (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
+        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
+        (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
+        (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
+        (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
         (caches, "80 rows of imported:planted (6-d), float32"),
         (caches.files[0], "50 rows"),
         (caches.keys, "Keys(80: 0000, 0001, 0002, ...)"),
         (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
-        (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
-        (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
-        (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
-        (model, "PULinearClassifier(method='linear')"),
-        (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
-        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
     ]
     for thing, text in shown:
         assert text in repr(thing) and len(repr(thing)) < 400
         assert "object at 0x" not in repr(thing) and "array(" not in repr(thing)
+        assert repr(pickle.loads(pickle.dumps(thing))) == repr(copy.deepcopy(thing)) == repr(thing)
+    assert (pickle.loads(pickle.dumps(model)).margins(X) == model.margins(X)).all()
 
 
 # --- The mark of caches whose rows were sorted out of the order of their input --------------------
@@ -353,18 +324,6 @@ def imported(path, keys, **options):
 def test_an_import_is_marked_where_its_keys_were_sorted(tmp_path_factory, keys):
     cache = imported(tmp_path_factory.mktemp("order") / "c.h5", keys)
     assert cache.reordered == (keys != sorted(keys))
-
-
-def test_the_mark_is_all_that_differs(tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "0")
-    X = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
-    pucache.import_embeddings(X, tmp_path / "sorted.h5", keys=["a", "b", "c"])
-    pucache.import_embeddings(X[::-1], tmp_path / "other.h5", keys=["c", "b", "a"])
-    plain, marked = EmbeddingCache(tmp_path / "sorted.h5"), EmbeddingCache(tmp_path / "other.h5")
-    assert b"reordered" not in (tmp_path / "sorted.h5").read_bytes() and marked.reordered
-    assert (plain.X == marked.X).all() and list(plain.keys) == list(marked.keys)
-    assert not plain.files[0].header.checksums.columns.keys() ^ marked.files[0].header.checksums.columns.keys()
-    marked.verify()
 
 
 def test_the_mark_goes_through_packing_and_exports(tmp_path):
@@ -412,14 +371,3 @@ def test_shares_of_a_manifest_say_what_the_whole_says(tmp_path, manifest):
     for number in (1, 2):
         run(where, tmp_path / f"{number}.h5", tiny_encoder(), shard=(number, 2))
         assert EmbeddingCache(tmp_path / f"{number}.h5").reordered
-
-
-@pytest.mark.parametrize("numbers", [(1, 2, 3), (2, 10, 1)])
-def test_a_table_of_images_is_marked_and_a_folder_is_not(tmp_path, manifest, numbers):
-    manifest(*numbers)
-    images = [{"bytes": (tmp_path / f"{each}.png").read_bytes(), "path": f"{each}.png"} for each in numbers]
-    pyarrow.parquet.write_table(pa.table({"image": images}), tmp_path / "t.parquet")
-    run(tmp_path / "t.parquet", tmp_path / "table.h5", tiny_encoder())
-    run(tmp_path, tmp_path / "folder.h5", tiny_encoder())
-    assert EmbeddingCache(tmp_path / "table.h5").reordered == (numbers != (1, 2, 3))
-    assert not EmbeddingCache(tmp_path / "folder.h5").reordered
