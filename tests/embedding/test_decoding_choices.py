@@ -89,11 +89,6 @@ def test_a_level_makes_other_embeddings_that_never_mix(scans, out):
     assert report.kept == 12 and report.range_note == ""
 
 
-def test_a_level_of_65535_is_the_usual_decoding(scans, out):
-    usual = embed(scans, out, tiny())
-    assert embed(scans, out, tiny(white_level=65535)).encoder == usual.encoder
-
-
 def test_thumbnails_are_as_bright_as_what_was_embedded(scans, out):
     cache = embed(scans, out, tiny(white_level=4095))
     assert 110 < np.asarray(RowImages(cache).read(0, 64).pixels).mean() < 145

@@ -162,16 +162,6 @@ def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_
 # --- the start ---------------------------------------------------------------------------------
 
 
-def test_the_network_is_built_while_the_first_images_are_read(out):
-    encoder, built = tiny_encoder(), threading.Event()
-    start = encoder.runtime.start
-    encoder.runtime.start = lambda: (start(), built.set())
-    source = MemorySource(pictures(N))
-    source.read = lambda key, read=source.read: read(key) if built.wait(HANG_SECONDS) else pytest.fail("not built")
-    encoder.runtime.caller_threads = 2
-    assert run(source, out, encoder).rows == N and built.is_set()
-
-
 def test_a_network_is_not_built_where_every_image_is_known_by_its_content(out):
     known = run(MemorySource(pictures(N)), out.with_name("known.h5")).cache
     encoder = tiny_encoder()
@@ -203,8 +193,6 @@ def test_every_batch_is_full_but_the_last_across_blocks_failures_and_reused_rows
 
 # --- blocks ---------------------------------------------------------------------------------------
 
-N_OF_BLOCKS = 130
-
 
 def odd_encoder(numbers, value):
     """An encoder that gives some of the pictures an embedding of our choice."""
@@ -222,9 +210,9 @@ def odd_encoder(numbers, value):
 
 @pytest.mark.parametrize(("odd", "value"), [([0, 7, 31, 32], np.nan), ([129], np.inf)])
 def test_an_image_that_the_encoder_cannot_take_is_a_failure_and_costs_no_other(out, odd, value):
-    run(MemorySource(pictures(N_OF_BLOCKS)), out.with_name("good.h5"))
+    run(MemorySource(pictures(N)), out.with_name("good.h5"))
     good, keys = EmbeddingCache(out.with_name("good.h5")), [f"{number:04}.ppm" for number in odd]
-    report = run(MemorySource(pictures(N_OF_BLOCKS)), out, odd_encoder(odd, value))
+    report = run(MemorySource(pictures(N)), out, odd_encoder(odd, value))
     assert report.failures == dict.fromkeys(keys, "the encoder gave NaN or infinite values")
     left = EmbeddingCache(out)
     assert list(left.keys) == [key for key in good.keys if key not in keys]

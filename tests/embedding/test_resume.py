@@ -9,7 +9,6 @@ from helpers.cache_files import damage
 from helpers.embedding_runs import (
     MemorySource,
     expect_current,
-    identity,
     interrupt,
     parts_of,
     picture,
@@ -19,7 +18,7 @@ from helpers.embedding_runs import (
 )
 from helpers.files import visible
 from helpers.slow import slow
-from helpers.tiny import save_image, touch
+from helpers.tiny import save_image
 
 from pucache import EmbeddingCache
 from pucache.cache.reader import CacheFile
@@ -66,25 +65,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, 
     assert encoder.runtime.rows == report.computed == 114 - sum(finished)
     assert out.read_bytes() == undisturbed
     assert visible(out.parent) == ["cache.h5"]
-
-
-def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out):
-    run(folder, out)
-    other = shutil.copy2(out, out.with_name("other.h5"))
-    for number in range(0, 150, 2):
-        save_image(folder / f"{number:03}.png", 150 + number)
-    (folder / "001.png").unlink()
-    touch(folder / "007.png")
-    run(folder, other, prune=True)
-    old = identity(out)
-    for _ in range(2):
-        interrupt(folder, out, 1, prune=True)
-        assert identity(out) == old
-    done = sum(finished_rows(out))
-    report = run(folder, out, prune=True)
-    assert report.computed + report.reused == 76 - done < 76  # one was only touched
-    assert out.read_bytes() == other.read_bytes()
-    expect_current(out, folder)
 
 
 def test_what_changed_after_an_interruption_is_embedded_anew(folder, out):

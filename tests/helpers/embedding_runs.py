@@ -8,7 +8,6 @@ import pytest
 
 from helpers.tiny import tiny_encoder
 from pucache import EmbeddingCache
-from pucache.embedding import blocks
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import ImageError
 from pucache.images.decoding import decode
@@ -46,12 +45,6 @@ class MemorySource:
 def run(source, cache, encoder=None, *, workers=0, progress=None, listing=None, **options):
     chosen = {"options": EmbedOptions(**options), "listing": listing, "workers": workers, "progress": progress}
     return run_embedding(source, cache, encoder or tiny_encoder(), **chosen)
-
-
-def run_in_blocks(folder, cache):
-    """Embed in blocks of 32 images; in a process of its own, as the change stays."""
-    blocks.BLOCK_ROWS = 32
-    run(folder, cache)
 
 
 class StopAfter(Silent):
