@@ -69,9 +69,6 @@ def test_what_does_not_begin_with_one_convolution_over_pixels_has_no_small_stem(
         assert refusal(untrained, architecture, stem="small") == told
 
 
-# --- weights of a file -------------------------------------------------------------------------
-
-
 # --- the hub -----------------------------------------------------------------------------------
 
 WITHOUT_PAUSES = """
@@ -97,15 +94,3 @@ def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
     assert ended.stderr.startswith("Error: cannot fetch the pretrained weights of resnet18 (")
     assert "--weights FILE" in ended.stderr and "use the bundled one" in ended.stderr
     assert sum(map(float, (tmp_path / "pauses").read_text().split())) < 5, "the hub's client retries for 45 s"
-
-
-@pytest.mark.slow
-def test_a_notebook_without_widgets_hears_nothing_of_tqdm():
-    """In a process of its own, which looks like the kernel of a notebook to tqdm."""
-    kernel = "import sys, types; sys.modules['ipykernel.zmqshell'] = types.ModuleType('zmqshell'); "
-    shell = (
-        "sys.modules['IPython'] = types.SimpleNamespace(get_ipython=lambda: None); sys.modules['ipywidgets'] = None; "
-    )
-    code = f"{kernel}{shell}import pucache.encoders.backbones"
-    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=True)
-    assert "TqdmWarning" not in done.stderr

@@ -1,5 +1,4 @@
 import copy
-import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -163,50 +162,35 @@ def test_another_precision_is_compared_once_with_float32(caplog):
     assert run.cosine == kept and not caplog.records
 
 
-class Cancelling(torch.nn.Module):
-    """Subtracts two numbers that are large and nearly equal."""
+class ByType(torch.nn.Module):
+    """Gives every image one vector where it computes in float32, and another elsewhere."""
 
-    def __init__(self, offset):
+    def __init__(self, exact, other):
         super().__init__()
-        self.offset = offset
+        self.exact, self.other = exact, other
 
     def forward(self, x):
-        return (x.mean((2, 3)) + self.offset) - self.offset
+        return torch.tensor([self.exact if x.dtype == torch.float32 else self.other] * len(x), dtype=x.dtype)
 
 
 def test_an_encoder_that_a_precision_ruins_is_told_of(caplog):
-    run = runtime(Cancelling(500), "bf16")
+    run = runtime(ByType([1.0, 0], [1.0, 1]), "bf16")
     run(pixels(BATCH))
     run(pixels(BATCH))
-    assert not run.cosine > 0.95
-    (told,) = caplog.messages
-    assert re.fullmatch(
-        r"torch in bf16 is far from fp32 with this encoder: cosine (0.[0-9]{3}); use --precision fp32", told
-    ), told
+    assert run.cosine == pytest.approx(0.5**0.5, abs=1e-3)
+    assert caplog.messages == ["torch in bf16 is far from fp32 with this encoder: cosine 0.707; use --precision fp32"]
 
 
-class Scaled(torch.nn.Module):
-    """Multiplies ones by a factor, where it computes in one of these types."""
-
-    def __init__(self, factor, *dtypes):
-        super().__init__()
-        self.factor, self.dtypes = factor, dtypes
-
-    def forward(self, x):
-        ones = torch.ones(len(x), 2, dtype=x.dtype)
-        return ones * self.factor if x.dtype in self.dtypes else ones
-
-
-@pytest.mark.parametrize("factor", [torch.nan, torch.inf, 0])
-@pytest.mark.parametrize("ruined", [torch.float32, torch.bfloat16])
-def test_embeddings_that_cannot_be_compared_with_float32_are_an_error(factor, ruined):
-    run = runtime(Scaled(factor, ruined), "bf16")
+@pytest.mark.parametrize("vector", [[torch.nan, 1.0], [torch.inf, 1.0], [0.0, 0]])
+@pytest.mark.parametrize("ruined", ["exact", "other"])
+def test_embeddings_that_cannot_be_compared_with_float32_are_an_error(vector, ruined):
+    run = runtime(ByType(**{"exact": [1.0, 0], "other": [1.0, 0], ruined: vector}), "bf16")
     told = one_line(EncoderError, run, pixels(3))
     assert told.startswith("torch in bf16 and torch in fp32 give embeddings of this encoder that cannot be compared")
 
 
 def test_rows_of_zeros_agree_with_rows_of_zeros(caplog):
-    run = runtime(Scaled(0, torch.float32, torch.bfloat16), "bf16")
+    run = runtime(ByType([0.0, 0], [0.0, 0]), "bf16")
     run(pixels(3))
     assert run.cosine == 1 and not caplog.records
 
@@ -259,24 +243,17 @@ def norms(model):
     return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
 
 
-def assert_unchanged(model, before):
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
-
-
-@pytest.mark.parametrize("architecture", [slow("resnet18"), "tf_efficientnet_lite0"])
-def test_a_folded_network_is_the_same_function_without_norms(architecture):
-    model = trained(timm.create_model(architecture, pretrained=False, num_classes=0))
-    before, kinds = copy.deepcopy(model.state_dict()), [type(module) for module in model.modules()]
+def test_a_folded_network_is_the_same_function_without_norms():
+    model = trained(timm.create_model("tf_efficientnet_lite0", pretrained=False, num_classes=0))
+    before = copy.deepcopy(model.state_dict())
     with torch.inference_mode():
         folded = fold_batch_norm(model, pixels_of_batchnorm_folding(seed=0))
         expected, found = model(pixels_of_batchnorm_folding()), folded(pixels_of_batchnorm_folding())
     assert folded is not model and norms(model) and not norms(folded) and not folded.training
     assert expected.std() > 0
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
-    assert_unchanged(model, before)
-    assert [type(module) for module in model.modules()] == kinds
+    after = model.state_dict()
+    assert list(after) == list(before) and all(torch.equal(after[name], before[name]) for name in before)
 
 
 @pytest.mark.parametrize("settings", [{}, {"bias": False}, {"groups": 3, "stride": 2}, {"padding_mode": "reflect"}])
@@ -289,33 +266,3 @@ def test_any_convolution_takes_the_norm_after_it(settings, affine):
     folded = fold_batch_norm(model, pixels_of_batchnorm_folding(8))
     assert folded is not model and not norms(folded)
     torch.testing.assert_close(folded(pixels_of_batchnorm_folding(9)), model(pixels_of_batchnorm_folding(9)))
-
-
-class Convolved(nn.Module):
-    """Calls its parts in a way of its own."""
-
-    def __init__(self, call):
-        super().__init__()
-        self.convolution, self.norm, self.other = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-        self.call = call
-
-    def forward(self, x):
-        return self.call(self, x)
-
-
-def skip(self, x):
-    x = self.convolution(x)
-    return self.norm(x) + x
-
-
-def changed_in_place(self, x):
-    return self.norm(self.convolution(x).relu_())
-
-
-@pytest.mark.parametrize("call", [skip, changed_in_place])
-def test_where_folding_would_change_the_function_the_model_comes_back(call):
-    model = trained(Convolved(call))
-    before, expected = copy.deepcopy(model.state_dict()), model(pixels_of_batchnorm_folding())
-    assert fold_batch_norm(model, pixels_of_batchnorm_folding(seed=0)) is model
-    assert_unchanged(model, before)
-    assert norms(model) == [model.norm, model.other] and torch.equal(model(pixels_of_batchnorm_folding()), expected)
