@@ -7,7 +7,6 @@ import signal
 import time
 
 import pytest
-from helpers.slow import slow
 
 from faults.filling import can_mount, disk
 from faults.places import After, Clock, ended, strike_each
@@ -20,14 +19,11 @@ pytestmark = pytest.mark.slow
 
 KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
 ALL = range(1, 1000)
-KILLS = 12
 SOME = [
-    ("fsync", [1, 2, 5], KILL),
     ("rename", [1, 2, 4], KILL),
-    ("fsync", [1, 2, 5], -errno.EIO),
-    ("rename", [1, 2, 4], -errno.EIO),
-    ("new file", [1, 2], -errno.ENOSPC),
-    ("rename", [1, 3], INTERRUPT),
+    ("fsync", [1, 3], -errno.EIO),
+    ("new file", [1], -errno.ENOSPC),
+    ("rename", [1], INTERRUPT),
 ]
 OTHERS = ("embed, workers", "update", "reuse", "pack", "score, Parquet", "import", "export")
 FAULTS = {  # job: point, calls, signal or (negative) error
@@ -43,10 +39,9 @@ FAULTS = {  # job: point, calls, signal or (negative) error
     ],
     "score": [
         ("fsync", ALL, KILL),
-        ("rename", ALL, KILL),
-        ("rename", ALL, TERMINATE),
-        ("fsync", ALL, -errno.EIO),
-        ("new file", ALL, -errno.EACCES),
+        ("rename", ALL, -errno.EIO),
+        ("rename", [1], TERMINATE),
+        ("new file", [1], -errno.EACCES),
     ],
     # the first calls are those of the whitening and of the graph of neighbours, without which commands go on
     "train-pu": [
@@ -104,10 +99,10 @@ def small_disk_folder(tmp_path):
 @pytest.mark.parametrize(
     ("name", "room"),
     [
-        *(("embed", room) for room in ({"pages": 1}, {"pages": 8}, {"pages": 14}, {"inodes": 4}, {"mode": "ro"})),
-        *(("score", room) for room in ({"pages": 0}, {"inodes": 0}, {"mode": "ro"})),
-        *(("pack", room) for room in ({"pages": 2}, {"mode": "ro"})),
-        *(("train-pu", room) for room in ({"pages": 1}, {"mode": "ro"})),
+        *(("embed", room) for room in ({"pages": 1}, {"pages": 14}, {"inodes": 4}, {"mode": "ro"})),
+        *(("score", room) for room in ({"pages": 0}, {"inodes": 0})),
+        ("pack", {"pages": 2}),
+        ("train-pu", {"pages": 1}),
     ],
     ids=str,
 )
@@ -127,7 +122,7 @@ def test_a_full_or_read_only_disk_is_one_line_and_with_room_the_same_command_goe
     world.check_rerun(job, folder, done.acknowledged)
 
 
-@pytest.mark.parametrize("name", ["embed", "pack", *map(slow, ("update", "score, Parquet", "train-pu", "retrieve"))])
+@pytest.mark.parametrize("name", ["embed", "pack", "update", "train-pu"])
 def test_after_a_power_loss_every_safe_row_is_there_and_outputs_are_whole(world, name):
     found = crashes(world, world.jobs[name])
     at_the_end = [crash for crash in found if crash.safe is None]
@@ -138,17 +133,13 @@ def test_after_a_power_loss_every_safe_row_is_there_and_outputs_are_whole(world,
         assert not crash.safe or {"cache.h5", "cache.h5.parts"} & crash.files.keys(), crash.when
 
 
-@pytest.mark.parametrize("name", ["embed", slow("update"), slow("train-pu")])
-def test_a_clock_that_jumps_changes_nothing(world, name):
+def test_a_clock_that_jumps_changes_nothing(world):
     year = 365 * 24 * 3600
-    job = world.jobs[name]
+    job = world.jobs["update"]
     world.check_rerun(job, world.place(job), 0, Clock((0, 30 * year, -30 * year, 3600, 1e-3)))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["embed", "update", "score", *map(slow, ("import", "train-pu", "pack", "retrieve"))],
-)
+@pytest.mark.parametrize("name", ["embed", "update", "score", "import"])
 def test_of_two_at_once_both_end_well_or_the_second_writer_of_one_file_is_refused(world, name):
     refused = world.rivals(world.jobs[name], random.Random(0).uniform(0, 0.3))
     assert not refused or name in ("embed", "update", "import")
