@@ -138,16 +138,6 @@ class Started:
         return list(map(int, (self.log / "steps").read_text().split()))
 
 
-def struck(strike, work, *arguments):
-    """The exit code of a process that calls a function, which a signal strikes."""
-    _begin()
-    process = _context.Process(target=_be_struck, args=(strike, work, *arguments))
-    process.start()
-    process.join(HANG_SECONDS)
-    process.kill()
-    return process.exitcode
-
-
 def in_two(work, *arguments):
     """What a function returns in each of two processes that know of each other as torchrun tells them."""
     _begin()
@@ -193,12 +183,6 @@ def _tell(pipe, environ, work, *arguments):
     os.environ.update(environ)
     torch.set_num_threads(1)
     pipe.send_bytes(pickle.dumps(work(*arguments)))  # tensors by value: they outlive this process
-
-
-def _be_struck(strike, work, *arguments):
-    torch.set_num_threads(1)
-    strike.prepare()
-    work(*arguments)
 
 
 def _be_pucache(arguments, log, strike, environ):

@@ -147,20 +147,12 @@ def test_a_disk_without_room_is_named_before_anything_is_decoded(image_folder, t
 def test_the_identity_of_a_listing_is_its_keys_and_sizes(image_folder):
     folder = image_folder(3)
     first = listing_digest(opened(folder)[1])
-    path = folder / "001.png"
-    data = path.read_bytes()
-    os.utime(path, (1, 1))
+    os.utime(folder / "001.png", (1, 1))
     assert listing_digest(opened(folder)[1]) == first, "not their times"
-    seen = {first}
-    for change in (
-        lambda: path.write_bytes(data + b"\0"),
-        lambda: path.rename(folder / "001b.png"),
-        lambda: save_image(folder / "new.png", 9),
-        lambda: (folder / "000.png").unlink(),
-    ):
-        change()
-        seen.add(listing_digest(opened(folder)[1]))
-    assert len(seen) == 5
+    (folder / "001.png").write_bytes(bytes(7))
+    second = listing_digest(opened(folder)[1])
+    (folder / "001.png").rename(folder / "001b.png")
+    assert len({first, second, listing_digest(opened(folder)[1])}) == 3
 
 
 # --- augmentations --------------------------------------------------------------------------------

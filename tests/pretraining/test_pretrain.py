@@ -17,7 +17,6 @@ import safetensors.torch
 import timm
 import torch
 from helpers import command_line
-from helpers.files import damage
 from helpers.hangs import HANG_SECONDS
 from helpers.slow import slow
 from helpers.started import Started, Strike, torchrun_says
@@ -122,18 +121,6 @@ def test_what_a_finished_run_has_lost_is_made_again(photos, tmp_path):
         assert again["loss"] == pytest.approx(told["loss"], abs=1e-4) and again["steps"] == told["steps"]
 
 
-def test_the_run_is_an_encoder_for_the_other_commands(undisturbed, photos, tmp_path):
-    folder = undisturbed
-    cache, model, scores = tmp_path / "cache.h5", tmp_path / "model.safetensors", tmp_path / "scores.csv"
-    how = ("--device", "cpu", "--precision", "fp32", "--runtime", "torch")
-    told = run_json("embed", photos, cache, "--encoder", folder, *how)
-    assert told["rows"] == RED + REST and told["encoder"].startswith("pretrained:test_resnet-small")
-    run("train-pu", cache, "--positives", "red/00[0-7].png", "--method", "linear", "--out", model, "--device", "cpu")
-    run("score", model, photos, "--weights", folder, "--out", scores, "--device", "cpu")
-    with scores.open(newline="") as stream:
-        assert len(list(csv.DictReader(stream))) == RED + REST
-
-
 def test_a_preview_is_drawn_and_nothing_trained(photos, tmp_path):
     said = run("pretrain", photos, tmp_path / "run", *SMALL, "--preview", tmp_path / "views.png")
     assert "drew 8 images" in said.stdout
@@ -225,14 +212,6 @@ def sliced(photos, folder, count=1, *how):
     for _ in range(count):
         said = run("pretrain", photos, folder, *SMALL, "--minutes", 1e-9, *how)
     return said
-
-
-def test_a_damaged_checkpoint_costs_only_time(photos, undisturbed, tmp_path, caplog):
-    sliced(photos, tmp_path / "run", 2)
-    damage(tmp_path / "run" / "checkpoints" / "0000000002.safetensors")
-    run("pretrain", photos, tmp_path / "run", *SMALL)
-    assert "0000000002" in caplog.text and "going back to the state after step 1" in caplog.text
-    assert outcome(tmp_path / "run") == outcome(undisturbed)
 
 
 @pytest.mark.parametrize(
@@ -409,15 +388,6 @@ def start_two(photos, run_dir, log, *how, strike=None, struck=None):
 
 def errors(commands):
     return [line for command in commands for line in command.stderr.splitlines() if line.startswith("Error: ")]
-
-
-@pytest.mark.slow  # as are other tests that start processes, which import everything
-def test_what_two_processes_cannot_do_is_said_once(photos, tmp_path):
-    with start_two(photos, tmp_path / "run", tmp_path, "--batch-size", 9) as two:
-        assert sorted(command.wait() for command in two) == [1, 2]
-    (line,) = errors(two)
-    assert "9 does not divide evenly among 2 processes" in line
-    assert "Traceback" not in two[0].stderr + two[1].stderr
 
 
 def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
