@@ -219,13 +219,6 @@ def test_json_that_is_no_table_is_refused(tmp_path, content):
     assert "t.json" in one_line(LabelError, read_table, tmp_path / "t.json")
 
 
-@pytest.mark.parametrize("encoding", ["shift_jis", "gbk", "cp1251", "utf-16-le", "mac_roman"])
-def test_an_encoding_can_be_named(tmp_path, encoding):
-    key = {"cp1251": "ж.png", "mac_roman": "é.png"}.get(encoding, "犬.png")
-    (tmp_path / "t.csv").write_bytes(f"key,label\n{key},1\n".encode(encoding))
-    assert read_table(LabelTable(str(tmp_path / "t.csv"), encoding=encoding)) == [{"key": key, "label": "1"}]
-
-
 def test_an_old_code_page_is_read_and_said(tmp_path, caplog):
     (tmp_path / "t.csv").write_bytes("key,label\né.png,1\n".encode("cp1252"))
     assert read_table(tmp_path / "t.csv") == [{"key": "é.png", "label": "1"}]
