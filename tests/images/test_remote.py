@@ -7,7 +7,6 @@ import zipfile
 import numpy as np
 import pytest
 from helpers.pictures import refusal
-from helpers.slow import slow
 from helpers.sources import picture, tar, write
 from helpers.tiny import save_image, tiny_encoder
 
@@ -223,8 +222,8 @@ def test_a_read_that_always_fails_is_refused_and_what_is_certain_is_not_tried_ag
     assert store.relay.asked["GET", f"root/{key}"] == tries
 
 
-@pytest.mark.parametrize("workers", [0, slow(2)])
-def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(store, tmp_path, workers):
+@pytest.mark.slow
+def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(store, tmp_path):
     for number in range(CHUNK_ROWS + 1):  # enough for two workers
         image = save_image(tmp_path / f"images/{number:02}.png", number)
         store.put(f"root/{image.name}", image.read_bytes())
@@ -235,7 +234,7 @@ def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(st
     opened.scan()
     store.forget()  # what opens the store now is another file system, and workers must not close that one either
     opened.scan()
-    far = run_embedding(opened, tmp_path / "far.h5", tiny_encoder(), workers=workers)
+    far = run_embedding(opened, tmp_path / "far.h5", tiny_encoder(), workers=2)
     run_embedding(open_source(tmp_path / "images"), tmp_path / "near.h5", tiny_encoder(), workers=0)
     assert list(far.failures) == ["05.png"] and far.failures["05.png"].endswith(" (tried 4 times)")
     assert far.computed == far.rows == CHUNK_ROWS
@@ -243,7 +242,7 @@ def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(st
     assert list(far.keys) == list(near.keys) and np.array_equal(far.X, near.X)
     store.relay.asked.clear()
     opened.scan()
-    assert not workers or store.relay.asked.total() == 1, "an answer that workers take away makes a second request"
+    assert store.relay.asked.total() == 1, "an answer that workers take away makes a second request"
 
 
 # --- listing a store ---------------------------------------------------------------------------
