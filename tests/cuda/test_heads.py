@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from helpers.planted import planted, write_cache
-from helpers.slow import slow
+from helpers.planted import planted
 
-from pucache import train_pu
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
@@ -50,14 +48,3 @@ def test_heads_are_those_of_the_cpu_also_where_rows_are_uploaded_in_every_pass(c
     report_scarce_memory(monkeypatch)
     np.testing.assert_allclose(margins(rows, solver, "cuda"), expected, **close)
     assert "does not fit" in caplog.text and "uploaded again in every pass" in caplog.text
-
-
-@pytest.mark.parametrize("penalty", [1e-2, slow("auto")])
-def test_a_classifier_is_that_of_the_cpu(cuda, rows, tmp_path, penalty):
-    caches = {device: write_cache(tmp_path / f"{device}.h5", rows[0]) for device in ("cpu", "cuda")}
-    options = {"method": "distilled", "penalty": penalty}
-    expected, model = (train_pu(cache, rows[1], device=device, **options) for device, cache in caches.items())
-    assert model.method_ == expected.method_ and model.penalty_ == expected.penalty_
-    assert model.prior_ == pytest.approx(expected.prior_, rel=1e-3)
-    on_cpu = expected.margins(rows[0])
-    np.testing.assert_allclose(model.margins(rows[0]), on_cpu, atol=5e-3 * np.abs(on_cpu).max())
