@@ -290,7 +290,7 @@ def test_a_remote_cache_is_fetched_again(tmp_path, monkeypatch):
 
 def test_results_go_along_and_a_notebook_shows_them_shortly(caches):
     model = pucache.train_pu(caches, S, method="linear")
-    shown = [
+    results = [
         (model, "PULinearClassifier(method='linear')"),
         (pucache.retrieve_positives(caches, S, model, k=3), "Ranking("),
         (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
@@ -298,14 +298,18 @@ def test_results_go_along_and_a_notebook_shows_them_shortly(caches):
         (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
         (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
         (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
+        (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
+    ]
+    shown = [
+        *results,
         (caches, "80 rows of imported:planted (6-d), float32"),
         (caches.files[0], "50 rows"),
         (caches.keys, "Keys(80: 0000, 0001, 0002, ...)"),
-        (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
     ]
     for thing, text in shown:
         assert text in repr(thing) and len(repr(thing)) < 400
         assert "object at 0x" not in repr(thing) and "array(" not in repr(thing)
+    for thing, _ in results:
         assert repr(pickle.loads(pickle.dumps(thing))) == repr(copy.deepcopy(thing)) == repr(thing)
     assert (pickle.loads(pickle.dumps(model)).margins(X) == model.margins(X)).all()
 

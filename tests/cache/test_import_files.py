@@ -37,7 +37,7 @@ def test_rows_follow_their_keys(tmp_path, small_blocks, order, dtype, wanted, st
 def test_safetensors(tmp_path, small_blocks):
     X, path = rows(9), tmp_path / "x.safetensors"
     coarse = torch.tensor(X).to(torch.bfloat16)
-    save_file({"a": coarse, "mean": coarse[0], "n": torch.ones(3, 3, dtype=torch.int32)}, path)
+    save_file({"a": coarse, "mean": coarse[0].clone(), "n": torch.ones(3, 3, dtype=torch.int32)}, path)
     import_embeddings(path, tmp_path / "c.h5", keys=shuffled_keys(9))
     expect(tmp_path / "c.h5", coarse.float().numpy(), shuffled_keys(9))
     save_file({"a": coarse, "b": torch.tensor(X)}, path)
