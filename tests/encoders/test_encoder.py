@@ -2,7 +2,6 @@ import dataclasses
 import json
 import os
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +17,9 @@ from helpers.tiny import save_image, tiny_encoder
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from sklearn.metrics.pairwise import paired_cosine_distances
-from torch.utils.flop_counter import FlopCounterMode
 
 import pucache
 from pucache import Encoder, EncoderSpec, load_encoder
-from pucache.cli.embed import embed
 from pucache.encoders import encoder as encoders
 from pucache.encoders import pretrained_file
 from pucache.encoders.backbones import FAMILIES, authors_choice, digest
@@ -405,27 +402,6 @@ def test_a_convolutional_network_takes_another_size_and_one_too_small_is_refused
 def test_the_bundled_encoder_has_no_choice(option):
     told = one_line(ValueError, load_encoder, "bundled", **option)
     assert told.endswith("cannot be chosen for bundled; leave it out")
-
-
-LISTED = {  # in the help of embed and in docs/encoders.md: dimension, and multiply-adds in billions at a size
-    "tf_efficientnet_lite0": (224, 1280, "0.4"),
-    "vit_small_patch16_dinov3": (256, 384, "6.2"),
-    "vit_small_patch14_dinov2": (224, 384, "6.1"),
-    "vit_base_patch16_siglip_224": (224, 768, "18"),
-}
-
-
-@pytest.mark.parametrize("name", LISTED)
-def test_what_to_try_first_has_the_dimension_and_the_multiply_adds_that_are_said(name):
-    side, dim, billions = LISTED[name]
-    with torch.device("meta"), torch.no_grad(), FlopCounterMode(display=False) as counter:
-        settings = {"img_size": side} if name.startswith("vit") else {}
-        model = timm.create_model(name, num_classes=0, **settings).eval().requires_grad_(False)
-        rows = model(torch.zeros(1, 3, side, side))
-    counted = counter.get_total_flops() / 2e9
-    assert rows.shape == (1, dim) and (f"{counted:.1f}" if counted < 10 else f"{counted:.0f}") == billions
-    pages = (Path(__file__).parents[2] / "docs/encoders.md").read_text(), embed.callback.__doc__
-    assert all(f"{billions} billion" in page for page in pages)
 
 
 # --- found weights --------------------------------------------------------------------------------
