@@ -99,13 +99,11 @@ def test_retrieve_writes_the_best_of_each(trained, model):
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        ("train-pu cache.h5 --labels labels.csv --positives labels/red.txt", 2, "give one of them"),
         ("retrieve-positives cache.h5", 2, "Missing option '--positives'"),
         ("retrieve-positives cache.h5 --labels all.csv --page page.html", 2, "--page"),
         ("retrieve-positives cache.h5 --labels all.csv --by fused", 2, "needs a model"),
         ("score models cache.h5 --neighbours cache.h5", 2, "for one model"),
         ("score labels cache.h5", 1, "holds no models"),
-        ("train-pu cache.h5 --labels gone", 1, "no such file"),
     ],
 )
 def test_wrong_usage_is_one_line(trained, command, code, text):

@@ -85,26 +85,6 @@ def test_the_limit_is_sharp_at_any_length(off, scale):
     assert groups((scale * X).astype(np.float32)).tolist() == ([0] * 51 if off > 0 else [*range(51)])
 
 
-# --- crowds ------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_crowd_of_nearly_equal_rows_takes_no_square_of_pairs(monkeypatch):
-    draw = np.random.default_rng(0)
-    X = (1 + 0.01 * draw.normal(size=(20_000, 32))).astype(np.float32)
-    X[::4000] = draw.normal(size=(5, 32))  # bystanders
-    pairs, candidates = [], near_duplicates._candidates
-
-    def counted(*arguments):
-        for one, other in candidates(*arguments):
-            pairs.append(len(one))
-            yield one, other
-
-    monkeypatch.setattr(near_duplicates, "_candidates", counted)
-    assert np.unique(groups(X)).tolist() == [0, 1, *range(4000, 20_000, 4000)]
-    assert max(pairs) <= near_duplicates._PAIRS + len(X) and sum(pairs) < 3 * near_duplicates._PAIRS
-
-
 # --- bytes -------------------------------------------------------------------------------------
 
 

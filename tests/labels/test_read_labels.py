@@ -327,25 +327,14 @@ ODD_COLUMN = [  # tables, groups, negatives
 ]
 
 
-@pytest.mark.parametrize("folder", [False, True])
 @pytest.mark.parametrize(("tables", "groups", "negatives"), ODD_COLUMN)
-def test_a_column_of_keys_that_is_named_is_that_of_each_file_that_has_it(
-    cache, write, tables, groups, negatives, folder
-):
-    def written(name, text):
-        if folder and text.startswith("Bild"):
-            head, *rows = text.splitlines()
-            split = [row if "/" in row else f"/{row}" for row in rows]
-            text = "\n".join(["Ort," + head, *(row.replace("/", ",", 1) for row in split)])
-        return write(name, text)
-
-    files = [written(f"{number}.csv", text) for number, text in enumerate(tables)]
-    others = {"groups": groups and written("g.csv", groups), "negatives": negatives and written("no.csv", negatives)}
-    labels = read_labels(cache, *files, **others, key_column="Ort+Bild" if folder else "Bild")
+def test_a_column_of_keys_that_is_named_is_that_of_each_file_that_has_it(cache, write, tables, groups, negatives):
+    files = [write(f"{number}.csv", text) for number, text in enumerate(tables)]
+    others = {"groups": groups and write("g.csv", groups), "negatives": negatives and write("no.csv", negatives)}
+    labels = read_labels(cache, *files, **others, key_column="Bild")
     assert signs(labels.only) == ("-+...." if negatives else ".+....")
     assert groups is None or labels.group.tolist() == [0, 1, 2, 3, 4, 5]
-    for wrong in ("Foto", "Ort+Foto", "Foto+Bild"):
-        assert "expected one called" in one_line(LabelError, read_labels, cache, *files, **others, key_column=wrong)
+    assert "expected one called" in one_line(LabelError, read_labels, cache, *files, **others, key_column="Foto")
 
 
 # --- concepts --------------------------------------------------------------------------------------
@@ -645,15 +634,10 @@ def cache_of_row_values(tmp_path_factory):
 BY_POSITION = {
     "int64": S,
     "list": S.tolist(),
-    "tuple": tuple(S.tolist()),
     "bool": S == 1,
     "float16": S.astype(np.float16),
-    "long double": S.astype(np.longdouble),
-    "uint8": S.astype(np.uint8),
     "objects": S.astype(object),
-    "unmasked": np.ma.masked_array(S, mask=False),
     "tensor": torch.tensor(S),
-    "bool tensor": torch.tensor(S == 1),
     "Series": pd.Series(S),
     "frame": pd.DataFrame({"s": S}),
     "Arrow": pa.array(S),
@@ -661,43 +645,25 @@ BY_POSITION = {
 BY_KEY = {
     "dict": dict(zip(NAMES_OF_ROW_VALUES, VALUES, strict=True)),
     "Series": pd.Series(VALUES, index=NAMES_OF_ROW_VALUES),
-    "nullable": pd.Series(VALUES == 1, index=NAMES_OF_ROW_VALUES, dtype="boolean"),
-    "string index": pd.Series(VALUES, index=pd.Index(NAMES_OF_ROW_VALUES, dtype="string")),
     "categorical index": pd.Series(VALUES, index=pd.Categorical(NAMES_OF_ROW_VALUES)),
     "frame": pd.DataFrame({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
     "frame by index": pd.DataFrame({"label": VALUES, "split": "train"}, index=NAMES_OF_ROW_VALUES),
-    "frame of paths": pd.DataFrame({"filename": NAMES_OF_ROW_VALUES, "label": VALUES, "other": 7}),
     "Arrow table": pa.table({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
     "Arrow batch": pa.RecordBatch.from_pydict({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
 }
 KEYS_ALONE = {
     "list": ["a", "d"],
-    "tuple": ("d", "a", "a"),
     "set": {"a", "d"},
-    "frozenset": frozenset("ad"),
-    "view": {"a": 0, "d": 0}.keys(),
     "generator": (key for key in "ad"),
     "array": np.array(["a", "d"]),
-    "objects": np.array(["d", "a"], object),
-    "Index": pd.Index(["d", "a"]),
     "Series": pd.Series(["d", "a"]),
-    "filtered Series": pd.Series(["d", "a"], index=[7, 3]),
     "frame": pd.DataFrame({"path": ["a", "d"]}),
     "Arrow": pa.chunked_array([["a"], ["d"]]),
 }
 WRONG = {
-    "1.9": S * 1.9,
-    "257": S * 257,
-    "0.7": S * 0.7,
-    "2": 2 * S,
     "-1": -S,
-    "NaN": np.where(S, 1, np.nan),
-    "None": [1, None, 0, 0, 0, 0],
-    "text": ["1", "0", "0", "1", "0", "0"],
-    "complex": S * (1 + 0j),
     "column": S[:, None],
     "masked": np.ma.masked_array(S, mask=[0, 1, 0, 0, 0, 0]),
-    "huge": [1, 10**30, 0, 0, 0, 0],
     "times": S.astype("M8[s]"),
     "records": np.zeros(6, "i4,i4"),
     "ragged": [[1], [0, 1]],
@@ -706,16 +672,12 @@ WRONG = {
     "row numbers in a set": {0, 3},
     "bytes": [b"a", b"d"],
     "bytes as keys": {b"a": 1},
-    "nothing": [],
     "missing": pd.Series([1, None, 0, 0, 0, 0], dtype="Int64"),
     "with gradients": torch.ones(6, requires_grad=True),
     "backwards": pd.Series(S, index=range(5, -1, -1)),
-    "from 1": pd.Series(S, index=range(1, 7)),
     "dates": pd.Series(S, index=pd.date_range("2020", periods=6)),
     "two levels": pd.Series(S, index=pd.MultiIndex.from_tuples([(key, 0) for key in KEYS_OF_ROW_VALUES])),
     "dict with NaN": {"a": 1, "b": np.nan},
-    "dict of text": {"a": "1"},
-    "dict of 2": {"a": 2},
     "unknown key": {"a": 1, "zz": 1},
     "two values": pd.Series([1, 0], index=["a", "a"]),
     "Series of text": pd.Series(list("ynnynn"), index=KEYS_OF_ROW_VALUES),

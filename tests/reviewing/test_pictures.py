@@ -1,7 +1,6 @@
 import dataclasses
 import io
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -93,26 +92,6 @@ def test_a_source_is_named_where_the_images_have_moved(pictures_of, tmp_path):
     moved.close()
     with pytest.raises(SourceError, match="no such source"):
         Pictures(pictures.cache, tmp_path / "nowhere")
-
-
-def test_a_picture_is_made_once_for_all_that_ask_at_the_same_time(pictures_of, monkeypatch):
-    pictures = pictures_of({"a.png": encode(shaded(40, 30))})
-    read, began, go_on = [], threading.Event(), threading.Event()
-    genuine = pictures._images.read
-
-    def slowly(row, side, place):
-        read.append(row)
-        began.set()
-        assert go_on.wait(HANG_SECONDS)
-        return genuine(row, side)
-
-    monkeypatch.setattr(pictures._images, "read", slowly)
-    with ThreadPoolExecutor(8) as threads:
-        got = [threads.submit(pictures.get, 0) for _ in range(8)]
-        assert began.wait(HANG_SECONDS)
-        assert pictures.get(0, timeout=0.01) is None
-        go_on.set()
-    assert read == [0] and len({id(one.result()) for one in got}) == 1
 
 
 def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of, monkeypatch):

@@ -204,18 +204,14 @@ def ranking(n=20, *, posterior=True):
 
 
 @pytest.mark.parametrize("posterior", [True, False])
-def test_a_ranking_is_kept(tmp_path, posterior):
+def test_a_ranking_is_kept_for_its_cache(tmp_path, posterior):
     result = ranking(posterior=posterior)
+    assert kept_ranking(tmp_path, "id", 20) is None
     keep_ranking(tmp_path, "id", result, 7)
+    assert kept_ranking(tmp_path, "other", 20) is None and kept_ranking(tmp_path, "id", 21) is None
     again, serial = kept_ranking(tmp_path, "id", 20)
     assert serial == 7 and np.array_equal(again.scores, result.scores)
     assert np.array_equal(again.posterior, result.posterior) if posterior else again.posterior is None
-
-
-def test_a_ranking_of_another_cache_is_left_aside(tmp_path):
-    assert kept_ranking(tmp_path, "id", 20) is None
-    keep_ranking(tmp_path, "id", ranking(), 7)
-    assert kept_ranking(tmp_path, "other", 20) is None and kept_ranking(tmp_path, "id", 21) is None
 
 
 def test_a_damaged_ranking_is_left_aside(tmp_path):

@@ -160,13 +160,6 @@ def test_margins_are_those_of_the_projected_rows(features):
     np.testing.assert_allclose(features.margins(coef, intercept), expected, atol=1e-4)
 
 
-def test_similarities_are_inner_products_of_centred_unit_rows(features):
-    features, X = features
-    query = np.random.default_rng(2).normal(size=12).astype(np.float32)
-    expected = features.whitening.centred_units(X) @ query
-    np.testing.assert_allclose(features.similarities(query), expected, atol=1e-4)
-
-
 @pytest.mark.parametrize("sample", [500, 100])
 def test_rows_that_are_not_finite_are_named(monkeypatch, sample):
     monkeypatch.setattr(ranker_module, "SAMPLE_ROWS", sample)
