@@ -350,11 +350,10 @@ def test_dinov3_gives_the_class_token(tmp_path):
 
 
 def test_a_cache_keeps_the_pooling_and_the_size_of_its_seal(tmp_path):
-    name = "timm:vit_small_patch16_dinov3"
-    weights = saved(tmp_path, "vit_small_patch16_dinov3")
-    older = load_encoder(name, weights=weights, pooling="avg", image_size=224, **EXACT).spec
-    assert load_encoder(name, weights=weights, like=older, **EXACT).spec == older
-    assert load_encoder(name, weights=weights, like=older, pooling="token", **EXACT).spec.pooling == "token"
+    settings = {"weights": saved(tmp_path, "test_vit"), **EXACT}
+    older = load_encoder("timm:test_vit", pooling="avg", image_size=96, **settings).spec
+    assert load_encoder("timm:test_vit", like=older, **settings).spec == older
+    assert load_encoder("timm:test_vit", like=older, pooling="token", **settings).spec.pooling == "token"
 
 
 def test_another_pooling_takes_the_same_weights(tmp_path):
