@@ -1,5 +1,4 @@
 import numpy as np
-import pyarrow.parquet
 import pytest
 from helpers.cache_files import write
 from helpers.planted import write_cache
@@ -44,12 +43,6 @@ def test_the_kind_of_a_file_is_told_by_its_content_and_of_text_by_its_ending(tmp
 
 def test_what_is_no_file_has_no_kind(tmp_path):
     assert kind_of(tmp_path) == kind_of(tmp_path / "nowhere") == BINARY
-
-
-@pytest.mark.parametrize("columns", [{"image": [b"x"]}, {"key": ["a"], "embedding": [[1.0]]}, {"label": [1]}])
-def test_parquet_files_of_others_are_none_of_ours(tmp_path, columns):
-    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
-    assert kind_of(tmp_path / "a.parquet") == PARQUET
 
 
 @pytest.mark.parametrize("rows", [1, 3000])

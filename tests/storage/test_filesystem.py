@@ -2,14 +2,11 @@
 
 import errno
 import os
-import threading
 from pathlib import Path
 
 import fsspec
 import pytest
 from helpers.pictures import refusal
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pucache import open_source
 from pucache.errors import CacheError, MissingExtraError
@@ -19,10 +16,8 @@ from pucache.storage.filesystem import (
     ObjectReplacedError,
     get_file,
     open_filesystem,
-    open_object,
     put_file,
 )
-from pucache.storage.prefetch import prefetch
 from pucache.storage.retries import RetriesExhausted, error_text, is_permanent, with_retries
 from pucache.storage.urls import path_or_url, without_secrets
 
@@ -48,22 +43,6 @@ def test_an_object_that_grows_while_it_is_read_is_refused(memory, monkeypatch):
     memory.pipe("/root/a.png", b"longer by now")
     monkeypatch.setattr(type(memory), "info", lambda self, path: {"size": 4, "type": "file"})
     assert refusal(open_source("memory://root").read, "a.png").startswith("changed while it was read: 4 bytes at first")
-
-
-def test_an_object_is_read_in_blocks_each_once(store):
-    data = os.urandom(10 * 1000 + 7)
-    store.put("a", data)
-    store.relay.fail("GET", "a", "cut", times=1)
-    with open_object(*open_filesystem("s3://bucket/a"), block_bytes=1000) as stream:
-        assert stream.read(30) == data[:30]
-        stream.seek(-5, os.SEEK_END)
-        assert stream.read() == data[-5:]
-        stream.seek(900)
-        assert stream.read(1200) == data[900:2100]
-        stream.seek(0)
-        assert store.relay.sent["a"] < 10 * 1000
-        assert stream.read() == data
-    assert store.relay.asked["GET", "a"] == 11 + 1, "one was cut"
 
 
 # --- download ----------------------------------------------------------------------------------
@@ -215,31 +194,3 @@ def test_the_url_of_a_file_is_its_path(where, path):
 )
 def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
     assert without_secrets(url) == shown
-
-
-# --- prefetch -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def running():
-    """Number of threads that the test has started and that have not ended."""
-    before = set(threading.enumerate())
-    return lambda: len(set(threading.enumerate()) - before)
-
-
-@given(items=st.lists(st.integers() | st.none()), ahead=st.integers(1, 5))
-def test_every_item_comes_once_and_in_order(items, ahead):
-    assert list(prefetch(items, ahead)) == items
-
-
-@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-def test_an_exception_reaches_the_caller_in_place_of_the_item(error, running):
-    def items():
-        yield 1
-        raise error("broken")
-
-    generator = prefetch(items())
-    assert next(generator) == 1
-    with pytest.raises(error, match="broken"):
-        next(generator)
-    assert running() == 0
