@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pucache
-from pucache import EmbeddingCache, cache_dir
+from pucache import EmbeddingCache
 from pucache.cache import reader
 from pucache.cache.embedding_cache import open_cache
 from pucache.cache.keys import encode_keys
@@ -268,24 +268,6 @@ def test_a_file_that_is_gone_is_named(caches, tmp_path):
     pickled = pickle.dumps(caches)
     (tmp_path / "0.h5").unlink()
     assert one_line(CacheError, pickle.loads, pickled) == f"no such cache: {tmp_path / '0.h5'}"
-
-
-def test_a_remote_cache_is_fetched_again(tmp_path, monkeypatch):
-    monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "here"))
-    url = f"memory://{tmp_path.name}/far.h5"
-    local = write_cache(tmp_path / "near.h5", X)
-    import fsspec
-
-    fsspec.filesystem("memory").pipe(f"/{tmp_path.name}/far.h5", (tmp_path / "near.h5").read_bytes())
-    pickled = pickle.dumps(pucache.EmbeddingCache(url))
-    assert (pickle.loads(pickled).X == local.X).all()
-    cache_dir(clear=True)
-    assert (pickle.loads(pickled).X == local.X).all()
-    fsspec.filesystem("memory").pipe(
-        f"/{tmp_path.name}/far.h5", write_cache(tmp_path / "new.h5", X + 1).files[0].path.read_bytes()
-    )
-    cache_dir(clear=True)
-    assert "was replaced since" in one_line(CacheError, pickle.loads, pickled)
 
 
 def test_results_go_along_and_a_notebook_shows_them_shortly(caches):

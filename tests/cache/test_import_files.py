@@ -87,10 +87,9 @@ ODD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("keyless", [None, 0], ids=["keys", "a key is missing"])
 @pytest.mark.parametrize("lists", ["list", "fixed_size_list", "tensor"])
 @pytest.mark.parametrize(("values", "odd"), ODD_ROWS)
-def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_blocks, values, odd, lists, keyless):
+def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_blocks, values, odd, lists):
     kind = pyarrow.list_(pyarrow.float32(), -1 if lists == "list" else 2)
     try:
         column = pyarrow.array(values, pyarrow.list_(pyarrow.float64())).cast(kind)
@@ -98,7 +97,7 @@ def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_b
         pytest.skip("a type of fixed size holds no such list")
     if lists == "tensor":
         column = pyarrow.ExtensionArray.from_storage(pyarrow.fixed_shape_tensor(pyarrow.float32(), [2]), column)
-    keys = [None if row == keyless else f"{row:04}" for row in range(len(values))]
+    keys = [f"{row:04}" for row in range(len(values))]
     table = pyarrow.table({"key": pyarrow.array(keys, pyarrow.string()), "emb": column})
     pyarrow.parquet.write_table(table, tmp_path / "x.parquet")
     told = refusal(tmp_path / "x.parquet", tmp_path / "c.h5")
@@ -106,11 +105,9 @@ def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_b
     if odd is None:
         assert re.search("holds [02] embeddings of 0 numbers|no valid key|holds None", told)
         return
-    first = min([*odd, *([] if keyless is None else [keyless])])
-    expected = "has no valid key in column 'key'" if first == keyless else odd[first]
-    assert re.search(rf"row {first} of .*x.parquet.*{expected}.*--skip-invalid", told), told
-    odd = {f"{row:04}": why for row, why in odd.items() if row != keyless}
-    odd |= {} if keyless is None else {f"row {keyless} of {tmp_path}/x.parquet": "has no valid key|holds"}
+    first = min(odd)
+    assert re.search(rf"row {first} of .*x.parquet.*{odd[first]}.*--skip-invalid", told), told
+    odd = {keys[row]: why for row, why in odd.items()}
     if len(odd) == len(values):
         assert "no row can be stored (row 0 of" in refusal(tmp_path / "x.parquet", tmp_path / "c.h5", skip_invalid=True)
         return
@@ -118,7 +115,7 @@ def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_b
     cache = EmbeddingCache(tmp_path / "c.h5")
     assert cache.failures.keys() == odd.keys() and report.left_out == len(odd)
     assert all(re.search(why, cache.failures[key]) for key, why in odd.items())
-    kept = [row for row, key in enumerate(keys) if key is not None and key not in odd]
+    kept = [row for row, key in enumerate(keys) if key not in odd]
     assert list(cache.keys) == [keys[row] for row in kept]
     np.testing.assert_array_equal(cache.X, np.array([values[row] for row in kept], "f4"))
 
