@@ -11,7 +11,7 @@ import zipfile
 import numpy as np
 import pyarrow
 import pytest
-from helpers.embedding_runs import interrupt, picture, run, work
+from helpers.embedding_runs import picture, run, work
 from helpers.pictures import encode, refusal
 from helpers.refusals import one_line
 from helpers.sources import tar, write
@@ -19,10 +19,8 @@ from PIL import Image
 from pyarrow import parquet
 
 from pucache import EmbeddingCache, open_source
-from pucache.embedding import blocks
 from pucache.errors import SourceError
-from pucache.images import parquet as parquet_room
-from pucache.images.listing import UNKNOWN, take_shard, take_shards
+from pucache.images.listing import take_shard, take_shards
 from pucache.pages.thumbnails import RowImages
 
 IMAGES = {f"{name}.ppm": picture(number) for number, name in enumerate(("b/é", "a", "b/c d", "🦊"))}
@@ -218,20 +216,8 @@ def test_nulls_and_what_is_no_picture_are_recorded_and_changed_files_are_noticed
     assert work(run(open_source(where), tmp_path / "c.h5")) == (0, 0, 1)
 
 
-@pytest.fixture
-def openings(monkeypatch):
-    """Row groups as they are opened."""
-    opened, whole = [], parquet_room.ParquetSource._iterate
-    monkeypatch.setattr(
-        parquet_room.ParquetSource,
-        "_iterate",
-        lambda self, file, group: opened.append(group) or whole(self, file, group),
-    )
-    return opened
-
-
 @pytest.mark.parametrize(("name", "workers"), [("x.parquet", 0), ("x.parquet", 2), ("x.tar.gz", 2), ("x.zip", 0)])
-def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, openings, name, workers):
+def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, name, workers):
     count = 120
     shuffled = random.Random(0).sample(range(count), count)  # paths in no order
     members = [(f"{number:04}.ppm", picture(number) if number != 7 else b"no image") for number in shuffled]
@@ -246,43 +232,21 @@ def test_embedding_from_any_source_gives_the_rows_of_a_folder(tmp_path, openings
     assert list(other.keys) == list(one.keys) and report.failures == {"0007.ppm": "not an image in a known format"}
     np.testing.assert_array_equal(other.X, one.X)
     np.testing.assert_array_equal(other.digests, one.digests)
-    assert workers or sorted(openings) == (list(range(3)) if name == "x.parquet" else [])
     pictures = RowImages(other)
     assert [pictures.read(row, 64).problem for row in random.sample(range(119), 40)] == [""] * 40
 
 
-def test_row_groups_are_read_once_with_shards_and_after_a_kill(tmp_path, openings, monkeypatch):
-    monkeypatch.setattr(blocks, "BLOCK_ROWS", 64)
-    members = [(f"{number * 7919 % 500:04}.ppm", picture(number)) for number in range(500)]
-    where = table(tmp_path / "x.parquet", members, rows=20)
-    interrupt(open_source(where), tmp_path / "c.h5", 1)
-    finished = len(openings)
-    run(open_source(where), tmp_path / "c.h5")
-    assert set(openings) == set(range(25)) and min(openings[finished:]) in (3, 6), "one or two blocks were safe"
-    openings.clear()
-    for number in (1, 2, 3):
-        run(open_source(where), tmp_path / f"{number}.h5", shard=(number, 3))
-    assert sorted(openings) == list(range(25))
-    whole = open_source(where).scan()
-    shares = [take_shard(whole, (number, 3)).keys for number in (1, 2, 3)]
-    assert shares == [share.keys for share in take_shards(whole, 3)]
-    assert sorted(key for share in shares for key in share) == whole.keys and (whole.size_mtime[:, 0] == UNKNOWN).all()
-
-
-@pytest.mark.parametrize("name", ["tar.gz", "zip"])
+@pytest.mark.parametrize("name", ["tar.gz", "zip", "parquet"])
 def test_archives_are_divided_into_shares(tmp_path, name):
+    write_one = {"zip": zipped, "parquet": table, "tar.gz": lambda path, members: compressed(path, tar(*members))}[name]
     for number in range(6):
-        members = [(f"{row:02}.ppm", b"") for row in range(20)]
-        path = tmp_path / f"{number}.{name}"
-        if name == "zip":
-            zipped(path, members)
-        else:
-            compressed(path, tar(*members))
+        write_one(tmp_path / f"{number}.{name}", [(f"{row:02}.ppm", b"data") for row in range(20)])
     whole = open_source(f"{tmp_path}/*.{name}").scan()
     shares = [share.keys for share in take_shards(whole, 3)]
+    assert shares == [take_shard(whole, (number, 3)).keys for number in (1, 2, 3)]
     assert sorted(key for share in shares for key in share) == whole.keys and len(whole.keys) == 120
     tars = [{key.split("/")[0] for key in share} for share in shares]
-    assert name == "zip" or sum(map(len, tars)) == 6, "a compressed tar is unpacked by one share"
+    assert name == "zip" or sum(map(len, tars)) == 6, "what is unpacked from its beginning is of one share"
 
 
 def test_avif_and_heic_in_a_folder(tmp_path, monkeypatch):
