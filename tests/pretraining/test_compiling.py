@@ -68,12 +68,6 @@ def test_a_traced_step_is_the_plain_one_dropout_included(traced, caplog):
     assert warnings(caplog) == []
 
 
-@pytest.mark.slow
-def test_a_compiled_step_is_the_plain_one_dropout_included(caplog):
-    assert_same_steps(lambda: without_norms(0.3), recipe(accumulate=2), 1e-5)
-    assert warnings(caplog) == []
-
-
 def test_compiling_changes_neither_network_nor_gradients(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda part, **options: part)  # the steps that it tries count here
     run = training(with_norms(), recipe())

@@ -97,21 +97,6 @@ def test_parts_make_the_loss_and_the_gradient_of_the_whole(accumulate):
     assert_near(gradients(parts.network), gradients(whole.network), 1e-6)
 
 
-def test_parts_move_the_running_statistics_once_an_image():
-    parts, plain = (training(with_norms(), recipe(accumulate=4)) for _ in range(2))
-    rows, drawn = next(iter(plain.batch_rows(0))), random_numbers(3, 0, images=BATCH, views=2)
-    with torch.no_grad():  # one pass of each part, in their order
-        for place, (images, numbers) in enumerate(zip(IMAGES[rows].chunk(4), drawn.chunk(4), strict=True)):
-            plain._project(0, place, images, numbers)
-    train(parts, steps=1)
-    moved = [name for name, tensor in parts.network.named_buffers() if not torch.equal(tensor, state(with_norms()).get(
-             name, tensor))]  # fmt: skip
-    found, wanted = state(parts.network), state(plain.network)
-    assert len(moved) == 3 * sum(name.endswith("batches_tracked") for name in found) > 0
-    for name in moved:
-        assert torch.equal(found[name], wanted[name]), name
-
-
 # --- the order ---------------------------------------------------------------------------------
 
 
