@@ -19,14 +19,12 @@ from click.testing import CliRunner
 from helpers.command_line import ENCODER, save_world
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
-from threadpoolctl import threadpool_info
 
 import pucache
-from pucache import Labels, PULabels, devices, threads
+from pucache import Labels, PULabels, devices
 from pucache.cli.main import main
 from pucache.devices import choose_device, choose_runtime, unusable_cuda
 from pucache.seeds import drawn_seed
-from pucache.threads import VALUES_PER_THREAD, limited_threads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -182,22 +180,6 @@ def test_a_state_gives_another_seed_every_time():
 # --- threads --------------------------------------------------------------------------------------
 
 
-def test_limits_hold_inside_and_are_lifted_afterwards_even_after_a_failure(monkeypatch):
-    monkeypatch.setattr(threads, "cores", lambda: 8)
-    np.ones((2, 2)) @ np.ones((2, 2))  # loads BLAS
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        for values, inside in ((1, 1), (8 * VALUES_PER_THREAD, 2)):  # a lower limit in force is kept
-            with pytest.raises(ZeroDivisionError), limited_threads(values):
-                assert torch.get_num_threads() == inside
-                assert blas_threads() == {1}
-                raise ZeroDivisionError
-            assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def variables(**given):
     """Environment of a command, as it is when the libraries are loaded."""
     code = (
@@ -214,25 +196,6 @@ def test_defaults_are_set_before_libraries_load_and_do_not_replace_what_is_set()
     assert variables() == f'["{devices.cores()}", "PASSIVE", "1"]\n'
     given = {"OMP_NUM_THREADS": "7", "OMP_WAIT_POLICY": "ACTIVE", "OPENBLAS_NUM_THREADS": "3"}
     assert variables(**given) == '["7", "ACTIVE", "3"]\n'
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_workers_return_results_in_order_with_one_torch_thread_and_no_gradients(count):
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.inference_mode(), threads.worker_threads(count) as run_all:
-            assert list(run_all([lambda number=number: number for number in range(9)])) == list(range(9))
-            states = run_all([lambda: (torch.get_num_threads(), torch.is_inference_mode_enabled())] * 5)
-            assert list(states) == [(1, True)] * 5
-            with pytest.raises(ZeroDivisionError):
-                list(run_all([lambda: 1 / 0]))
-    finally:
-        torch.set_num_threads(before)
-
-
-def blas_threads():
-    return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
 
 
 @pytest.mark.slow

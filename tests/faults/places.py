@@ -158,7 +158,6 @@ class World:
         shards = {f"shard-{number}.h5": f"shard-{number}.h5" for number in (1, 2, 3)}
         old, known = {"cache.h5": "old.h5"}, ["--positives", "positives.txt"]
         train = ["train-pu", "cache.h5", *known, "--prior", "0.15", "--device", "cpu"]
-        sweep = ["sweep-priors", "cache.h5", *known, "--priors", "0.1,0.2", "--seeds", "1"]
         weights = small[: small.index("--precision")]
         score, parquet = ["score", "model.safetensors"], "new/folder/scores.parquet"
         return [
@@ -173,7 +172,6 @@ class World:
             Job("score, images", [*score, str(self.images), *weights], model, ("images.h5", "images.scores.csv")),
             Job("train-pu", train, cache | listed, ("model.safetensors", "model.metrics.json")),
             Job("retrieve", ["retrieve-positives", "cache.h5", *known], cache | listed, ("ranked.csv",)),
-            Job("sweep", sweep, cache | listed, ("sweep.csv", "sweep.png")),
             Job("export", ["export", "cache.h5", "c.parquet"], cache, ("c.parquet",)),
             Job("import", ["import-embeddings", str(self.folder / "X.npy"), "imported.h5"], {}, ("imported.h5",)),
         ]
