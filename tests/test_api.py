@@ -113,6 +113,21 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     assert taken.items() >= expected.items() and "parameters" not in taken
 
 
+TAKE_A_SOURCE = {
+    "embed": lambda where, folder: pucache.embed(where, folder / "new.h5"),
+    "embed_shards": lambda where, folder: pucache.embed_shards(where, folder / "shards", shards=2),
+    "pretrain": lambda where, folder: pucache.pretrain(where, folder / "run"),
+    "open_source": lambda where, _: pucache.open_source(where),
+}
+
+
+@pytest.mark.parametrize("name", TAKE_A_SOURCE)
+def test_what_is_no_source_of_images_is_refused_in_one_line(name, tmp_path):
+    for where in (["a.png", "b.png"], None, np.zeros((2, 8, 8, 3))):
+        with pytest.raises(ValueError, match=r"expected a source of images .* write paths of images to a text file"):
+            TAKE_A_SOURCE[name](where, tmp_path)
+
+
 # --- Seeds of every function that draws -----------------------------------------------------------
 
 X, S, _ = planted(120, labelled=30)

@@ -68,17 +68,17 @@ class ChecksumTable:
         read_at, end = stream_reader(stream), stream.seek(0, os.SEEK_END)
         footer = _FOOTER.fullmatch(read_at(max(0, end - FOOTER_BYTES), FOOTER_BYTES))
         if not footer:
-            raise MissingChecksumsError("there is no seal at its end")
+            raise MissingChecksumsError("there is no table of checksums at its end")
         length, digest = int(footer[1]), footer[2]
         if length > min(_MAX_TABLE_BYTES, end - FOOTER_BYTES):
-            raise ChecksumError(f"its seal would be of {length:,} bytes")
+            raise ChecksumError(f"its table of checksums would be of {length:,} bytes")
         size = end - FOOTER_BYTES - length
         text = read_at(size, length)
         if hashlib.sha256(text).hexdigest().encode() != digest:
-            raise ChecksumError("its seal is not as it was written")
+            raise ChecksumError("its table of checksums is not as it was written")
         table = cls._parse(text, digest.decode())
         if table.size != size:
-            raise ChecksumError(f"it has {size:,} bytes before the seal, expected {table.size:,}")
+            raise ChecksumError(f"it has {size:,} bytes before its checksums, expected {table.size:,}")
         if _hash_rest(read_at, size, table.columns) != table.rest:
             raise ChecksumError("its structure or attributes are not as they were written")
         return table
@@ -99,7 +99,7 @@ class ChecksumTable:
             }
             table = cls(size=int(content["size"]), columns=columns, rest=str(content["rest"]), checksum=checksum)
         except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise ChecksumError("its seal makes no sense") from error
+            raise ChecksumError("its table of checksums makes no sense") from error
         table._check_extents()
         return table
 
@@ -109,10 +109,10 @@ class ChecksumTable:
         for column in sorted(self.columns.values(), key=lambda column: column.offset):
             blocks = -(-column.size // column.block) if column.block > 0 else -1
             if column.offset < end or column.size < 0 or blocks != len(column.sha256):
-                raise ChecksumError("its seal makes no sense")
+                raise ChecksumError("its table of checksums makes no sense")
             end = column.offset + column.size
         if end > self.size:
-            raise ChecksumError("its seal makes no sense")
+            raise ChecksumError("its table of checksums makes no sense")
 
     def damaged_blocks(self, read_at: ReadAt, names: Iterable[str]) -> dict[str, list[int]]:
         """Read columns; return the numbers of the damaged blocks of each column that has any."""

@@ -84,7 +84,7 @@ def check_layout(path: str | Path, extents: dict[str, DatasetExtent], table: Che
         require(path, layout == expected, f"{name} {'have' if name == 'digests' else 'has'} the wrong layout")
     require(path, extents[FAILURES[0]].shape == extents[FAILURES[1]].shape, "failures do not pair up")
     hashed_by_rows = all(table.columns[name].block == rows_per_hash(n) * extents[name].row_bytes for name in COLUMNS)
-    require(path, n == 0 or hashed_by_rows, "its seal is for another number of rows")
+    require(path, n == 0 or hashed_by_rows, "its checksums are for another number of rows")
 
 
 def _check_position(path: str | Path, name: str, extent: DatasetExtent, table: ChecksumTable) -> None:
@@ -94,7 +94,7 @@ def _check_position(path: str | Path, name: str, extent: DatasetExtent, table: C
     column = table.columns.get(name)
     expected = (extent.offset if count else 0, count * extent.dtype.itemsize)
     matches = column is not None and (column.offset, column.size) == expected
-    require(path, matches, f"{name} is not where its seal says")
+    require(path, matches, f"{name} is not where its checksums say")
 
 
 def require(path: str | Path, condition: bool, problem: str) -> None:

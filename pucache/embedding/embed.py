@@ -273,7 +273,7 @@ def run_embedding(
     creation_time()  # raises before any work
     destination = open_destination(cache)
     destination.check()
-    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    source = open_source(source)
     with destination.exclusive(), progress or Silent() as progress:
         existing = destination.existing()
         started = time.monotonic()

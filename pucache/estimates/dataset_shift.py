@@ -89,7 +89,7 @@ class PileSample:
         finite = all(np.isfinite(array).all() for array in arrays) and 0 < self.spread < np.inf
         distance = 0 <= self.held_out_distance <= 1
         if not (shapes and kinds and known and finite and distance and q and 0 <= self.n_labelled < m <= MOST_ROWS):
-            raise ValueError("the sample of its pile is not as described")
+            raise ValueError("the sample of its unlabelled images is not as described")
 
     def part_of_pile(self, X: np.ndarray, labelled: int, unlabelled: int) -> float:
         """Share of rows X (n, d) that are rows of the pile, of so many labelled and unlabelled rows; estimated."""

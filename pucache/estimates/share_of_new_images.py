@@ -113,9 +113,9 @@ class PileMargins:
         for side in (self.positive, self.unlabelled):
             is_table = side.dtype == np.float32 and side.ndim == 2 and side.shape[1] == 2 and 0 < len(side) <= 2 * BINS
             if not (is_table and np.isfinite(side).all() and (side[:, 1] > 0).all()):
-                raise ValueError("the margins of its pile are no weighted bins")
+                raise ValueError("the margins of its unlabelled images are no weighted bins")
         if self.prior is not None and not 0 < self.prior < 1:
-            raise ValueError(f"the prior of its pile is {self.prior}")
+            raise ValueError(f"the prior of its unlabelled images is {self.prior}")
 
 
 def on_one_scale(held_out: np.ndarray, final: np.ndarray, s: np.ndarray) -> np.ndarray:

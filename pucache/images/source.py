@@ -39,7 +39,7 @@ class Source(Protocol):
 
 
 def open_source(
-    where: str | os.PathLike[str],
+    where: str | os.PathLike[str] | Source,
     *,
     key_column: str | None = None,
     encoding: str | None = None,
@@ -51,14 +51,14 @@ def open_source(
 
     Parameters
     ----------
-    where : str or path
+    where : str, path or Source
         A folder, a manifest, a ``.tar``, ``.tar.gz``, ``.zip`` or ``.parquet`` file, a glob of such files, or an
         fsspec URL of any of these. A local folder with Parquet files and no images at its top stands for these.
         ``FILE.parquet#key=COLUMN&image=COLUMN`` names the columns of keys and of image bytes, and
         ``FILE.zip#encoding=cp932`` the encoding of names that do not tell theirs. ``{00000..00009}`` and ``{a,b}`` in
         the names of such files stand for each of these.
         Reads behind a URL are retried a few times where the store fails. The source's `name` holds no
-        password and no token of the URL.
+        password and no token of the URL. A Source is returned as it is.
     key_column : str, optional
         Column of the keys of a manifest, or of a Parquet source, as ``#key=COLUMN`` names it.
     encoding : str, optional
@@ -81,9 +81,16 @@ def open_source(
     SourceError
         The path does not exist, or is not a source of a known kind.
     ValueError
-        A column of keys is named, and the source is neither Parquet nor a manifest; an encoding is, and it is neither a
-        manifest nor an archive; or the encoding is unknown.
+        `where` is neither a path nor a Source; a column of keys is named, and the source is neither Parquet nor a
+        manifest; an encoding is, and it is neither a manifest nor an archive; or the encoding is unknown.
     """
+    if not isinstance(where, str | os.PathLike):
+        if not hasattr(where, "scan"):
+            raise ValueError(
+                f"expected a source of images (a folder, a list in a file, an archive), got {type(where).__name__}; "
+                "write paths of images to a text file, one a line, and give its path"
+            )
+        return where
     path, options = split_options(os.fspath(where))
     named = {"key": key_column, "encoding": encoding, "images": images, "confidence": min_confidence}
     named["category"] = category if isinstance(category, str | None) else ",".join(category) or None

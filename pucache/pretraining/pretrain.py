@@ -112,7 +112,7 @@ def pretrain(
         raise ValueError(f"--minutes must be above 0, got {minutes:g}")
     config, recipe, path = network or NetworkConfig(), find_recipe(recipe), Path(run_dir)
     keep_freed_memory()
-    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    source = open_source(source)
     with process_group.joined(device) as own_device, ExitStack() as stack:
         # of several processes the first one lists, decodes, logs and saves
         is_first = process_group.rank() == 0

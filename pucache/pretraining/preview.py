@@ -46,7 +46,7 @@ def show_views(
     """
     path = check_output(path, PNG, inputs=files_read(source))
     recipe = find_recipe(recipe)
-    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    source = open_source(source)
     listing = list_images(source)
     model = build_network(network or NetworkConfig(), norm=recipe.projector_norm, seed=seed)
     squash = squash_for(model.description, VIEWS[recipe.views])

@@ -160,7 +160,7 @@ class History:
             if draw.stream is Stream.AUDIT and (draw.unknown < left or (draw.unknown > left and not self._undone)):
                 raise ValueError(
                     f"draw {draw.serial} was among {draw.unknown:,} unknown rows; {left:,} of {self.rows[draw.urn]:,} "
-                    "were left, so entries are missing or the pile is another one"
+                    "were left, so entries are missing or the images under review are others"
                 )
             self._take(picture, draw.serial)
             picture.drawn = draw.stream

@@ -163,7 +163,7 @@ def embed_shards(
         raise ValueError(f"Ray shares out GPUs itself: its device is auto, cpu or cuda, got {device!r}")
     paths = _shard_paths(folder, shards)
     open_destination(paths[0]).check()
-    source = open_source(source) if isinstance(source, str | os.PathLike) else source
+    source = open_source(source)
     encoder = with_boxes(encoder, source)
     listing = list_images(source, encoder.tiles, encoder.decoding or Decoding())
     divided = [ShardImages(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]

@@ -336,7 +336,7 @@ def _embedded(
     from ..images.source import open_source
 
     open_destination(cache).check()
-    source = open_source(images) if isinstance(images, str) else images  # missing? before the encoder is loaded
+    source = open_source(images)  # missing? before the encoder is loaded
     opened = encoder_of(models.encoder_, encoder, encoder_of_existing(cache))
     report = run_embedding(source, cache, opened, options=EmbedOptions(), workers=workers, progress=progress)
     if report.range_note:

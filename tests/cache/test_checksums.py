@@ -58,4 +58,4 @@ def test_a_seal_without_sense_is_refused(path, text):
     digest = hashlib.sha256(text.encode()).hexdigest()
     with path.open("a") as stream:
         stream.write(f"{text}\npucache-seal {len(text):012d} {digest}\n")
-    assert "its seal makes no sense" in refusal(CacheFile, path)
+    assert "its table of checksums makes no sense" in refusal(CacheFile, path)
