@@ -33,12 +33,12 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
     \b
     pucache estimate-prior cache.h5 --positives found.txt
     """
-    from pucache.training.estimate_prior import check_request, estimate_prior_on
+    opened = open_cache(cache)
+    read = options.open_labels(opened, positives, labels)
+    from pucache.training.estimate_prior import check_request, estimate_prior_on  # imports torch, after a refusal
     from pucache.training.training_set import TrainingRows
 
     check_request(level=level)
-    opened = open_cache(cache)
-    read = options.open_labels(opened, positives, labels)
     rows = TrainingRows.of_cache(opened, read)
     printed: dict[str, list[PriorEstimate]] = {}
 

@@ -53,14 +53,14 @@ def report(
     pucache report cache.h5                            # the labels of its review
     pucache report cache.h5 --positives found.txt --model model.safetensors
     """
-    from pucache.pages.concept_report import report_concepts
-    from pucache.pages.report import report as run
-
     check_outputs(("out", out, PAGE))
     opened = open_cache(cache)
     parameters: dict[str, Any] = {"images": images}
     parameters |= {"command": shlex.join(["pucache", *sys.argv[1:]]), "progress": terminal_progress()}
     read = options.open_labels(opened, positives, labels, beside)
+    from pucache.pages.concept_report import report_concepts  # imports torch and matplotlib, after what may be refused
+    from pucache.pages.report import report as run
+
     if not read.is_one:
         for option, value in {"--truth": truth, "--new-images": new_images}.items():
             if value is not None:

@@ -44,17 +44,18 @@ def sweep_priors(
     \b
     pucache sweep-priors cache.h5 --positives found.txt --loss imbnnpu
     """
-    from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table
-    from pucache.training.prior_sweep import sweep_priors as run
-
     plot_path = Path(out).with_suffix(".png")
     if plot_path == Path(out):
         raise ValueError(f"--out is the table, got the name of a picture, {out}; name a .csv file")
     check_outputs(("out", out, TABLE))
     opened = open_cache(cache)
+    read = options.open_labels(opened, positives, labels)
+    from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table  # imports torch, after a refusal
+    from pucache.training.prior_sweep import sweep_priors as run
+
     result = run(
         opened,
-        options.open_labels(opened, positives, labels),
+        read,
         PULinearClassifier(**parameters),
         priors=PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seeds),

@@ -95,8 +95,6 @@ def train_pu(
     pucache train-pu cache.h5                          # the labels of its review
     pucache train-pu cache.h5 --positives found.txt
     """
-    from pucache.training.training_set import TrainingRows
-
     classifier = {"prior": None if prior == "auto" else prior, "random_state": seed, **parameters}
     if positives is not None:  # before anything is read
         check_outputs(("out", out or ONE, MODEL))
@@ -104,6 +102,8 @@ def train_pu(
     read = options.open_labels(opened, positives, labels, beside)
     path = partial(_path, read, out or (ONE if read.is_one else "models"))
     check_files(map(path, read.columns), MODEL, "out")
+    from pucache.training.training_set import TrainingRows  # imports torch, after what may be refused
+
     rows = TrainingRows.of_cache(opened, read, twins=twins, all_rows=all_rows, seed=seed, device=parameters["device"])
 
     def train(name: str, data: TrainingSet) -> Trained:

@@ -187,8 +187,7 @@ def score(
     given = _given_share(deploy_prior)
     _check_request(models, neighbours=neighbours, deploy_prior=given, by_image=by_image or None)
     own = models[""] if models.is_one else None
-    if own is not None and given is not None:
-        models = ConceptModels({"": own.at_share(given)})
+    at_given = own.at_share(given) if own is not None and given is not None else None
     pile = None
     if neighbours is not None:  # is checked before images are embedded
         from .neighbour_scores import Pile  # imports torch
@@ -208,7 +207,7 @@ def score(
     decided, changed, keeps = "", 0, ""
     if own is not None and new is not None:
         share, decided = _decided(own, new, deploy_prior, with_neighbours=pile is not None)
-        models = ConceptModels({"": own if share is None else own.at_share(share)})
+        models = ConceptModels({"": at_given or (own if share is None else own.at_share(share))})
         with suppress(PUCacheError, ValueError):  # the file at `out` is no table of one model
             changed, keeps = (0, "") if pile is not None else _changed_labels(out, own, models[""])
     rows = scored_rows(models, opened) if pile is None else pile.scored_rows(opened, progress)

@@ -20,6 +20,16 @@ for command in sys.argv[1:]:
     main(shlex.split(command), standalone_mode=False)
     print("imported:", *sorted({LARGE!r} & set(sys.modules)))
 """
+REFUSE = f"""
+import shlex, sys
+from pucache.cli.main import main
+for command in sys.argv[1:]:
+    try:
+        main(shlex.split(command), standalone_mode=False)
+    except Exception as error:
+        print("refused:", str(error).partition(";")[0])
+    print("imported:", *sorted({LARGE!r} & set(sys.modules)))
+"""
 LABELS = "--positives positives.txt"
 ALLOWED = {  # what a command may import, beside what those before it may
     "--help": set(),
@@ -67,3 +77,17 @@ def test_a_command_imports_only_what_it_uses(folder):
     printed = [line for line in ended.stdout.splitlines() if line.startswith("imported:")]
     for command, line in zip(ALLOWED, printed, strict=True):
         assert set(line.split()[1:]) <= ALLOWED[command], command
+
+
+TAKE_POSITIVES = [
+    verb
+    for verb, command in sorted(main.commands.items())
+    if {"cache", "positives"} <= {parameter.name for parameter in command.params}
+]
+REFUSED = [f"{verb} cache.h5 --positives none.txt" for verb in TAKE_POSITIVES]
+
+
+def test_a_list_that_is_no_file_is_refused_before_anything_large_is_imported(folder):
+    process = [sys.executable, "-c", REFUSE, *REFUSED]
+    ended = subprocess.run(process, cwd=folder, capture_output=True, text=True)
+    assert ended.stdout.splitlines() == len(REFUSED) * ["refused: no such file: none.txt", "imported: h5py"], ended
