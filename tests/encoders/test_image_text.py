@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fuzz.damage import bounded
 from helpers.image_text import ARCHITECTURE, PREPROCESSING, save_image_text
 from helpers.refusals import one_line
 from helpers.tiny import save_image
@@ -100,6 +101,18 @@ OTHERS = {
     "the tokenizer": changed("model_cfg", "text_cfg", "tokenizer_kwargs", to={"clean": "whitespace"}),
     "weights": changed_text_tower,
 }
+
+
+BEYOND = [("vision_cfg", name) for name in ("width", "layers", "mlp_ratio", "image_size", "head_width")]
+BEYOND += [("text_cfg", name) for name in ("width", "layers", "vocab_size", "context_length")]
+
+
+@pytest.mark.parametrize(("tower", "field"), BEYOND)
+@pytest.mark.parametrize("value", [10**6, 10**18])
+def test_a_network_larger_than_its_weights_takes_neither_memory_nor_time(folder, tower, field, value):
+    changed("model_cfg", tower, field, to=value)(folder)
+    with bounded(300 << 20):
+        assert str(folder) in one_line(EncoderError, load_encoder, NAME, weights=folder, **PLAIN)
 
 
 @pytest.mark.parametrize("what", OTHERS)

@@ -7,6 +7,7 @@ import huggingface_hub
 import pytest
 import timm
 import torch
+from fuzz.damage import bounded
 from helpers.authors import network
 from helpers.image_text import save_image_text
 from helpers.refusals import one_line
@@ -90,6 +91,14 @@ def test_an_image_text_model_is_found_by_its_repository_and_in_its_folder(hub, t
         encoder = load_encoder(name, **PLAIN)
         assert encoder.spec.name == "open_clip:hf-hub:org/clip" and encoder.spec.configuration
     assert load_encoder(folder, **PLAIN).spec.differences(encoder.spec) == ["name"]
+
+
+@pytest.mark.parametrize("field", ["depth", "embed_dim", "img_size", "num_heads", "mlp_ratio", "patch_size"])
+@pytest.mark.parametrize("value", [10**6, 10**18])
+def test_a_network_larger_than_its_weights_takes_neither_memory_nor_time(tmp_path, field, value):
+    folder = repository(tmp_path / "model", CONFIG | {"model_args": {field: value}})
+    with bounded(300 << 20):
+        assert str(folder) in refusal(str(folder))
 
 
 REFUSED = {

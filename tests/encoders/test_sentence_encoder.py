@@ -6,6 +6,9 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from fuzz.damage import bounded
+from helpers.refusals import one_line
+from helpers.sources import archive
 from helpers.texts import CONFIG, LETTERS, random_tensors, save_text_encoder
 
 from pucache.encoders.backbones import class_layer, class_texts
@@ -81,6 +84,21 @@ def test_a_folder_that_lacks_a_file_or_holds_a_damaged_one_is_named(folder, lost
         SentenceEncoder(folder)
     assert str(folder) in str(raised.value) and "PUCACHE_TEXT_ENCODER" in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_attention_heads"])
+@pytest.mark.parametrize("value", [10**6, 10**18])
+def test_a_network_larger_than_its_weights_takes_neither_memory_nor_time(folder, field, value):
+    (folder / "config.json").write_text(json.dumps(CONFIG | {field: value}))
+    with bounded(300 << 20):
+        assert str(folder) in one_line(EncoderError, SentenceEncoder, folder)
+
+
+def test_a_zip_file_that_unpacks_to_far_too_much_is_refused(tmp_path):
+    members = dict.fromkeys(["config.json", "tokenizer.json", "model.safetensors"], bytes(30 << 20))
+    path = archive(tmp_path / "model.zip", members)
+    with bounded(50 << 20):
+        assert "more than 100 times its size" in one_line(EncoderError, SentenceEncoder, path)
 
 
 def test_another_kind_of_model_is_refused(folder):
