@@ -1,9 +1,15 @@
-"""Tiny sources of images: files, and the bytes of tar shards."""
+"""Tiny sources of images: files, the bytes of tar shards, and archives of every kind."""
 
+import bz2
+import gzip
 import io
+import lzma
 import tarfile
+import zipfile
 
+import pyarrow
 from PIL import Image
+from pyarrow import parquet
 
 from helpers.pictures import encode
 
@@ -32,3 +38,24 @@ def tar(*members):
                 info.size = len(content)
                 archive.addfile(info, io.BytesIO(content))
     return stream.getvalue()
+
+
+PACKS = {".tar": bytes, ".gz": gzip.compress, ".tgz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def archive(path, members):
+    """Write an archive of the kind that the ending of its name says; `members` are bytes by name."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+            for name, data in members.items():
+                packed.writestr(name, data)
+    elif path.suffix == ".parquet":
+        images = [{"bytes": data, "path": name} for name, data in members.items()]
+        parquet.write_table(pyarrow.table({"image": images}), path, row_group_size=2)
+    elif path.suffix == ".zst":
+        with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
+            out.write(tar(*members.items()))
+    else:
+        path.write_bytes(PACKS[path.suffix](tar(*members.items())))
+    return path

@@ -163,20 +163,6 @@ def test_a_store_is_listed_and_read_whatever_the_keys(store, source):
     assert {key: opened.read(key) for key in listing.keys} == CONTENT
 
 
-def test_a_manifest_names_objects_by_their_urls(store, tmp_path):
-    for name in ODD:
-        store.put(name, name.encode())
-    urls = {f"s3://bucket/{name}": name.encode() for name in ODD}
-    (tmp_path / "m.txt").write_text("\n".join([*urls, "s3://bucket/gone.png", "s3://missing/a.png"]))
-    source = open_source(tmp_path / "m.txt")
-    listing = source.scan()
-    assert {key: source.read(key) for key in listing.keys} == urls
-    assert listing.failures == {
-        "s3://bucket/gone.png": "cannot be read: no such file: bucket/gone.png",
-        "s3://missing/a.png": "cannot be read: The specified bucket does not exist",
-    }
-
-
 @pytest.mark.parametrize(("where", "key"), [("root", "{}.png"), ("root/*.tar", "{}.tar/a.png")])
 def test_what_has_come_since_the_last_listing_is_found(store, where, key):
     source = open_source(f"s3://bucket/{where}")

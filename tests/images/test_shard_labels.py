@@ -1,11 +1,9 @@
 """Shards by ranges in braces, and the labels beside the images in them."""
 
-import gzip
 import json
-import zipfile
 
 import pytest
-from helpers.sources import tar
+from helpers.sources import archive, tar
 
 from pucache import open_source
 from pucache.errors import SourceError
@@ -20,20 +18,6 @@ SAMPLES |= {
 }
 
 
-def zipped(path, members):
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return path.read_bytes()
-
-
-def packed(kind, folder):
-    if kind == "zip":
-        return zipped(folder / "made", SAMPLES)
-    data = tar(*SAMPLES.items())
-    return gzip.compress(data) if kind == "tar.gz" else data
-
-
 @pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
 @pytest.mark.parametrize(
     ("column", "expected"),
@@ -46,7 +30,7 @@ def packed(kind, folder):
 )
 def test_labels_are_members_beside_the_image(place, tmp_path_factory, kind, column, expected):
     folder, put = place
-    put(f"x.{kind}", packed(kind, tmp_path_factory.mktemp("made")))
+    put(f"x.{kind}", archive(tmp_path_factory.mktemp("made") / f"x.{kind}", SAMPLES).read_bytes())
     source = open_source(f"{folder}/x.{kind}")
     assert dict(source.labels(column)) == expected
 
@@ -64,7 +48,7 @@ def test_a_shard_without_such_labels_or_with_damaged_ones_is_refused(tmp_path):
 def test_ranges_in_braces_name_shards_and_those_that_are_missing(place, tmp_path_factory, kind):
     folder, put = place
     for number in (0, 1, 3, 4):
-        put(f"sh/{number:03}.{kind}", packed(kind, tmp_path_factory.mktemp("made")))
+        put(f"sh/{number:03}.{kind}", archive(tmp_path_factory.mktemp("made") / f"x.{kind}", SAMPLES).read_bytes())
     source = open_source(f"{folder}/sh/{{000..003}}.{kind}")
     listing = source.scan()
     assert listing.keys == sorted(f"{n:03}.{kind}/{key}" for n in (0, 1, 3) for key in SAMPLES if key[-1] == "g")

@@ -1,48 +1,19 @@
-import bz2
-import gzip
-import lzma
 import os
 import pickle
 import re
-import zipfile
 from collections import Counter
 
 import fsspec
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import pytest
 from helpers.pictures import refusal
 from helpers.refusals import one_line
-from helpers.sources import picture, tar, write
+from helpers.sources import archive, picture, tar, write
 
 from pucache import open_source
 from pucache.errors import SourceError
 from pucache.images import listing as limits
 
-
-def zipped(path, content):
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in content.items():
-            archive.writestr(name, data)
-
-
-def compressed(path, content):
-    data = tar(*content.items())
-    packs = {".tar": bytes, ".gz": gzip.compress, ".tgz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
-    if path.suffix == ".zst":
-        with pyarrow.CompressedOutputStream(str(path), "zstd") as out:
-            out.write(data)
-    else:
-        path.write_bytes(packs[path.suffix](data))
-
-
-def in_rows(path, content):
-    images = [{"bytes": data, "path": name} for name, data in content.items()]
-    pyarrow.parquet.write_table(pyarrow.table({"image": images}), path, row_group_size=2)
-
-
-WRITERS = {".zip": zipped, ".parquet": in_rows}
 SOURCES = ["", "list.txt", "list.csv"]
 SOURCES += [f"{many}{end}" for end in ("tar", "tar.gz", "tgz", "tar.bz2", "tar.xz", "tar.zst", "zip", "parquet")
             for many in ("one.", "shard-*.")]  # fmt: skip
@@ -60,7 +31,7 @@ def test_a_source_lists_sorted_keys_and_reads_their_bytes_also_after_pickling(pl
         put("list.csv", "\n".join(["path", *content]).encode())
     else:
         made = tmp_path_factory.mktemp("made") / source.replace("*", "1")
-        WRITERS.get(made.suffix, compressed)(made, content)
+        archive(made, content)
         put(made.name, made.read_bytes())
         put(f"2-{made.name}", made.read_bytes())
     if "*" in source:
