@@ -219,10 +219,6 @@ def sliced(photos, folder, count=1, *how):
     [
         (("--batch-size", 4), "batch_size 8 (now 4)"),
         (("--seed", 1), "seed 0 (now 1)"),
-        (("--views", "grey"), "views natural (now grey)"),
-        (("--tau-plus", 0), "tau_plus 0.1 (now 0.0)"),
-        (("--weight-decay", 5e-4), "weight_decay 0.0001 (now 0.0005)"),
-        (("--n-views", 4), "n_views 2 (now 4)"),
         (("--size", 80), "size 16 (now 80)"),  # its stem stays that of the run
     ],
 )
@@ -286,17 +282,13 @@ WRONG = {
     "fewer images than a batch": (("--batch-size", 64), 2, "33 images are fewer than a batch of 64"),
     "no temperature": (("--temperature", 0), 2, "above 0"),
     "certainty": (("--tau-plus", 1), 2, "below 1"),
-    "no time": (("--minutes", 0), 2, "above 0"),
     "a decay that is below nothing": (("--weight-decay", -1), 2, "weight decay must not be below 0"),
-    "a view without another": (("--n-views", 1), 2, "x>=2"),
     "parts that are not equal": (("--accumulate", 3), 2, "3 equal parts"),
     "a rate of nothing": (("--lr", 0), 2, "above 0"),
     "a seed beyond all": (("--seed", 2**70), 2, "not in the range 0<=x<=18446744073709551615"),
     "an unknown network": (("--backbone", "resnet999"), 2, "no model called 'resnet999'"),
     "weights that are not there": (("--weights", "missing.safetensors"), 1, "no such weights"),
     "unknown positives": (("--positives", "green/*"), 1, "green"),
-    "positives that are not there": (("--positives", "missing.txt"), 1, "missing.txt"),
-    "an unknown device": (("--device", "tpu"), 2, "tpu"),
 }
 
 
