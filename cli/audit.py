@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from . import options, output
+from pucache.estimates.limit_sentences import sentences
+from pucache.estimates.limits import Limits
+from pucache.reviewing.audit import audit as run
+from pucache.reviewing.audit import audit_concepts
+from pucache.reviewing.session_folder import concept_folders
 
-if TYPE_CHECKING:
-    from pucache.estimates.limits import Limits
+from . import options, output
 
 
 @options.command("audit")
@@ -29,10 +32,6 @@ def audit(session: str, level: float, beside: str | None) -> None:
     \b
     pucache audit cache.h5.review
     """
-    from pucache.reviewing.audit import audit as run
-    from pucache.reviewing.audit import audit_concepts
-    from pucache.reviewing.session_folder import concept_folders
-
     if concept_folders(session):
         audits, failures = audit_concepts(session, level=level, beside=beside)
         results = {name: _result(one) for name, one in audits.items()}
@@ -52,8 +51,6 @@ def audit(session: str, level: float, beside: str | None) -> None:
 
 
 def _result(audited: Limits) -> dict[str, Any]:
-    from pucache.estimates.limit_sentences import sentences
-
     return audited.as_dict() | {"statements": sentences(audited)}
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.cache.destination import encoder_of_existing
 from pucache.cache.embedding_cache import open_cache
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
@@ -196,7 +197,6 @@ def _of_model(options: EncoderOptions, cache: str) -> Any:
     name = os.fspath(options.name)
     if not (name.endswith(".safetensors") and os.path.isfile(name)):
         return options
-    from pucache.cache.destination import encoder_of_existing
     from pucache.scoring.score import encoder_of
     from pucache.training.concept_models import ConceptModels
 

@@ -14,6 +14,7 @@ from pucache.labels.groups import numbered, read_groups
 from pucache.labels.label_values import LabelRule
 from pucache.labels.listing import name_first, offered
 from pucache.labels.read_labels import ImportedLabels, import_labels, write_labels
+from pucache.reviewing.session_folder import is_review, keep_groups
 from pucache.storage.file_kinds import TABLE
 from pucache.storage.tables import LabelTable
 
@@ -142,14 +143,11 @@ def _read_by(tables: tuple[str, ...], groups: str | None) -> list[str]:
 def _is_review(path: str) -> bool:
     if not os.path.isdir(path):
         return False
-    from pucache.reviewing.session_folder import is_review
-
     return is_review(Path(path))
 
 
 def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: LabelTable) -> ImportedLabels:
     """Labels of a review, and groups, which it keeps."""
-    from pucache.reviewing.session_folder import keep_groups
     from pucache.reviewing.session_labels import session_labels
 
     read = ImportedLabels(cache, session_labels(cache, folder))

@@ -133,24 +133,22 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run   # share batches
     """
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.pretraining import process_group  # these import torch
-    from pucache.pretraining.network import NetworkConfig
+    from pucache.pretraining import network, process_group, recipes  # these import torch
     from pucache.pretraining.pretrain import pretrain as run_pretraining
     from pucache.pretraining.preview import show_views
-    from pucache.pretraining.recipes import RECIPES
 
     changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
-    changed_recipe = dataclasses.replace(RECIPES[recipe], **changes)
-    network = NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
+    changed_recipe = dataclasses.replace(recipes.RECIPES[recipe], **changes)
+    chosen = network.NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
     if preview is not None:
         check_outputs(("preview", preview, PNG))
-        shown = show_views(source, preview, network, changed_recipe, seed=seed)
+        shown = show_views(source, preview, chosen, changed_recipe, seed=seed)
         lines = [f"drew {shown} images and their views: {preview}"]
         output.print_result({"preview": preview, "images": shown}, lines)
         return
     try:
         report = run_pretraining(
-            source, run_dir, network, changed_recipe, seed=seed, progress=terminal_progress(), **rest
+            source, run_dir, chosen, changed_recipe, seed=seed, progress=terminal_progress(), **rest
         )
     except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process prints the reason

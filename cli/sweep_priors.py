@@ -50,20 +50,19 @@ def sweep_priors(
     check_outputs(("out", out, TABLE))
     opened = open_cache(cache)
     read = options.open_labels(opened, positives, labels)
-    from pucache.training.prior_sweep import PRIORS, plot_sweep, write_sweep_table  # imports torch, after a refusal
-    from pucache.training.prior_sweep import sweep_priors as run
+    from pucache.training import prior_sweep  # imports torch, after a refusal
 
-    result = run(
+    result = prior_sweep.sweep_priors(
         opened,
         read,
         PULinearClassifier(**parameters),
-        priors=PRIORS if priors is None else _parse_numbers(priors),
+        priors=prior_sweep.PRIORS if priors is None else _parse_numbers(priors),
         seeds=range(seeds),
         progress=terminal_progress(),
     )
-    write_sweep_table(result, out)
+    prior_sweep.write_sweep_table(result, out)
     if may_write_derived(plot_path, "out"):
-        plot_sweep(result, plot_path)
+        prior_sweep.plot_sweep(result, plot_path)
         written = f"wrote {out} and {plot_path}"
     else:
         written = f"wrote {out}; {plot_path} is not pucache's, and is left as it is: rename it, or --out another table"

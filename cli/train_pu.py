@@ -21,6 +21,7 @@ from pucache.storage.atomic import replacing
 from pucache.storage.file_kinds import MARK, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
+from pucache.training.model_summary import scar_of, summary
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
@@ -136,14 +137,10 @@ class Trained:
     @classmethod
     def of(cls, data: TrainingSet, model: PULinearClassifier) -> Trained:
         """With the check of SCAR."""
-        from pucache.training.model_summary import scar_of
-
         return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample, data.training.bounds)
 
     def to_json(self) -> dict[str, Any]:
         """Content of the file of metrics."""
-        from pucache.training.model_summary import summary
-
         found = {"scar": self.scar.to_dict(), "found_by_twins": [key for key, _ in self.twins]}
         settings = {} if self.model.neighbours_ is None else self.model.neighbours_.to_json()
         settings.pop("tilt", None)  # it holds a prior, which few labels do not support

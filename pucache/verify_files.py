@@ -13,6 +13,8 @@ from pathlib import Path
 from .cache.embedding_cache import EmbeddingCache, expand_paths
 from .cache.reader import CacheFile
 from .errors import PUCacheError, RunError
+from .neighbours.graph_file import read_graph
+from .neighbours.whitening import read_whitening
 from .storage import tensor_file
 from .storage.atomic import format_of
 from .storage.urls import is_url
@@ -101,12 +103,8 @@ def _rows(path: Path, kind: str) -> int:
         EmbeddingCache(file).verify()
         return len(file)
     if kind == "neighbours":
-        from .neighbours.graph_file import read_graph
-
         return len(read_graph(path)[0])
     if kind == "whitening":
-        from .neighbours.whitening import read_whitening
-
         return len(read_whitening(path)[0].mean)
     if kind == "model":
         from .training.model_file import read_model

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, SourceError, one_line
+from ..storage.arrow import is_bytes, is_cell, open_parquet, texts
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
 from ..storage.table_formats import require_exact
 from ..storage.urls import is_url
@@ -210,8 +211,6 @@ class ParquetSource(ShardSource):
 
 @contextmanager
 def _opened(fs: Any, path: str) -> Iterator[Any]:
-    from ..storage.arrow import open_parquet
-
     with open_object(fs, path) as stream, open_parquet(stream) as file:
         yield file
 
@@ -222,8 +221,6 @@ def _leaves(file: Any) -> list[str]:
 
 def _image_column(schema: Any, name: str | None) -> str:
     """Path of the column of the images' bytes; raises `ImageError` where there is none, or more than one."""
-    from ..storage.arrow import is_bytes
-
     fitting = {}
     for field in schema:
         kind = getattr(field.type, "storage_type", field.type)
@@ -249,8 +246,6 @@ def _image_column(schema: Any, name: str | None) -> str:
 
 def _texts(file: Any, column: str) -> list[str | None]:
     """Values of a column, or of a field such as ``image.path``, as text; raises `ImageError` where it has none."""
-    from ..storage.arrow import is_cell, texts
-
     if column not in _leaves(file):
         raise ImageError(f"has no column {column!r} of text or numbers; it has {', '.join(_leaves(file))}")
     cells: list[str | None] = []

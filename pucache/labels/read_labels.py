@@ -25,6 +25,7 @@ import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
 from ..errors import LabelError, MissingColumnError, OutputError, SourceError, one_line
+from ..images.shards import ShardSource
 from ..images.source import open_source
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import TABLE
@@ -307,15 +308,14 @@ def _is_read_as_file(table: Any, reader: _Reader, rule: LabelRule) -> bool:
 
 def _of_frame(cache: EmbeddingCache, table: Any, reader: _Reader, rule: LabelRule) -> ImportedLabels:
     """Labels of a table in memory, read as a file of it, whose index is a column where it has a name or texts."""
-    import pyarrow
-    from pyarrow import parquet
+    import pyarrow.parquet
 
     if hasattr(table, "reset_index"):
         is_key = table.index.name is not None or (len(table) and isinstance(table.index[0], str))
         table = pyarrow.Table.from_pandas(table.reset_index(names=table.index.name or "key") if is_key else table)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "table.parquet")
-        parquet.write_table(table.to_arrow() if hasattr(table, "to_arrow") else table, path)
+        pyarrow.parquet.write_table(table.to_arrow() if hasattr(table, "to_arrow") else table, path)
         try:
             read = _of_tables(cache, [path], reader, rule)
         except LabelError as error:
@@ -346,8 +346,6 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
 
 def _of_shards(cache: EmbeddingCache, name: str, column: str, rule: LabelRule) -> Listing:
     """Labels beside the images of tar, ZIP or Parquet files."""
-    from ..images.shards import ShardSource
-
     source = open_source(name)
     assert isinstance(source, ShardSource)
     pairs = list(source.labels(column))

@@ -199,8 +199,7 @@ def _pattern(keys: Sequence[str], rows: np.ndarray, near: np.ndarray, largest: i
 
 def _joined(X: RowMatrix, rows: np.ndarray, count: int, twin: np.ndarray, *, has_gaps: bool) -> np.ndarray:
     """Groups of rows and their neighbours: those before the gap, or else near ones that are next in the listing."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
+    from scipy.sparse import coo_array, csgraph
 
     near, distance = _nearest(X, rows, count, twin)
     position = np.arange(count)
@@ -210,5 +209,5 @@ def _joined(X: RowMatrix, rows: np.ndarray, count: int, twin: np.ndarray, *, has
         together = (position < _NEXT) & (np.abs(near - rows[:, None]) == 1)
     of, place = np.nonzero(together)
     edges = coo_array((np.ones(len(of), bool), (rows[of], near[of, place])), shape=(len(X), len(X)))
-    number = connected_components(edges, directed=False)[1]
+    number = csgraph.connected_components(edges, directed=False)[1]
     return np.unique(number, return_index=True)[1][number]

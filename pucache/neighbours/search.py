@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..devices import cores, device_name
+from ..devices import choose_device, cores, device_name
 from .row_source import RowSource, subset
 from .whitening import ArrayOrTensor, Whitening, put
 
@@ -42,8 +42,6 @@ def find_gpu(device: str | torch.device, *, values: int | None = None) -> torch.
     name = device_name(device)
     if name == "cpu" or (name == "auto" and few and "torch" not in sys.modules):
         return None
-    from ..devices import choose_device  # imports torch
-
     chosen = choose_device(device)
     return chosen if chosen.type == "cuda" else None
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
-from ..devices import device_name
+from ..devices import choose_device, device_name
 from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
 from ..labels.near_duplicates import duplicates_of
 from ..labels.read_labels import open_labels
@@ -227,8 +227,6 @@ def choose_scorer(
     if by in SIMILARITIES and model is not None:
         raise ValueError(f"ranking by {by} uses no model; leave one of the two out")
     if device_name(device) not in ("auto", "cpu"):  # refused where it is not there, even if it is not used
-        from ..devices import choose_device  # imports torch
-
         choose_device(device)
     if model is None:
         return Similarity(by or "whitened", device)

@@ -27,6 +27,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import OutputError, one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
+from ..retrieval.similarity import Similarity
 from ..storage.atomic import replacing
 from ..threads import thread_defaults
 from ..training.ranking_result import RankingResult
@@ -252,8 +253,6 @@ class _Work:
         return Answer(result, better=self._search.is_alive() or bool(self._postponed[session]))
 
     def _by_similarity(self, positive: np.ndarray) -> RankingResult:
-        from ..retrieval.similarity import Similarity
-
         began = time.perf_counter()
         query = Similarity().queries(self._cache.take(np.flatnonzero(positive)), self.features.whitening)[0]
         return RankingResult(self.features.similarities(query), None, time.perf_counter() - began)

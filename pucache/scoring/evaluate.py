@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+from pyarrow import parquet
 
 from ..errors import LabelError, one_line
 from ..estimates.metrics import precision_at, with_labels
@@ -85,9 +87,6 @@ def evaluate(
 
 def _of_values(scores: Any, concept: str | None) -> Scores:
     """A table of scores in memory, read as a file of it."""
-    import pyarrow
-    from pyarrow import parquet
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "scores.parquet")
         try:

@@ -29,7 +29,7 @@ from scipy.special import expit, logit
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
 from ..cache.importing import are_rows, cache_of_rows
-from ..encoders.deferred import EncoderOptions
+from ..encoders.deferred import EncoderOptions, open_encoder
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError, PUCacheError
 from ..images.decoding import Decoding
@@ -38,6 +38,7 @@ from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, without_secrets
 from ..training.concept_models import ConceptModels
 from ..training.sklearn_classifier import PULinearClassifier
+from .neighbour_scores import Pile
 from .new_images import NewImages, check_new_images
 from .score_tables import (
     TYPES,
@@ -190,8 +191,6 @@ def score(
     at_given = own.at_share(given) if own is not None and given is not None else None
     pile = None
     if neighbours is not None:  # is checked before images are embedded
-        from .neighbour_scores import Pile  # imports torch
-
         pile = Pile.of(models[""], neighbours)
     encoder = EncoderOptions(weights=weights, device=device, batch_size=batch_size)
     if source is None:
@@ -379,8 +378,6 @@ def encoder_of(
     expected: EncoderSpec | None, options: EncoderOptions, existing: EncoderSpec | None = None
 ) -> Encoder | DeferredEncoder:
     """Open the encoder that a model was trained on, as in an `existing` cache; raises `ModelError` for another one."""
-    from ..encoders.deferred import open_encoder
-
     if expected is None or expected.name.startswith("imported:"):
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as arrow
+from pyarrow import compute, parquet
+from pyarrow import csv as arrow_csv
 
 from ..cache.keys import Keys
 from ..errors import LabelError, OutputError, one_line
@@ -71,8 +74,6 @@ def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
 
 def first_rows(out: str | Path) -> dict[str, list[Any]]:
     """Columns of the first rows of the table of scores at `out`; none where it is no such file."""
-    from pyarrow import parquet
-
     if is_url(out) or not (path := Path(out)).is_file():
         return {}
     try:
@@ -194,8 +195,6 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
 
 def column_names(path: str | Path) -> list[str]:
     """Names of the columns of a table; raises `LabelError` where it cannot be read."""
-    from pyarrow import ArrowException, parquet  # not for commands that read no table
-
     path = Path(path)
     if not path.is_file():
         problem = f"{path} is not a regular file" if path.exists() else f"no such scores: {path}"
@@ -205,7 +204,7 @@ def column_names(path: str | Path) -> list[str]:
             return list(parquet.read_schema(path).names)
         with path.open(encoding="utf-8-sig", newline="") as stream:
             return next(csv.reader(stream), [])
-    except (ValueError, csv.Error, OSError, ArrowException) as error:
+    except (ValueError, csv.Error, OSError, arrow.ArrowException) as error:
         raise LabelError(f"{path} is not a table of scores ({one_line(error)})") from error
 
 
@@ -214,9 +213,6 @@ def read_columns(path: str | Path, types: Mapping[str, str]) -> dict[str, np.nda
 
     Raises `LabelError` where one is missing or has another value than it may have.
     """
-    import pyarrow as arrow
-    from pyarrow import parquet
-
     path = Path(path)
     try:
         is_parquet = path.suffix.lower() == ".parquet"
@@ -246,10 +242,6 @@ def _format(out: str | Path) -> str:
 
 
 def _read_csv(path: Path, types: Mapping[str, str]) -> Any:
-    import pyarrow as arrow
-    from pyarrow import compute
-    from pyarrow import csv as arrow_csv
-
     content = path.read_bytes()
     if not _CELLS.fullmatch(content):  # pyarrow reads "a"b as ab
         raise ValueError("a quoted cell does not end at its closing quote")

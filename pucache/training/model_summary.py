@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..estimates.calibration import fit_tilt
 from ..estimates.scar import ScarCheck, check_scar
 from .sklearn_classifier import PULinearClassifier
-from .training_set import TrainingSet
+
+if TYPE_CHECKING:
+    from .training_set import TrainingSet
 
 
 def scar_of(data: TrainingSet, model: PULinearClassifier) -> ScarCheck:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..devices import choose_device
 from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
 from ..estimates.review_weights import TrainingLabels
@@ -286,7 +287,6 @@ class PULinearClassifier(FittedState):
         """
         from sklearn.utils.validation import validate_data
 
-        from ..devices import choose_device
         from .train_head import TrainingSettings
         from .training_set import TrainingRows, TrainingSet
 

@@ -21,6 +21,7 @@ from ..labels.labels import TWIN_COSINE, Labels, PerConcept, PULabels
 from ..labels.near_duplicates import DuplicateScan, groups, joined_groups, unlabelled_twins
 from ..labels.sample import UnlabelledSample, copied_rows, draw_sample
 from ..labels.unnamed_groups import find_unnamed_groups
+from ..neighbours.graph import cached_graph, neighbour_graph
 from ..storage.rows import RowMatrix, take_rows
 
 if TYPE_CHECKING:
@@ -126,8 +127,6 @@ class TrainingRows:
 
     def graph(self, rows: np.ndarray | None) -> NeighbourGraph:
         """Graph of the nearest neighbours of `rows`, int64 (m,), or of all; that of a whole cache is kept beside it."""
-        from ..neighbours.graph import cached_graph, neighbour_graph  # only where neighbours are looked at
-
         known, graph = self.__dict__.get("_graph", (None, None))
         if graph is None or not np.array_equal(known, rows):  # type: ignore[arg-type]
             if self.cache is not None and self.numbers is None and rows is None:
