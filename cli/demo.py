@@ -32,9 +32,8 @@ _FILES = {
 
 @options.command("demo")
 @click.argument("folder", default="pucache-demo")
-@options.device
 @options.as_json
-def demo(folder: str, device: str) -> None:
+def demo(folder: str) -> None:
     """Run all steps on images that come with pucache.
 
     \b
@@ -43,7 +42,7 @@ def demo(folder: str, device: str) -> None:
     keep_freed_memory()  # before the first thread or large array
     from pucache.demonstration import demo as run  # imports torch
 
-    result = run(folder, device=device, progress=terminal_progress())
+    result = run(folder, progress=terminal_progress())
     output.print_result(result, _lines(result, folder))
     if not output.wants_json():
         cache, positives = (shlex.quote(str(Path(folder, name))) for name in ("photos.h5", "found.txt"))

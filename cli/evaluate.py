@@ -26,13 +26,6 @@ from . import options, output
     metavar="TABLE|REVIEW",
     help="Table of labels as pucache labels writes it, or the folder of a review: what is decided there is left out.",
 )
-@options.option(
-    "--at",
-    multiple=True,
-    type=click.IntRange(min=1),
-    default=(100, 1000),
-    help="Rank at which precision is computed; repeatable. Ranks beyond the number of images are omitted.",
-)
 @options.option("--concept", metavar="NAME", help="Concept to evaluate, where SCORES has several.")
 @options.as_json
 def evaluate(scores: tuple[str, ...], truth: str, labels: Any, **chosen: Any) -> None:

@@ -30,7 +30,6 @@ from .progress import terminal_progress
     help="Add the column thumbnail, a JPEG of at most so many pixels a side (160 where no number is given).",
 )
 @options.images
-@options.option("--weights", metavar="FILE", help="Weights of the encoder of MODEL, as for embed.")
 @options.option(
     "--input",
     "pixels",
@@ -42,7 +41,6 @@ from .progress import terminal_progress
 def export(
     what: str,
     out: str,
-    weights: str | None,
     pixels: str | None,
     **of_cache: Any,
 ) -> None:
@@ -64,14 +62,14 @@ def export(
         from pucache.scoring.onnx_model import export_onnx
 
         check_outputs(("out", out, ONNX))
-        model = export_onnx(what, out, weights=weights, images=pixels or "uint8")
+        model = export_onnx(what, out, images=pixels or "uint8")
         result = {**vars(model), "out": name, "encoder": str(model.encoder or "")}
         described = "; ".join(f"{each} {kind}" for each, kind in {**model.inputs, **model.outputs}.items())
         check = f"margins are within {model.difference:.1e} of pucache's on 32 images"
         output.print_result(result, [f"{name}: {described}", check])
         return
-    if weights is not None or pixels is not None:
-        raise ValueError("--weights and --input are for a model that is written as .onnx; leave them out")
+    if pixels is not None:
+        raise ValueError("--input is for a model that is written as .onnx; leave it out")
     if of_cache["images"] is not None and of_cache["thumbnails"] is None:
         raise ValueError("--images are for --thumbnails; leave them out")
     check_parquet(out)

@@ -8,7 +8,6 @@ import click
 
 from pucache.cache.importing import import_embeddings as run
 from pucache.storage.file_kinds import CACHE
-from pucache.storage.tables import LabelTable
 
 from . import options, output
 from .destinations import check_outputs
@@ -30,8 +29,6 @@ from .progress import terminal_progress
     "path, file_name, filename, url, id, image_id, uid, image, file, file_path, image_file, image_name, img that "
     "exists; else the numbers of the rows]",
 )
-@options.encoding_of_text
-@options.option("--row-numbers", is_flag=True, help="Take the numbers of the rows as keys: 0000000000, 0000000001, ...")
 @options.option(
     "--embedding-column",
     metavar="NAME",
@@ -46,11 +43,6 @@ from .progress import terminal_progress
 )
 @options.option("--name", help="Name of the encoder.  [default: the name of SOURCE; for an export, the one in it]")
 @options.option(
-    "--dtype",
-    type=click.Choice(["float16", "float32"]),
-    help="Type of the stored embeddings.  [default: float16 if SOURCE is, else float32]",
-)
-@options.option(
     "--normalize",
     is_flag=True,
     help="Scale each embedding to length 1. The cache states it, and a model that was trained on one kind "
@@ -63,7 +55,7 @@ from .progress import terminal_progress
 )
 @options.force
 @options.as_json
-def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: Any) -> None:
+def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     """Make a cache of embeddings from another program.
 
     SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
@@ -74,11 +66,7 @@ def import_embeddings(source: str, cache: str, encoding: str | None, **chosen: A
     pucache import-embeddings laion/ cache.h5 --key-column url --normalize
     pucache import-embeddings table.parquet cache.h5
     """
-    if encoding is not None and chosen["keys"] is None:
-        raise ValueError("--encoding is that of the file of --keys; name one")
     check_outputs(("cache", cache, CACHE), force=chosen["force"])
-    if encoding is not None:
-        chosen["keys"] = LabelTable(chosen["keys"], encoding=encoding)
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
     lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from .output import remember_json
 
@@ -155,9 +154,6 @@ query = all_of(
 strict = option("--strict", section=FILES, is_flag=True, help="Exit with 3 when an image could not be read.")
 
 
-_ENCODING = "weights device batch_size workers".split()
-
-
 weights = option(
     "--weights",
     metavar="PATH",
@@ -289,15 +285,6 @@ def decoding(command: Callable[..., Any]) -> Callable[..., Any]:
     return _DECODING(run)
 
 
-def refuse_encoding_options(*more: str, but: Sequence[str] = ()) -> None:
-    """Raise ValueError where an option of `encoding`, or one of `more`, is set but no images are embedded."""
-    context = click.get_current_context()
-    for name in (*_ENCODING, *more):
-        if name not in but and context.get_parameter_source(name) is not ParameterSource.DEFAULT:
-            spelled = name.replace("_", "-")
-            raise ValueError(f"--{spelled} is for images that are to be embedded, and none are given; leave it out")
-
-
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:
     """Value of --twins: None stands for equal bytes only."""
     if not cosine > 0:
@@ -338,6 +325,8 @@ penalty = option(
     help="L2 penalty, relative to the variance of the embeddings. auto: the one at which labels that were held out are "
     "likeliest.",
 )
+
+
 solver = option(
     "--solver",
     section=METHOD,

@@ -19,9 +19,13 @@ _REVIEW = {
     "--session": "give the folder of the review as --labels",
     "--readers": "the labels are those of --labels; --beside adds those of another reader",
 }
+_DEVICE = {"--device": "set the environment variable PUCACHE_DEVICE"}
+_WEIGHTS = {
+    "--weights": "set the environment variable PUCACHE_WEIGHTS to the folder of the file; in Python it is weights="
+}
 _TRAINING = {
     "--all": "train-pu --all takes all rows; here a sample is large enough",
-    "--device": "set the environment variable PUCACHE_DEVICE",
+    **_DEVICE,
     "--seed": "in Python it is seed=; train-pu --seed trains by another one",
 }
 _TWINS = {
@@ -49,6 +53,7 @@ REMOVED = {
         "--labels-to": "pucache labels CACHE SOURCE --label-column NAME reads labels beside images",
         "--label-column": "pucache labels CACHE SOURCE --label-column NAME reads labels beside images",
     },
+    "demo": _DEVICE,
     "estimate-prior": {
         **_LABELS,
         **_GROUPS,
@@ -57,18 +62,25 @@ REMOVED = {
         "--method": "the estimate is that of train-pu; leave it out",
     },
     "evaluate": {
+        "--at": "precision is that of 100 and of 1,000 images; in Python it is at=",
         **{name: _TRUTH[name] for name in _TRUTH if name not in ("--negatives", "--concepts")},
         "--exclusive": "evaluate each concept, with --concept",
         "--source": "score writes a table for each source; evaluate takes several, and has figures for each",
     },
     "export": {
+        **_WEIGHTS,
         "--scores": "join the table of scores with the exported one by the column key",
         "--force": "remove the file first",
+    },
+    "import-embeddings": {
+        "--dtype": "embeddings are stored as they are, but float64 as float32; in Python it is dtype=",
+        "--row-numbers": "they are the keys where no others are named; in Python it is row_numbers=",
     },
     "pretrain": {
         "--compile": "on a GPU long runs are compiled, unless TORCH_COMPILE_DISABLE is 1",
         "--force": "remove the file first",
         "--save-every": "a checkpoint is written every five minutes, and by Ctrl-C and --minutes",
+        "--strict": "images that could not be read are listed; in Python they are in the report",
         "--stem": "--size says it: views of at most 64 pixels have a small stem",
     },
     "report": {
@@ -82,6 +94,8 @@ REMOVED = {
     },
     "retrieve-positives": {
         **_LABELS,
+        **_DEVICE,
+        **_WEIGHTS,
         **_TWINS,
         **_CLUSTER,
         **_FORCE,
@@ -89,14 +103,14 @@ REMOVED = {
         "--review": "use --page",
         "--similarity": "use --by whitened or --by topk",
         "--text-encoder": "set the environment variable PUCACHE_TEXT_ENCODER to the folder",
-        "--weights": "set the environment variable PUCACHE_WEIGHTS to the folder of the file; in Python it is weights=",
         "--workers": "it runs on this machine; leave it out",
     },
     "review": {
         **_LABELS,
         **_GROUPS,
         **_TWINS,
-        "--device": _TRAINING["--device"],
+        **_DEVICE,
+        **_WEIGHTS,
         "--export": "pucache labels CACHE REVIEW writes the table",
         "--json": "pucache labels CACHE REVIEW --json prints what it writes, audit --json what is hidden",
         "--second-reader": "begin a review of the second reader: --session FOLDER --beside REVIEW",
@@ -104,7 +118,9 @@ REMOVED = {
     },
     "score": {
         **_CLUSTER,
+        **_DEVICE,
         **_FORCE,
+        **_WEIGHTS,
         "--append": "score writes a table for each source; evaluate takes several",
         "--day": "score writes a table for each source; name it after the day with --out",
         "--exclusive": "of the columns CONCEPT_margin of the table the largest wins",
@@ -112,10 +128,13 @@ REMOVED = {
         "--precision": "embed the images first, with embed --precision, and score the cache",
         "--runtime": "embed the images first, with embed --runtime, and score the cache",
         "--shard": "embed --shard embeds a share of the images; score the cache",
+        "--strict": "embed the images first, with embed --strict, and score the cache",
+        **dict.fromkeys(("--batch-size", "--workers"), "embed the images first, and score the cache"),
     },
     "sweep-priors": {
         **{name: said for name, said in _LABELS.items() if name != "--concepts"},
         **_RISK,
+        "--solver": "it is that of train-pu by default; in Python PULinearClassifier(solver=)",
         **_TRAINING,
         **_TWINS,
         **_FORCE,
@@ -127,6 +146,7 @@ REMOVED = {
         **_LABELS,
         **_GROUPS,
         **_REVIEW,
+        **_DEVICE,
         **_RISK,
         **_FORCE,
         "--exclusive": "train without it, score the folder of models, and take the concept of the largest margin",

@@ -68,7 +68,6 @@ def _count(context: click.Context, parameter: click.Parameter, k: str) -> int | 
     "image and of its nearest neighbours.  [default: whitened; with --model fused, or classifier where its labels did "
     "not show that neighbours help]",
 )
-@options.device
 def retrieve_positives(
     cache: tuple[str, ...],
     positives: str | None,

@@ -50,7 +50,6 @@ from . import options, output
     help="Address to serve at. With another one, whoever has the printed address may review over the network, "
     "unencrypted; prefer ssh -L.",
 )
-@options.weights
 def review(cache: tuple[str, ...], positives: str | None, labels: str | None, no_browser: bool, **served: Any) -> None:
     """Accept and reject images in the browser, and see what is hidden.
 

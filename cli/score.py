@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
-from pucache.cache.embedding_cache import is_cache
 from pucache.scoring.score import AUTO, ScoreReport, default_out
 from pucache.scoring.score import score as run
 from pucache.scoring.score_tables import check_suffix, table_kind
@@ -54,17 +53,11 @@ from .progress import terminal_progress
     "and where that lies.",
 )
 @options.as_json
-@options.weights
-@options.device
-@options.batch_size
-@options.workers
-@options.strict
 def score(
     model: str,
     what: tuple[str, ...],
     out: str | None,
     cache: str | None,
-    strict: bool,
     **chosen: Any,
 ) -> None:
     """Score a cache, or new images, with a model.
@@ -85,16 +78,11 @@ def score(
     check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE))
     check_suffix(out)
     models = ConceptModels.open(model)
-    if all(map(is_cache, what)):
-        options.refuse_encoding_options("cache")
-    elif len(what) > 1:
-        raise ValueError("give one source of images, or any number of caches")
     report = run(models, what, out, cache=cache, progress=terminal_progress(), **chosen)
     name, figures = without_secrets(out), ""
     if models.is_one and report.share == models[""].share_ and report.neighbours is None:
         figures = models[""].figures_.new_images_text
     output.print_result(_result(report, name, figures), _lines(report, name, figures), out=out)
-    output.exit_for_failures(report.failures, strict)
 
 
 def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:

@@ -25,7 +25,6 @@ from .progress import terminal_progress
 @options.option("--out", default="sweep.csv", metavar="FILE", help="Table to write; its plot lies beside it, as .png.")
 @options.as_json
 @options.loss
-@options.solver
 def sweep_priors(
     cache: tuple[str, ...],
     positives: str | None,

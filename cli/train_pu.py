@@ -73,7 +73,6 @@ MODEL, ONE = tensor_kind(FORMAT), "model.safetensors"
 @options.twins
 @options.all_rows
 @options.seed
-@options.device
 def train_pu(
     cache: tuple[str, ...],
     positives: str | None,
@@ -105,7 +104,7 @@ def train_pu(
     check_files(map(path, read.columns), MODEL, "out")
     from pucache.training.training_set import TrainingRows  # imports torch, after what may be refused
 
-    rows = TrainingRows.of_cache(opened, read, twins=twins, all_rows=all_rows, seed=seed, device=parameters["device"])
+    rows = TrainingRows.of_cache(opened, read, twins=twins, all_rows=all_rows, seed=seed)
 
     def train(name: str, data: TrainingSet) -> Trained:
         model = PULinearClassifier(**classifier).train(data, terminal_progress())

@@ -364,7 +364,7 @@ def check_same_encoder(expected: CacheHeader, got: CacheHeader) -> None:
     if expected.dtype != got.dtype:
         raise CacheError(
             f"{expected.name} holds {expected.dtype}, {got.name} {got.dtype}; expected one type: export one, and "
-            "import it again with the --dtype of the other"
+            "import it again in Python with the dtype of the other"
         )
 
 

@@ -202,7 +202,7 @@ def _sorted_unique(keys: np.ndarray, opened: ImportSource) -> np.ndarray:
         first, second = (opened.position(int(row)) for row in order[same[0] : same[0] + 2])
         raise CacheError(
             f"the key {decode_text(bytes(ordered[same[0]]))!r} is given twice ({first} and {second}); keys must be "
-            "unique: correct them, name another column with --key-column, or pass --row-numbers"
+            "unique: correct them, name another --key-column, or number the rows: row_numbers=True in Python"
         )
     return ordered
 
@@ -277,7 +277,7 @@ def _problem(columns: Columns, row: int, stored: np.dtype, lacks_key: str) -> tu
     if not values.any():
         return "is all zeros and has no direction to normalize", "correct it"
     fits_wider = stored == np.float16 and bool(np.isfinite(values).all())
-    return f"is NaN, infinite or overflows {stored}", "pass --dtype float32" if fits_wider else "correct it"
+    return f"is NaN, infinite or overflows {stored}", "pass dtype='float32'" if fits_wider else "correct it"
 
 
 def _normalized(X: np.ndarray) -> np.ndarray:

@@ -161,7 +161,8 @@ class BlockAssembler:
         if len(overflow):
             key = self._images.keys[overflow[0]]
             raise EncoderError(
-                f"the embedding of {key!r} overflows {self._dtype}; remove its .parts and use --dtype float32"
+                f"the embedding of {key!r} overflows {self._dtype}; remove its .parts, and embed in Python "
+                "with dtype='float32'"
             )
         return stored
 

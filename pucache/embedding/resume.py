@@ -230,7 +230,7 @@ def open_existing(cache: Path | None, spec: EncoderSpec, dtype: str | None) -> C
     file = CacheFile(cache)
     require_encoder(file, spec)
     if dtype is not None and file.dtype != DTYPES[dtype]:
-        raise CacheError(f"{cache} holds {file.dtype}, asked for {dtype}; leave out --dtype, or write another cache")
+        raise CacheError(f"{cache} holds {file.dtype}, asked for {dtype}; leave out dtype, or write another cache")
     return file
 
 

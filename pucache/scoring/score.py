@@ -119,8 +119,6 @@ def score(
     by_image: bool = False,
     weights: str | Path | Encoder | None = None,
     device: str = "auto",
-    batch_size: int | None = None,
-    workers: int | None = None,
     progress: Progress | None = None,
 ) -> ScoreReport:
     """Write key, margin, posterior and label of every image, in cache order.
@@ -158,8 +156,6 @@ def score(
         Of the encoder, where they are not found; or the encoder itself, of `pucache.Encoder.of`.
     device : str
         Of the encoder: auto, cpu, cuda or cuda:N.
-    batch_size, workers : int, optional
-        As for `pucache.embed`.
     progress : Progress, optional
 
     Returns
@@ -192,13 +188,12 @@ def score(
     pile = None
     if neighbours is not None:  # is checked before images are embedded
         pile = Pile.of(models[""], neighbours)
-    encoder = EncoderOptions(weights=weights, device=device, batch_size=batch_size)
     if source is None:
-        _refuse({"cache": cache, "workers": workers}, encoder)
+        _refuse(cache=cache, weights=weights, device=None if device == "auto" else device)
         opened = open_cache(images)  # type: ignore[arg-type]
     else:
         cache = os.path.splitext(out)[0].removesuffix(_SCORES) + ".h5" if cache is None else cache
-        opened = _embedded(models, source, cache, encoder, workers, progress)
+        opened = _embedded(models, source, cache, EncoderOptions(weights=weights, device=device), progress)
     models.check_fits(opened)
     opened.check("keys")  # damage is noticed before anything is written
     check_same_images(out, opened.keys, default_out(images))
@@ -326,7 +321,6 @@ def _embedded(
     images: str | Source,
     cache: str | Path,
     encoder: EncoderOptions,
-    workers: int | None,
     progress: Progress | None,
 ) -> EmbeddingCache:
     """The cache of the embeddings of a source of images by the model's encoder, which is written or updated."""
@@ -336,7 +330,7 @@ def _embedded(
     open_destination(cache).check()
     source = open_source(images)  # missing? before the encoder is loaded
     opened = encoder_of(models.encoder_, encoder, encoder_of_existing(cache))
-    report = run_embedding(source, cache, opened, options=EmbedOptions(), workers=workers, progress=progress)
+    report = run_embedding(source, cache, opened, options=EmbedOptions(), progress=progress)
     if report.range_note:
         log.warning("%s", report.range_note)
     return EmbeddingCache(report.cache)
@@ -366,12 +360,10 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
-def _refuse(values: dict[str, object], encoder: EncoderOptions) -> None:
-    """Raise ValueError where an option of embedding is set, and caches are scored."""
-    unused = [name for name, value in values.items() if value is not None]
-    unused += [name for name, value in vars(encoder).items() if value != getattr(EncoderOptions, name)]
-    if unused:
-        raise ValueError(f"{', '.join(unused)} is for images that are to be embedded, and none are given; leave it out")
+def _refuse(**unused: object) -> None:
+    """Raise ValueError where an argument on embedding is given, and caches are scored."""
+    if given := [name for name, value in unused.items() if value is not None]:
+        raise ValueError(f"{', '.join(given)} is for images that are to be embedded, and none are given; leave it out")
 
 
 def encoder_of(
@@ -388,6 +380,7 @@ def encoder_of(
     if differing:
         raise ModelError(
             f"the model expects {expected}; the encoder at hand is {opened.spec} (they differ in "
-            f"{', '.join(differing)}): pass the weights it was trained with as --weights FILE"
+            f"{', '.join(differing)}): PUCACHE_WEIGHTS may name the folder of those that it was trained "
+            "with, in Python weights="
         )
     return opened

@@ -70,7 +70,7 @@ SPOILED = {
     "NaN": (lambda f: np.save(f / EMB.format(2), ONE_NAN), "row 3 of .*img_emb_2.npy .* is NaN, infinite"),
     "duplicate": (
         lambda f: write_parquet(f / META.format(2), image_path=["x", "y", shuffled_keys(12)[5], "z", "u"]),
-        r"is given twice \(row 1 of .*img_emb_1.npy and row 2 of .*img_emb_2.npy\).*--key-column.*--row-numbers",
+        r"is given twice \(row 1 of .*img_emb_1.npy and row 2 of .*img_emb_2.npy\).*--key-column.*row_numbers=True",
     ),
     "no metadata": (lambda f: (f / META.format(1)).unlink(), "img_emb_1.npy has no metadata in .*metadata"),
     "no embeddings": (lambda f: (f / EMB.format(1)).unlink(), "metadata_1.parquet has no embeddings in .*img_emb"),

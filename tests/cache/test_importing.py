@@ -30,7 +30,7 @@ N = 6_000
     [
         ([[1.0], [np.nan]], {}, r"row 1 of the array \('a'\) is NaN"),
         ([[1.0], [1e39]], {}, "overflows float32; correct it, or record such rows as failures: --skip-invalid"),
-        ([[1.0], [1e6]], {"dtype": "float16"}, "overflows float16; pass --dtype float32, or record"),
+        ([[1.0], [1e6]], {"dtype": "float16"}, "overflows float16; pass dtype='float32', or record"),
         ([[1.0], [np.nan]], {"dtype": "float16"}, "overflows float16; correct it"),
         ([[1.0], [0.0]], {"normalize": True}, r"row 1 of the array \('a'\) is all zeros"),
         ([[1.0], [1e200]], {"normalize": True}, "is NaN, infinite or overflows float32"),

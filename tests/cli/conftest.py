@@ -25,7 +25,7 @@ def embedded(embedding):
 
 @pytest.fixture(scope="session")
 def trained(world, embedded):
-    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --device cpu"
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01"
     return run_json(command + " --out {w}/model.safetensors", w=world)
 
 

@@ -47,7 +47,7 @@ ALLOWED = {  # what a command may import, beside what those before it may
     f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py"},  # the graph is kept
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     **{f"{verb} --help": {"h5py"} for verb in sorted(main.commands)},
-    f"train-pu cache.h5 {LABELS} --prior 0.3 --device cpu": {"h5py", "torch"},
+    f"train-pu cache.h5 {LABELS} --prior 0.3": {"h5py", "torch"},
     f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1": {"h5py", "torch", "matplotlib"},
 }
 

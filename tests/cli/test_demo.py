@@ -67,7 +67,7 @@ def test_where_a_text_encoder_is_at_hand_the_demo_begins_with_words(few_images, 
     monkeypatch.setenv("PUCACHE_WORK", str(tmp_path / "work"))
     for page in ("report", "write_review_page"):  # as without words
         monkeypatch.setattr(demonstration, page, lambda *_, **__: None)
-    done = CliRunner().invoke(main, ["demo", str(tmp_path / "demo"), "--device", "cpu"], catch_exceptions=False)
+    done = CliRunner().invoke(main, ["demo", str(tmp_path / "demo")], catch_exceptions=False)
     first, *_, last = done.stdout.splitlines()
     assert first.startswith("by the words 'a dress' alone, without an example, ")
     assert first.endswith(" of the first 20 images are dresses") and last.endswith("photos.h5 --words 'a dress'")
@@ -100,7 +100,7 @@ def test_a_folder_that_is_not_for_the_demo_is_one_line_and_left_alone(tmp_path, 
     (tmp_path / "others").mkdir()
     (tmp_path / "others" / "found.txt").write_text("precious")
     before = sorted(tmp_path.rglob("*"))
-    ended = CliRunner().invoke(main, ["demo", place, "--device", "cpu"])
+    ended = CliRunner().invoke(main, ["demo", place])
     assert ended.exit_code == 1 and ended.stderr.count("\n") == 1
     assert ended.stderr.startswith("Error: ") and place in ended.stderr and "name a" in ended.stderr
     assert sorted(tmp_path.rglob("*")) == before

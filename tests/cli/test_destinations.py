@@ -20,7 +20,7 @@ from pucache.reviewing.session import open_session
 # Parameters of text that name no file; those of OUTPUTS are written, all others are read
 WORDS = set(
     "device key_column label_column label_value label_separator undecided match_keys encoding concept_column concept "
-    "loss penalty solver prior priors threshold k address shard tiles embedding_column name backbone reviewer host "
+    "loss penalty prior priors threshold k address shard tiles embedding_column name backbone reviewer host "
     "words not_words deploy_prior".split()
 )
 # Folders that a command owns: each refuses one that holds other files, or holds a log that nothing replaces
@@ -47,13 +47,13 @@ OUTPUTS = {  # command and parameter: command lines, {out} of which is a link wi
     ("score", "out"): [
         "model.safetensors cache.h5 --neighbours pile.h5 --out {out}.csv",
         "models shards --out {out}.parquet",
-        "model.safetensors photos --weights run --out {out}.csv",
+        "model.safetensors photos --out {out}.csv",
         "model.safetensors 'packed/{{0..9}}.tar' --out {out}.csv",
     ],
-    ("score", "cache"): ["model.safetensors photos --neighbours pile.h5 --weights w.safetensors --cache {out}"],
+    ("score", "cache"): ["model.safetensors photos --neighbours pile.h5 --cache {out}"],
     ("export", "out"): [
         "cache.h5 {out}.parquet --session cache.h5.review --thumbnails --images photos",
-        "model.safetensors {out}.onnx --weights w.safetensors",
+        "model.safetensors {out}.onnx",
     ],
     ("report", "out"): [
         f"cache.h5 {LABELS} --model model.safetensors --truth truth.csv --new-images pile.h5 --out {{out}}",

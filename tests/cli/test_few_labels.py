@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAMED = re.compile(r"\b(prior|recall|precision|F1|P?AUC)\b[ :=]+(about |≈ )?[\d.]+", re.IGNORECASE)
 INTERVAL = r"[\d.e-]+ to [\d.]+"
 ESTIMATED = ("prior", "recall", "precision", "f1", "auc", "pauc", "accuracy", "false_positive_rate", "nnpu", "upu")
-TRAIN = "train-pu cache.h5 --positives positives.txt --penalty 0.01 --device cpu"
+TRAIN = "train-pu cache.h5 --positives positives.txt --penalty 0.01"
 PRIOR = "estimate-prior cache.h5 --positives positives.txt"
 SWEEP = "sweep-priors cache.h5 --positives positives.txt --priors 0.05,0.2"
 REPORT = "report cache.h5 --positives positives.txt"
@@ -115,7 +115,7 @@ def test_ranking_and_scoring_work_from_one_label(labelled):
     s, y = labelled(1)
     shown = run(TRAIN)
     assert not NAMED.search(shown) and "at least 10" in shown
-    run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all --device cpu")
+    run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all")
     ranked = [row["key"] for row in command_line.table(Path("ranked.csv"))]
     hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
     assert len(ranked) == 239 and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)

@@ -44,7 +44,7 @@ def grouped(groups, out, listed="found.txt"):
 
 
 def test_a_table_and_a_pattern_train_one_model_whose_labels_and_intervals_count_groups():
-    train = "train-pu cache.h5 --method linear --penalty 0.01 --device cpu"
+    train = "train-pu cache.h5 --method linear --penalty 0.01"
     assert "100 groups\n" in grouped("g.csv", "t.csv").stdout
     grouped("g.csv:patient", "c.csv")
     grouped("(.*)/[^/]*", "p.csv")
@@ -61,7 +61,7 @@ def test_a_table_and_a_pattern_train_one_model_whose_labels_and_intervals_count_
 
 def test_the_prior_and_the_report_take_groups():
     grouped("g.csv", "t.csv")
-    run("train-pu cache.h5 --labels t.csv --device cpu --out m.safetensors")
+    run("train-pu cache.h5 --labels t.csv --out m.safetensors")
     expected = json.loads(Path("m.metrics.json").read_text())["prior_estimate"]
     prior = run_json("estimate-prior cache.h5 --labels t.csv")
     assert prior["estimates"]["tilt"] == pytest.approx(expected)
@@ -72,7 +72,7 @@ def test_the_prior_and_the_report_take_groups():
 
 def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
     grouped("g.csv", "few.csv", "one.txt")
-    ended = run("train-pu cache.h5 --labels few.csv --device cpu --out f.safetensors")
+    ended = run("train-pu cache.h5 --labels few.csv --out f.safetensors")
     assert "all 4 labelled positives are of one group and count as one label" in caplog.text
     assert "1 group of labelled positives is too few to estimate prior" in ended.stdout
 
@@ -92,7 +92,7 @@ WAYS = {
 }
 INDEPENDENT = ["cache.h5 --labels none.csv", "parts.h5 --labels independent.csv", "cache.h5 --labels none.review"]
 GROUPED = {
-    "train-pu": "train-pu {} --method linear --penalty 0.01 --device cpu --out w.safetensors --json",
+    "train-pu": "train-pu {} --method linear --penalty 0.01 --out w.safetensors --json",
     "estimate-prior": "estimate-prior {} --json",
 }
 
@@ -135,7 +135,7 @@ def test_every_verb_takes_the_groups_of_a_table_of_parts_and_of_a_review(verb):
 
 VIDEOS, FRAMES = 60, 10
 VERBS = {
-    "train-pu": "train-pu frames.h5 {} --method linear --penalty 0.01 --device cpu --out v.safetensors",
+    "train-pu": "train-pu frames.h5 {} --method linear --penalty 0.01 --out v.safetensors",
     "estimate-prior": "estimate-prior frames.h5 {}",
 }
 

@@ -130,7 +130,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --like {b}/nowhere": (1, "no such source: .*nowhere"),
     FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
     "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
-    "review {w}/cache.h5 --like {b}/unreadable --weights {w}/weights.safetensors --session {b}/new": (
+    "review {w}/cache.h5 --like {b}/unreadable --session {b}/new": (
         1,
         "none of the 2 images in .*unreadable can be read",
     ),
@@ -141,13 +141,11 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --positives red/** --images {w}/images": (2, "--images is for --page; leave it out, or name a page"),
     FIND + " --positives red/** --by topk --model {w}/model.safetensors": (2, "ranking by topk uses no model"),
     "labels {w}/cache.h5 {w}/positives.txt --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a"),
-    FIND + " --positives red/** --device bogus": (2, "bogus"),
     FIND + " --positives red/** --model {b}/other.safetensors": (1, "cache.h5 holds .* of timm.* expects imported"),
     SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
-    SCORE + " {w}/cache.h5 --cache c.h5": (2, "--cache is for images that are to be embedded.*leave it out"),
-    SCORE + " {w}/cache.h5 --workers 2": (2, "--workers is for images that are to be embedded.*leave it out"),
+    SCORE + " {w}/cache.h5 --cache c.h5": (2, "cache is for images that are to be embedded.*leave it out"),
     "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
         1,
         r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
@@ -178,10 +176,9 @@ BAD = {  # command: (exit code, what the one line must tell)
         2,
         "an encoding is named, which is for manifests, tar and ZIP files; .* leave it",
     ),
-    "import-embeddings x.npy c.h5 --encoding cp1252": (2, "--encoding is that of the file of --keys; name one"),
     "export {w}/cache.h5 out.csv": (2, "must end in .parquet .a cache., or .onnx .a model."),
     "export {w}/cache.h5 out.parquet --images {w}/images": (2, "--images are for --thumbnails"),
-    "export {w}/cache.h5 out.parquet --input uint8": (2, "--weights and --input are for a model"),
+    "export {w}/cache.h5 out.parquet --input uint8": (2, "--input is for a model"),
     "export {w}/model.safetensors out.onnx --thumbnails": (2, "are for a cache; leave them out"),
     "export {w}/cache.h5 out.onnx": (1, "cache.h5 is a cache, not a model"),
     "export {w}/cache.h5 out.parquet --session {w}/nowhere": (1, "nowhere"),
@@ -237,9 +234,9 @@ OUTPUTS = {  # command: each has a second flaw, which shows if the output is loo
     "retrieve-positives {b}/nowhere.h5 --positives x --out {out}": "{out}",
     "retrieve-positives {b}/nowhere.h5 --positives x --page {out}": "{out}",
     "score {b}/nowhere {b}/nowhere.h5 --out {out}.csv": "{out}.csv",
-    "score {w}/model.safetensors {w}/images --weights {b}/nowhere --cache {out}": "{out}",
+    "score {w}/model.safetensors {b}/nowhere --cache {out}": "{out}",
     "pack {b}/nowhere.h5 --out {out}": "{out}",
-    "demo {out} --device tpu": "{out}",
+    "demo {out}": "{out}",
 }
 
 

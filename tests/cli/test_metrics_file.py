@@ -9,7 +9,7 @@ from PIL import Image
 
 from pucache.storage.file_kinds import MARK
 
-TRAIN = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --method linear --device cpu"
+TRAIN = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --method linear"
 SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt --priors 0.1 --seeds 1"
 
 
@@ -41,7 +41,7 @@ def test_metrics_of_others_that_nobody_named_are_left_and_the_model_is_written(w
     (world / "labels.csv").write_text("key,concept\n" + "".join(f"red/{n:03}.png,red\n" for n in range(8)))
     Path("models").mkdir()
     Path("models/metrics.json").write_text('{\n  "concepts": []\n}')
-    command = "train-pu {w}/cache.h5 --labels {w}/labels.csv --penalty 0.01 --method linear --device cpu"
+    command = "train-pu {w}/cache.h5 --labels {w}/labels.csv --penalty 0.01 --method linear"
     told = run(command, w=world).stdout
     assert "wrote 1 models to models; models/metrics.json was left as it is, not updated" in told
     assert content("models/metrics.json") == {"concepts": []}

@@ -27,15 +27,15 @@ URLS = {  # an URL with a secret, as people write them
 }
 ARGUMENTS = {  # of each command, so that all but one argument are right
     "embed": "source={w}/images cache=new.h5 --device=cpu",
-    "import-embeddings": "source={w}/X.npy cache=new.h5 --row-numbers",
+    "import-embeddings": "source={w}/X.npy cache=new.h5",
     "pretrain": "source={w}/images run_dir=run --device=cpu --epochs=1 --backbone=test_resnet",
-    "train-pu": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
+    "train-pu": "cache={w}/cache.h5 --positives={w}/positives.txt",
     "labels": "cache={w}/cache.h5 table={w}/positives.txt",
     "sweep-priors": "cache={w}/cache.h5 --positives={w}/positives.txt",
     "estimate-prior": "cache={w}/cache.h5 --positives={w}/positives.txt",
-    "retrieve-positives": "cache={w}/cache.h5 --positives={w}/positives.txt --device=cpu",
+    "retrieve-positives": "cache={w}/cache.h5 --positives={w}/positives.txt",
     "review": "cache={w}/none.h5 --positives={w}/positives.txt",  # would serve for ever
-    "score": "model={w}/model.safetensors what={w}/cache.h5 --device=cpu",
+    "score": "model={w}/model.safetensors what={w}/cache.h5",
     "evaluate": "scores={w}/truth.csv --truth={w}/truth.csv",
     "report": "cache={w}/cache.h5 --positives={w}/positives.txt --model={w}/model.safetensors",
     "audit": "session={w}/cache.h5.review",
@@ -43,7 +43,7 @@ ARGUMENTS = {  # of each command, so that all but one argument are right
     "verify": "files={w}/cache.h5",
     "pack": "cache={w}/cache.h5 --out=packed.h5",
     "export": "what={w}/cache.h5 out=new.parquet",
-    "demo": "folder=demo --device=cpu",
+    "demo": "folder=demo",
 }
 # Text that is no path, and would only be computed with; names of columns are echoed as they are.
 NO_PATHS = {"device", "address", "host", "prior", "penalty", "threshold", "shard", "k", "deploy_prior", "priors"}

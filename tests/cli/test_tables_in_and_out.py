@@ -31,7 +31,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
     a, b = EmbeddingCache(here / "c.h5"), EmbeddingCache(world / "cache.h5")
     assert list(a.keys) == pile
     np.testing.assert_array_equal(a.X, b.X)
-    train = "train-pu {cache} --labels red.csv --prior 0.1 --device cpu --method linear"
+    train = "train-pu {cache} --labels red.csv --prior 0.1 --method linear"
     only = "--label-value red --undecided rest --out red.csv"
     beside = "labels c.h5 {w}/pile.parquet --label-column kind "
     assert run(beside + only, w=world).output.startswith("16 positive\n44 without a label")
@@ -40,7 +40,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
     assert list(EmbeddingCache(here / "k.h5").keys) == sorted(f"id {key}" for key in pile)
     run(f"labels k.h5 {{w}}/pile.parquet --key-column id --label-column kind {only}", w=world)
     assert run(train.format(cache="k.h5")).output.startswith("16 labelled positives, 44 ")
-    score = "score model.safetensors '{w}/pile.parquet#key=id' --weights {w}/weights.safetensors --device cpu"
+    score = "score model.safetensors '{w}/pile.parquet#key=id'"
     run(score + " --cache k.h5 --out scores.csv", w=world)
     assert [row["key"] for row in table(here / "scores.csv")] == sorted(f"id {key}" for key in pile)
 
@@ -66,7 +66,7 @@ def test_a_table_of_decisions_and_thumbnails(world, pile, here):
 def test_a_model_of_the_command_line_as_onnx(world, trained, here):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    ended = run("export {w}/model.safetensors new/m.onnx --weights {w}/weights.safetensors", w=world)
+    ended = run("export {w}/model.safetensors new/m.onnx", w=world)
     assert "images uint8 (n, " in ended.output and "posterior" not in ended.output
     session = onnxruntime.InferenceSession(str(here / "new/m.onnx"), providers=["CPUExecutionProvider"])
     assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]

@@ -200,7 +200,7 @@ def test_an_image_that_the_encoder_cannot_take_is_a_failure_and_costs_no_other(o
 
 def test_embeddings_beyond_float16_are_an_error_that_names_float32(out):
     encoder = odd_encoder([3], 1e6)
-    reason = r"'0003.ppm' overflows float16; remove its .parts and use --dtype float32"
+    reason = r"'0003.ppm' overflows float16; remove its .parts, and embed in Python with dtype='float32'"
     with pytest.raises(EncoderError, match=reason):
         run(MemorySource(pictures(5)), out, encoder)
     assert visible(out.parent) == []

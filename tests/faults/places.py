@@ -145,20 +145,19 @@ class World:
         os.rename(folder / "cache.h5", folder / "old.h5")
         _change_images(self.images)
         self._make(*self._embed)
-        self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15", "--device", "cpu")
-        self.jobs = {job.name: job for job in self._jobs(small)}
+        self._make("train-pu", "cache.h5", "--positives", "positives.txt", "--prior", "0.15")
+        self.jobs = {job.name: job for job in self._jobs()}
 
     def _make(self, *command: str) -> None:
         ended = self.run(command, self.folder)
         assert ended.code == 0, ended.stderr
 
-    def _jobs(self, small: list[str]) -> list[Job]:
+    def _jobs(self) -> list[Job]:
         embed, sources = [*self._embed, "--json"], ("cache.h5", "positives.txt", "model.safetensors")
         cache, listed, model = ({name: name} for name in sources)
         shards = {f"shard-{number}.h5": f"shard-{number}.h5" for number in (1, 2, 3)}
         old, known = {"cache.h5": "old.h5"}, ["--positives", "positives.txt"]
-        train = ["train-pu", "cache.h5", *known, "--prior", "0.15", "--device", "cpu"]
-        weights = small[: small.index("--precision")]
+        train = ["train-pu", "cache.h5", *known, "--prior", "0.15"]
         score, parquet = ["score", "model.safetensors"], "new/folder/scores.parquet"
         return [
             Job("embed", [*embed, "--workers", "0"], {}, ("cache.h5",)),
@@ -169,7 +168,7 @@ class World:
             Job("pack", ["pack", *shards, "--out", "packed.h5"], shards, ("packed.h5",)),
             Job("score", [*score, "cache.h5"], model | cache, ("cache.scores.csv",)),
             Job("score, Parquet", [*score, "cache.h5", "--out", parquet], model | cache, (parquet,)),
-            Job("score, images", [*score, str(self.images), *weights], model, ("images.h5", "images.scores.csv")),
+            Job("score, images", [*score, str(self.images)], model, ("images.h5", "images.scores.csv")),
             Job("train-pu", train, cache | listed, ("model.safetensors", "model.metrics.json")),
             Job("retrieve", ["retrieve-positives", "cache.h5", *known], cache | listed, ("ranked.csv",)),
             Job("export", ["export", "cache.h5", "c.parquet"], cache, ("c.parquet",)),
