@@ -249,24 +249,8 @@ def run_embedding(
 ) -> EmbedReport:
     """Do what `embed` does, and report what was done.
 
-    Parameters
-    ----------
-    source, cache, workers, progress
-        As for `embed`.
-    encoder : EncoderOptions, Encoder or DeferredEncoder
-        One that is that of the existing cache is loaded only where an image is to be embedded.
-    options : EmbedOptions, optional
-    listing : Listing, optional
-        Images of the shard, where the source has been listed already.
-
-    Returns
-    -------
-    EmbedReport
-
-    Raises
-    ------
-    PUCacheError, ValueError
-        As `embed`.
+    An encoder that is that of the existing cache is loaded only where an image is to be embedded. `listing` are the
+    images of the shard, where the source has been listed already.
     """
     options, profile = options or EmbedOptions(), Profile()
     options.check()

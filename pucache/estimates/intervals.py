@@ -108,27 +108,11 @@ def intervals_from_pu(
     design_effect: float = 1.0,
     seed: int = 0,
 ) -> dict[str, tuple[float, float]]:
-    """Intervals of figures among the unlabelled rows.
+    """Intervals of coverage `LEVEL`, for each name in `WITH_INTERVAL`, of figures among the unlabelled rows.
 
-    Parameters
-    ----------
-    margins : ndarray, (n,)
-        Held out: each from a head that did not see the row.
-    s : ndarray of 0 and 1, (n,)
-    prior : float
-    prior_range : (float, float)
-        Ends of its interval of coverage `LEVEL`; both equal `prior` where the prior is given.
-    threshold : float
-        Rows with a margin above it are called positive.
-    design_effect : float
-        Rows that are worth one independent row.
-    seed : int
-        Of the draws.
-
-    Returns
-    -------
-    dict of str to (float, float)
-        For each name in `WITH_INTERVAL`, the ends of the interval of coverage `LEVEL`.
+    The margins (n,) are held out; rows above `threshold` are called positive. `prior_range` is the interval of the
+    prior, of the same coverage; both ends equal `prior` where that is given. `design_effect` rows are worth an
+    independent one.
     """
     margins = np.asarray(margins, np.float64)
     generator = np.random.default_rng(seed)

@@ -84,23 +84,7 @@ def estimate(
     *,
     bounds: tuple[float, float] = (LEAST, MOST),
 ) -> float:
-    """Estimate the prior by the exponential tilt.
-
-    Parameters
-    ----------
-    margins : ndarray, (n,)
-        Held out: each from a head that did not see the row.
-    s : ndarray of 0 and 1, (n,)
-    weights : ndarray, (n,), optional
-        Row weights.
-    bounds : (float, float)
-        Least and greatest possible prior.
-
-    Returns
-    -------
-    float
-        Within the bounds.
-    """
+    """Estimate the prior by the exponential tilt, within bounds, by held-out margins (n,), s (n,) and row weights."""
     weights = np.ones(len(s)) if weights is None else np.asarray(weights, np.float64)
     rows = weights > 0
     return float(np.clip(fit_tilt(margins[rows], s[rows], weights[rows]).prior, *bounds))

@@ -118,29 +118,12 @@ def check_scar(
     clusters: np.ndarray | None = None,
     seed: int = 0,
 ) -> ScarCheck:
-    """Compare labelled positives with unlabelled rows that are likely positive.
+    """Compare labelled positives with unlabelled rows that are likely positive, by held-out `margins` (n,).
 
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-        Only the rows compared are read.
-    labels : PULabels
-        Known negatives are left out.
-    margins : ndarray of float32, (n,)
-        Held out: each from a head that did not see the row.
-    tilt : Tilt
-        Calibration of the margins.
-    group : ndarray of int64, (n,), optional
-        Groups of images that show the same picture. One image per group is compared, and no
-        unlabelled copy of a labelled positive.
-    clusters : ndarray of int64, (n,), optional
-        Groups of images that are not independent, of each of which one is compared.
-    seed : int
-        Of the samples, where the rows are many, and of the permutations.
-
-    Returns
-    -------
-    ScarCheck
+    One image is compared of each `group` of images that show the same picture, int64 (n,), and of each of the
+    `clusters` of images that are not independent; no unlabelled copy of a labelled positive, and no known negative.
+    `seed` is that of the samples, where the rows are many, and of the permutations. Only the rows compared are read
+    from X.
     """
     generator = np.random.default_rng(seed)
     sure = tilt.posterior(margins) >= SURE

@@ -172,22 +172,9 @@ class SoftTargetTrainer:
     def fit(self, targets: np.ndarray, *, start: FittedHeads | None = None) -> FittedHeads:
         """Train the heads.
 
-        Parameters
-        ----------
-        targets : ndarray of float, (n, K) or (n,)
-            Probabilities of the positive class, in [0, 1].
-        start : FittedHeads, optional
-            K heads to start from; by default coefficients of zero.
-
-        Returns
-        -------
-        FittedHeads
-            ``risk`` is the weighted mean of the cross-entropy.
-
-        Raises
-        ------
-        ValueError
-            Shapes do not agree, or targets or weights are outside their domain.
+        Targets (n, K) or (n,) are probabilities of the positive class, in [0, 1]. They start from the K heads of
+        `start`, or from coefficients of zero. ``risk`` is the weighted mean of the cross-entropy. Raises ValueError for
+        shapes that do not agree, and for targets or weights outside their domain.
         """
         design = self._design
         targets, weights = _checked(len(design), targets, self._weights)

@@ -35,32 +35,16 @@ _UNLABELLED = {"rank", "score", "unnamed: 0", "__index_level_0__", "folder", *CA
 
 @dataclass(frozen=True)
 class Listing:
-    """Lines of a file of labels.
+    """Lines of a file of labels."""
 
-    Attributes
-    ----------
-    name : str
-        Of the file, for messages.
-    key : ndarray of object, (m,)
-        As the cache spells it, where it holds the key.
-    row : ndarray of int64, (m,)
-        Row of the cache; -1 where it has none.
-    label : ndarray of int8, (m,)
-        1, 0, or -1 where a line is undecided.
-    reviewed : ndarray of bool, (m,)
-        Whether a line was decided in a review.
-    concept, group, table : ndarray of object, (m,), or None
-        Texts; table is that of the scores which a line of truth is of. None where the file has no such column.
-    """
-
-    name: str
-    key: np.ndarray
-    row: np.ndarray
-    label: np.ndarray
-    reviewed: np.ndarray
-    concept: np.ndarray | None = None
+    name: str  # of the file, for messages
+    key: np.ndarray  # (m,): as the cache spells it, where it holds the key
+    row: np.ndarray  # int64, (m,): of the cache; -1 where it has none
+    label: np.ndarray  # int8, (m,): 1, 0, or -1 where a line is undecided
+    reviewed: np.ndarray  # bool, (m,): whether a line was decided in a review
+    concept: np.ndarray | None = None  # texts, (m,), as `group`; None where the file has no such column
     group: np.ndarray | None = None
-    table: np.ndarray | None = None
+    table: np.ndarray | None = None  # of scores, which a line of truth is of
     is_list: bool = False  # of positive keys alone, without a column of labels
 
     def take(self, lines: np.ndarray, name: str) -> Listing:

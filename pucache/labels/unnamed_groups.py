@@ -91,22 +91,9 @@ def find_unnamed_groups(
 ) -> UnnamedGroups | None:
     """Look whether labels lie in few groups of images that are not independent.
 
-    Parameters
-    ----------
-    X : ndarray or StackedRows, (n, d)
-    keys : sequence of str
-        Of the rows, or with `numbers` of all that these are drawn from.
-    labelled : ndarray of int64, (m,)
-        Rows that are labelled positive, ascending.
-    twin : ndarray of int64, (n,)
-        Rows that show the same picture; they count once.
-    numbers : ndarray of int64, (n,), optional
-        Position of each row among the keys.
-
-    Returns
-    -------
-    UnnamedGroups or None
-        None where no sign of groups is seen, or labels are spread over as many as chance would give.
+    `labelled` are rows, int64 (m,), ascending; rows that show the same picture, `twin` int64 (n,), count once.
+    `numbers` are the positions of the rows among the keys, where these are those of more rows. None where no sign of
+    groups is seen, or labels are spread over as many as chance would give.
     """
     first = labelled[np.unique(twin[labelled], return_index=True)[1]]
     count = min(_NEAREST, len(X) // _SHARE_OF_ROWS)

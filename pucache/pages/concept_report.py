@@ -44,29 +44,11 @@ def report_concepts(
     force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Write an overview of many concepts, and `pucache.report` of each beside it.
+    """Write an overview of many concepts, and `pucache.report` of each beside it, in the folder of its name.
 
-    Parameters
-    ----------
-    cache : EmbeddingCache, path, or sequence of paths
-    labels : Labels
-        Of several concepts.
-    path : path
-        Overview to write; the pages of the concepts are written into the folder of its name without the suffix.
-    models : ConceptModels or path of a folder of models, optional
-    images, sample, seed, device, twins, all_rows, command, force, progress
-        As for `pucache.report`.
-
-    Returns
-    -------
-    dict
-        ``concepts``: the numbers of each page by concept, with ``called`` (rows above the threshold); ``shared``: pairs
-        of concepts and the number of images that both call positive; ``failures``.
-
-    Raises
-    ------
-    LabelError, CacheError, ModelError, OutputError
-        As `pucache.report`, for what concerns all concepts.
+    Returns ``concepts``: the numbers of each page by concept, with ``called`` (rows above the threshold); ``shared``:
+    pairs of concepts and the number of images that both call positive; ``failures``. Raises as `pucache.report`, for
+    what concerns all concepts.
     """
     opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:

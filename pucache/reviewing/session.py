@@ -341,20 +341,12 @@ def open_session(
 ) -> Session:
     """Begin a review session, or go on with one; it holds the folder's lock until it is closed.
 
-    `labels` are those of one list from before the session; None: those that the session began with, for a new one
-    none. `folder` is by default ``CACHE.review`` beside the cache. From a cosine of
-    `twins` on two images show the same picture and share their label; None: equal bytes only. Large caches are grouped
-    by equal bytes. Sessions of one cache may share one `pucache.reviewing.pile.Twins`. A new session `beside` that of
-    another reader begins with its labels, pile and query.
-
-    Raises
-    ------
-    LabelError, CacheError
-        As `pucache.labels.read_labels.open_labels`.
-    SessionLockedError
-        Another process runs the session.
-    SessionError
-        The session is of another cache, began with other labels or twins, is damaged, or cannot be written.
+    `labels` are those of one list from before the session; None: those that the session began with, for a new one none.
+    `folder` is by default ``CACHE.review`` beside the cache. From a cosine of `twins` on two images show the same
+    picture and share their label; None: equal bytes only. Large caches are grouped by equal bytes. Sessions of one
+    cache may share one `pucache.reviewing.pile.Twins`. A new session `beside` that of another reader begins with its
+    labels, pile and query. Raises `SessionLockedError` where another process runs the session, and `SessionError` where
+    it is of another cache, began with other labels or twins, is damaged, or cannot be written.
     """
     cache = open_cache(cache)
     given = None if labels is None else open_labels(cache, labels).only

@@ -29,19 +29,20 @@ def estimate_prior(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
-    """Estimate the share of positives among the unlabelled images of a cache.
+    """Estimate the share of positives among the unlabelled images of a cache, as `pucache.train_pu` does by default.
 
     Parameters
     ----------
-    cache, positives, twins, all_rows
+    cache, positives, twins, all_rows, n_folds, seed, device, progress
         As for `pucache.train_pu`, with the labels of one list.
-    level, n_folds, seed, device, progress
-        As for `estimate_prior_on`.
+    level : float
+        Nominal coverage of the interval, in (0, 1).
 
     Returns
     -------
     list of PriorEstimate
-        As of `estimate_prior_on`.
+        By the tilt; before it that of the audit of a review, where the labels have one. Where they are too few, numbers
+        are None, and intervals too wide to say anything (`PriorEstimate.stated`).
 
     Raises
     ------
@@ -67,28 +68,8 @@ def estimate_prior_on(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[PriorEstimate]:
-    """Estimate the prior by the training that `pucache.train_pu` does by default: it is the same estimate.
-
-    Parameters
-    ----------
-    data : TrainingSet
-    level : float
-        Nominal coverage of the interval, in (0, 1).
-    n_folds, seed : int
-    device : str
-    progress : Progress, optional
-
-    Returns
-    -------
-    list of PriorEstimate
-        By the tilt; before it that of the audit of a review, where the labels have one. Where they are too few, numbers
-        are None, and intervals too wide to say anything (`PriorEstimate.stated`).
-
-    Raises
-    ------
-    ValueError
-        A number outside its domain.
-    """
+    """Estimate the prior on prepared rows: it is the estimate of the training that `pucache.train_pu` does by
+    default."""
     check_request(level=level, n_folds=n_folds)
     model = PULinearClassifier(n_folds=n_folds, random_state=seed, device=device)
     model.train(data, progress)

@@ -33,36 +33,19 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Rows to train on, prepared once: moments, leading directions and the graph of neighbours know no labels.
+    """Rows to train on, prepared once: moments, leading directions and the graph of neighbours know no labels."""
 
-    Attributes
-    ----------
-    X : ndarray or StackedRows, (n, d)
-        Finite; may be mapped.
-    device : torch.device
-    moments : Moments or None
-        Of X; None for a matrix, of which they are computed where they are needed.
-    twin : ndarray of int64, (n,), or None
-        Rows that show the same picture (`pucache.labels.near_duplicates.groups`).
-    group : ndarray of int64, (n,), or None
-        Rows that are not independent, united with `twin`: as the user named them, the parts of each image, or what
-        holds the labels where these lie in few groups that nobody named (`pucache.labels.unnamed_groups`).
-    cache : EmbeddingCache or None
-    numbers : ndarray of int64, (n,), or None
-        Rows of the cache, ascending, where the rows are a sample of it.
-    sample : UnlabelledSample or None
-    labelled : ndarray of int64, (m,), or None
-        Rows that any concept labels, ascending: a sample for the graph holds them, so that one serves all concepts.
-    """
-
-    X: RowMatrix
+    X: RowMatrix  # (n, d): finite; may be mapped
     device: torch.device
-    moments: Moments | None = None
-    twin: np.ndarray | None = None
+    moments: Moments | None = None  # of X; None for a matrix, of which they are computed where they are needed
+    twin: np.ndarray | None = None  # int64, (n,): rows that show the same picture, see `near_duplicates.groups`
+    # int64, (n,): rows that are not independent, united with `twin`: as the user named them, the parts of each image,
+    # or what holds the labels where these lie in few groups that nobody named
     group: np.ndarray | None = None
     cache: EmbeddingCache | None = None
-    numbers: np.ndarray | None = None
+    numbers: np.ndarray | None = None  # int64, (n,): of the cache, ascending, where the rows are a sample of it
     sample: UnlabelledSample | None = None
+    # int64, (m,): rows that any concept labels; a sample for the graph holds them, so that one serves all concepts
     labelled: np.ndarray | None = None
 
     @classmethod
