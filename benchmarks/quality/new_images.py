@@ -4,8 +4,7 @@
 
 Models are trained on piles of 3,000 unlabelled rows, on seeds that nothing was chosen on; the new images are drawn from
 the rows that are left, training and test images, which differ in nothing but the share of positives. Embeddings are
-reduced to 256 directions. Both estimates of the share stand side by side: by the heads of the folds, and by the final
-head alone, as in models of 0.4.
+reduced to 256 directions.
 """
 
 from collections.abc import Callable
@@ -28,7 +27,6 @@ from benchmarks.common.tasks import CIFAR, FASHION, KINDS, TASKS, TOPICS, Locati
 from benchmarks.common.texts import Texts
 from pucache import PULinearClassifier
 from pucache.estimates.dataset_shift import check_shift
-from pucache.estimates.share_by_final_head import estimate_by_final_head
 from pucache.estimates.share_of_new_images import estimate_share
 from pucache.scoring.new_images import LEAST_LABELS_TO_DECIDE
 from pucache.training.sklearn_classifier import linear_margins
@@ -139,7 +137,6 @@ def of_draw(model: PULinearClassifier, X: np.ndarray, y: np.ndarray, *, tested: 
     assert model.fold_coef_ is not None
     assert model.fold_intercept_ is not None
     found = estimate_share(pile, prior, linear_margins(X, model.fold_coef_, model.fold_intercept_))
-    earlier = estimate_by_final_head(pile, prior, m)
     decides = found.prior if model.figures_.labels.labels >= LEAST_LABELS_TO_DECIDE else None
     shares = {"own": None, "auto": decides, "true": true}
     models = {name: model if at is None else model.at_share(at) for name, at in shares.items()}
@@ -147,9 +144,6 @@ def of_draw(model: PULinearClassifier, X: np.ndarray, y: np.ndarray, *, tested: 
         "estimate": found.prior,
         "holds": bool(found.low <= true <= found.high),
         "width": found.high - found.low,
-        "earlier": earlier.prior,
-        "earlier_holds": bool(earlier.low <= true <= earlier.high),
-        "earlier_width": earlier.high - earlier.low,
         "alarm": check_shift(sample, pile, pile.tilt(prior), X[:COMPARED], m).differs if tested else None,
         "f1": {name: f1_score(y, m > one.threshold_, zero_division=0) for name, one in models.items()},
     }
@@ -230,24 +224,13 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
         gains += [f1["auto"] - f1["own"]] if labelled >= LEAST_LABELS_TO_DECIDE else []
         holds.append(100 * np.mean([d["holds"] for d in those]))
         line = [labelled, f"{100 * pile:g} %", f"{100 * share:g} %", len(those)]
-        for kind in ("", "earlier_"):
-            line += [mean([d[kind.rstrip("_") or "estimate"] for d in those])]
-            line += [percent([d[f"{kind}holds"] for d in those]), mean([d[f"{kind}width"] for d in those])]
+        line += [mean([d["estimate"] for d in those]), percent([d["holds"] for d in those])]
+        line += [mean([d["width"] for d in those])]
         lines.append([*line, *(f"{value:.3f}" for value in f1.values())])
     head = ["labels", "pile", "share", "draws", "estimate", "holds it", "width"]
-    head += [
-        "final head: estimate",
-        "holds it",
-        "width",
-        "F1, share of the model",
-        "F1, estimated share",
-        "F1, true share",
-    ]
-    summary = []
-    for kind, name in (("", "by the heads of the folds"), ("earlier_", "by the final head")):
-        rare = [d[kind.rstrip("_") or "estimate"] for d in flat if d["share"] == SHARES[0]]
-        found, width = [d[f"{kind}holds"] for d in flat], [d[f"{kind}width"] for d in flat]
-        summary.append([name, f"{np.mean(rare):.4f}", percent(found), mean(width)])
+    head += ["F1, share of the model", "F1, estimated share", "F1, true share"]
+    rare = np.mean([d["estimate"] for d in flat if d["share"] == SHARES[0]])
+    found, width = percent([d["holds"] for d in flat]), mean([d["width"] for d in flat])
     alarms = [d["alarm"] for d in flat if d["alarm"] is not None]
     count = len({(row["group"], row["number"]) for row in rows})
     return "\n".join(
@@ -266,7 +249,8 @@ def page(rows: list[dict], groups: TaskGroups, draws: int) -> str:
             f"interval excludes that of the model. The difference test, on one draw a model, has {sum(alarms)} "
             f"false alarms in {len(alarms)}.",
             "",
-            table(["estimate", "mean at 1 %", "interval holds the share", "width"], summary),
+            f"A share of 1 % is estimated as {rare:.4f} in the mean. The interval holds the share in {found} of all "
+            f"draws, at a mean width of {width}.",
             "",
             "## By labels, share of the pile and share of the new rows",
             "",
