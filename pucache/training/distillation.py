@@ -35,7 +35,7 @@ from ..heads.solve import SoftTargetTrainer
 from ..neighbours.graph import NeighbourGraph
 from ..storage.rows import evenly_spaced
 from .cross_fitting import CrossFit, weights_without_folds
-from .neighbour_evidence import WEIGHTS, NeighbourEvidence, held_out_gains
+from .neighbour_evidence import WEIGHT, NeighbourEvidence, held_out_gain
 from .propagation import ChainLabels, neighbour_log_odds, probabilities, propagate
 
 # graph of the rows with these numbers (ascending), or of all rows for None
@@ -121,7 +121,7 @@ def distil(
     design: DesignMatrix,
     linear: CrossFit,
     tilt: Tilt,
-    agreement: tuple[float, ...],
+    agreement: float,
     positives: int,
 ) -> Distillation:
     """Run the chains of all folds, and the one with all labels.
@@ -148,9 +148,9 @@ def distil(
     margins = _by_own_chain(log_ratios, sampled.fold)
     if sampled.rows is not None:
         margins = design.margins(fold_heads, linear.fold[:, None])[:, 0]
-    before, scores = sampled.take(linear.margins), _held_out_scores(sampled, labels, log_ratios, shares)
-    gains = held_out_gains(before, scores, sampled.labels, sampled.fold)
-    evidence = NeighbourEvidence(agreement=agreement, held_out=gains, labels=positives)
+    before, (own, lift) = sampled.take(linear.margins), _held_out_lifts(sampled, labels, log_ratios, shares)
+    gain = held_out_gain(before, own + lift, sampled.labels, sampled.fold)
+    evidence = NeighbourEvidence(agreement=agreement, held_out=gain, labels=positives)
     return Distillation(
         sampled=sampled,
         head=replace(heads.take([folds]), risk=linear.head.risk, clamped=linear.head.clamped),
@@ -158,7 +158,7 @@ def distil(
         margins=margins,
         share=float(shares[-1]),
         evidence=evidence,
-        scores=scores[WEIGHTS.index(evidence.weight)] if evidence.weight else before,
+        scores=own + np.float32(WEIGHT) * lift if evidence.weight else before,
     )
 
 
@@ -199,15 +199,14 @@ def _centred(heads: FittedHeads, targets: np.ndarray, weights: np.ndarray) -> Fi
     return replace(heads, intercept=(heads.intercept - logit(means)).astype(np.float32))
 
 
-def _held_out_scores(
+def _held_out_lifts(
     sampled: DistillationRows, labels: ChainLabels, log_ratios: np.ndarray, shares: np.ndarray
-) -> list[np.ndarray]:
-    """Score of each row with neighbours, by the chain of its fold."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log ratio of each row, and what neighbours add to it, by the chain of its fold, float32 (m,) each."""
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
     lifts = neighbour_log_odds(sampled.graph.weighted_means(p))
-    own, lift = (_by_own_chain(values, sampled.fold) for values in (log_ratios, lifts))
-    return [own + np.float32(weight) * lift for weight in WEIGHTS]
+    return _by_own_chain(log_ratios, sampled.fold), _by_own_chain(lifts, sampled.fold)
 
 
 def _by_own_chain(values: np.ndarray, fold: np.ndarray) -> np.ndarray:

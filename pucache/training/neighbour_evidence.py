@@ -21,10 +21,9 @@ share is noise. Thousands of rows take part, so this works with few labels.
 *Held-out positives.* Each is ranked among the unlabelled rows of its fold, by the chain of its fold, with
 and without neighbours. With n labels this counts `_HELD_OUT_WEIGHT` * n / (n + `_HALF_TRUST`).
 
-Neighbours are used where the sum of the two at weight 1 exceeds `_LEAST_EVIDENCE` * sqrt(20 / n): with
-few labels only clear evidence counts. Without agreement they are not used, as held-out positives alone are
-noisy. The weight in the ranking is the greatest of `WEIGHTS` with at least `_NEAR_BEST` of the greatest
-sum. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
+Both are judged at weight 1. Neighbours are used, at `WEIGHT`, where the sum of the two exceeds `_LEAST_EVIDENCE`
+* sqrt(20 / n): with few labels only clear evidence counts. Without agreement they are not used, as held-out
+positives alone are noisy. The constants were chosen on classes of CIFAR-10 and on tasks in which neighbours mislead
 (docs/results/few-labels.md).
 """
 
@@ -42,10 +41,9 @@ from .propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
 
-WEIGHTS = (0.5, 1.0, 2.0)  # of the neighbours in a ranking
-_JUDGED = 1  # number of the weight that decides whether neighbours are used
+WEIGHT = 2.0  # of the neighbours in a ranking, where they count
 _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
-_LEAST_EVIDENCE, _NEAR_BEST = 0.02, 0.7  # the first with 20 labels
+_LEAST_EVIDENCE = 0.02  # with 20 labels
 LEAST_POSITIVES = 4  # halves of two
 _SPLITS, _MOST_SPLITS, _ROWS_OF_SPLITS = 2, 15, 16_384  # random splits into halves: more of them where rows are few
 _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
@@ -53,35 +51,31 @@ _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows ab
 
 @dataclass(frozen=True)
 class NeighbourEvidence:
-    """Change of how high positives rank when neighbours count, for each of `WEIGHTS`.
+    """Change of how high positives rank when neighbours count.
 
     Attributes
     ----------
-    agreement : tuple of float
+    agreement : float
         Of the likely positives of a head trained on the other half of the labels.
-    held_out : tuple of float
+    held_out : float
         Of held-out positives.
     labels : int
         Number of labelled positives.
     """
 
-    agreement: tuple[float, ...]
-    held_out: tuple[float, ...]
+    agreement: float
+    held_out: float
     labels: int
 
     @property
-    def total(self) -> np.ndarray:
-        """Weighted sum of both kinds, for each of `WEIGHTS`."""
-        trust = _HELD_OUT_WEIGHT * self.labels / (self.labels + _HALF_TRUST)
-        return np.array(self.agreement) + trust * np.array(self.held_out)
+    def total(self) -> float:
+        """Weighted sum of both kinds."""
+        return self.agreement + _HELD_OUT_WEIGHT * self.labels / (self.labels + _HALF_TRUST) * self.held_out
 
     @property
     def weight(self) -> float:
-        """Weight of the neighbours: 0, or one of `WEIGHTS`."""
-        total = self.total
-        if total[_JUDGED] <= self.least or self.agreement[_JUDGED] <= 0:
-            return 0.0
-        return float(np.max(np.array(WEIGHTS)[total >= _NEAR_BEST * total.max()]))
+        """Weight of the neighbours: 0 or `WEIGHT`."""
+        return WEIGHT if self.total > self.least and self.agreement > 0 else 0.0
 
     @property
     def least(self) -> float:
@@ -90,12 +84,12 @@ class NeighbourEvidence:
 
     def sentence(self) -> str:
         """The choice and its reason."""
-        fewer, least = 1 - np.exp(-self.total[_JUDGED]), 1 - np.exp(-self.least)
+        fewer, least = 1 - np.exp(-self.total), 1 - np.exp(-self.least)
         change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images above a positive"
         change += f"; more than {least:.0%} fewer are asked for"
         if self.weight:
-            return f"nearest neighbours count, with weight {self.weight:g}: with them positives rank higher ({change})"
-        if self.agreement[_JUDGED] <= 0:
+            return f"nearest neighbours count: with them positives rank higher ({change})"
+        if self.agreement <= 0:
             return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
         return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
 
@@ -112,9 +106,11 @@ class NeighbourSettings:
     share : float
         Share of positives with which the margins of the pile become probabilities.
     tilt : Tilt
-        Of scores with neighbours at the chosen weight.
+        Of scores with neighbours.
     threshold : float
         Score above which a row is called positive.
+    weight : float
+        Of the neighbours; 0 where they do not count, 0.5 or 1 in some models of 0.4.
     """
 
     evidence: NeighbourEvidence
@@ -122,23 +118,19 @@ class NeighbourSettings:
     share: float
     tilt: Tilt
     threshold: float
-
-    @property
-    def weight(self) -> float:
-        """Weight of the neighbours; 0 where they do not count."""
-        return self.evidence.weight
+    weight: float
 
     def to_json(self) -> dict[str, Any]:
         """Content for the model file."""
-        content = asdict(self)
-        content["evidence"] |= {name: list(content["evidence"][name]) for name in ("agreement", "held_out")}
-        return content | {"weight": self.weight, "reason": self.evidence.sentence()}
+        return asdict(self) | {"reason": self.evidence.sentence()}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> NeighbourSettings:
         """Read the result of `to_json`; LookupError, TypeError, ValueError or ArithmeticError for other content."""
         evidence = content["evidence"]
-        agreement, held_out = (tuple(float(gain) for gain in evidence[name]) for name in ("agreement", "held_out"))
+        gains = [evidence[name] for name in ("agreement", "held_out")]
+        # models of 0.4 have them at weights of 0.5, 1 and 2, of which the second decided
+        agreement, held_out = (float(gain[1] if isinstance(gain, list) else gain) for gain in gains)
         tilt = Tilt(**{name: float(content["tilt"][name]) for name in ("alpha", "slope", "prior")})
         settings = cls(
             evidence=NeighbourEvidence(agreement=agreement, held_out=held_out, labels=int(evidence["labels"])),
@@ -146,9 +138,10 @@ class NeighbourSettings:
             share=float(content["share"]),
             tilt=tilt,
             threshold=float(content["threshold"]),
+            weight=float(content["weight"]),
         )
-        numbers = [*agreement, *held_out, tilt.alpha, tilt.slope, settings.threshold]
-        if not (len(agreement) == len(held_out) == len(WEIGHTS) and np.isfinite(numbers).all()):
+        numbers = [agreement, held_out, tilt.alpha, tilt.slope, settings.threshold]
+        if not (np.isfinite(numbers).all() and settings.weight in (0.0, 0.5, 1.0, WEIGHT)):
             raise ValueError("its evidence on neighbours is not that of a model")
         if settings.evidence.labels < 1:
             raise ValueError(f"its evidence on neighbours is that of {settings.evidence.labels} positives")
@@ -157,10 +150,10 @@ class NeighbourSettings:
         return settings
 
 
-def agreement_gains(
+def agreement_gain(
     margins: np.ndarray, halves: np.ndarray, labels: TrainingLabels, graph: NeighbourGraph, *, prior: float
-) -> tuple[float, ...]:
-    """Gain of the ranking of one half's likely positives by the other half's head, for each of `WEIGHTS`.
+) -> float:
+    """Gain of the ranking of one half's likely positives by the other half's head.
 
     `margins` (n, H) are those of heads that were each trained on a column of `halves` (n, H); `prior` is the share of
     positives among the unlabelled.
@@ -175,19 +168,14 @@ def agreement_gains(
     log_ratios, lifts, p = log_ratios[unlabelled], lifts[unlabelled], p[unlabelled]
     pairs = [(head, head ^ 1) for head in range(margins.shape[1])]  # heads 0 and 1 are the halves of the first split
     before = [_mean_rank(log_ratios[:, head], p[:, other]) for head, other in pairs]
-    gains = []
-    for weight in WEIGHTS:
-        after = [_mean_rank(log_ratios[:, head] + weight * lifts[:, head], p[:, other]) for head, other in pairs]
-        gains.append(float(np.mean(np.subtract(after, before))))
-    return tuple(gains)
+    after = [_mean_rank(log_ratios[:, head] + lifts[:, head], p[:, other]) for head, other in pairs]
+    return float(np.mean(np.subtract(after, before)))
 
 
-def held_out_gains(
-    classifier: np.ndarray, rankings: list[np.ndarray], labels: TrainingLabels, fold: np.ndarray
-) -> tuple[float, ...]:
-    """Gain in rank of held-out positives of rankings against the classifier's; all are held-out scores, (n,)."""
-    before = _ranks_within_folds(classifier, labels, fold)
-    return tuple(float(np.mean(_ranks_within_folds(scores, labels, fold) - before)) for scores in rankings)
+def held_out_gain(classifier: np.ndarray, ranking: np.ndarray, labels: TrainingLabels, fold: np.ndarray) -> float:
+    """Gain in rank of held-out positives of a ranking against the classifier's; both are held-out scores, (n,)."""
+    ranks = _ranks_within_folds(ranking, labels, fold) - _ranks_within_folds(classifier, labels, fold)
+    return float(np.mean(ranks))
 
 
 def halves_of(labels: TrainingLabels, groups: np.ndarray | None, seed: int) -> np.ndarray:

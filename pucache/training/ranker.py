@@ -45,11 +45,10 @@ from ..threads import limited_threads, worker_threads
 from .cross_fitting import HALVES_TOLERANCE
 from .neighbour_evidence import (
     LEAST_POSITIVES,
-    WEIGHTS,
     NeighbourEvidence,
-    agreement_gains,
+    agreement_gain,
     halves_of,
-    held_out_gains,
+    held_out_gain,
 )
 from .propagation import LEAST_SHARE, neighbour_log_odds, probabilities
 from .ranking_result import RankingResult
@@ -188,11 +187,10 @@ class Ranker:
         halves, design = halves_of(labels, self._group, self._seed), self._design(self.features.all, labels)
         weights = labels.row_weights[:, None] * halves
         heads = fit_heads(design, weights=weights, risk=_RISK, penalty=_PENALTY, tolerance=HALVES_TOLERANCE)
-        agreement = agreement_gains(design.margins(heads), halves, labels, self.graph, prior=tilt.prior)
+        agreement = agreement_gain(design.margins(heads), halves, labels, self.graph, prior=tilt.prior)
         log_ratios = tilt.log_ratio(margins).astype(np.float32)
         lifts = self._lifts(log_ratios, tilt, s, reviewed)
-        rankings = [log_ratios + np.float32(weight) * lifts for weight in WEIGHTS]
-        held_out = held_out_gains(log_ratios, rankings, labels, self._folds.of_all)
+        held_out = held_out_gain(log_ratios, log_ratios + lifts, labels, self._folds.of_all)
         self.neighbour_weight = NeighbourEvidence(agreement=agreement, held_out=held_out, labels=positives).weight
         self._chosen_at = positives
 

@@ -36,7 +36,7 @@ from ..storage.rows import take_rows
 from .cross_fitting import PENALTIES, CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, distil
 from .model_file import TrainedState
-from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gains, halves_of
+from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gain, halves_of
 from .training_set import TrainingSet
 
 METHODS = ("distilled", "linear")
@@ -272,7 +272,7 @@ def _distil(data: TrainingSet, linear: CrossFit, halves: np.ndarray, given: floa
         return None
     sampled = DistillationRows.of(data.design, labels, linear.fold, data.rows.graph, data.rows.labelled)
     margins = sampled.design.margins(linear.of_halves)
-    agreement = agreement_gains(margins, sampled.take(halves), sampled.labels, sampled.graph, prior=tilt.prior)
+    agreement = agreement_gain(margins, sampled.take(halves), sampled.labels, sampled.graph, prior=tilt.prior)
     count = LabelCount.of(labels.training_s, groups=data.rows.group, weights=labels.training_weights)
     return distil(sampled, data.design, linear, tilt, agreement, count.labels)
 
@@ -290,6 +290,7 @@ def _neighbour_settings(
     tilt = fit_tilt(scores, labels.s, labels.weights, given)
     return NeighbourSettings(
         evidence=distillation.evidence,
+        weight=distillation.evidence.weight,
         search=distillation.sampled.graph.search,
         share=distillation.share,
         tilt=tilt

@@ -10,17 +10,15 @@ from pucache.training.neighbour_evidence import NeighbourEvidence, NeighbourSett
 
 from . import plain
 
-EVIDENCE = {0.0: (-0.5, -0.5, -0.5), 0.5: (2.0, 1.0, 0.1), 1.0: (0.1, 2.0, 0.1), 2.0: (0.1, 1.0, 2.0)}
 SHARE, TILT, THRESHOLD = 0.2, Tilt(alpha=-1.0, slope=0.7, prior=0.25), 1.5
 
 
 def with_neighbours(model, weight, method="distilled"):
     """A copy of a model that has chosen a weight for its neighbours."""
     changed = copy.copy(model)
-    evidence = NeighbourEvidence(agreement=EVIDENCE[weight], held_out=(0.0, 0.0, 0.0), labels=100)
-    assert evidence.weight == weight
+    evidence = NeighbourEvidence(agreement=2.0 if weight else -0.5, held_out=0.0, labels=100)
     changed.neighbours_ = NeighbourSettings(
-        evidence=evidence, search="exact search", share=SHARE, tilt=TILT, threshold=THRESHOLD
+        evidence=evidence, search="exact search", share=SHARE, tilt=TILT, threshold=THRESHOLD, weight=weight
     )
     changed.method_ = method
     return changed

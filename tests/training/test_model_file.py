@@ -65,11 +65,12 @@ def example_state(**changes):
         classes_=np.array(["no", "yes"]),
         encoder_=tiny_encoder().spec,
         neighbours_=NeighbourSettings(
-            evidence=NeighbourEvidence(agreement=(0.1, 0.2, 0.3), held_out=(-0.1, 0.0, 0.1), labels=10),
+            evidence=NeighbourEvidence(agreement=0.2, held_out=-0.1, labels=10),
             search="exact search",
             share=0.2,
             tilt=Tilt(0.5, 1.5, 0.3),
             threshold=-1.0,
+            weight=2.0,
         ),
         method_="distilled",
     )
@@ -211,7 +212,7 @@ def neighbours(**changed):
 
 
 def gains(agreement, labels=10):
-    return neighbours(evidence={"agreement": agreement, "held_out": [0.1] * len(agreement), "labels": labels})
+    return neighbours(evidence={"agreement": agreement, "held_out": 0.1, "labels": labels})
 
 
 STRANGE = {
@@ -238,8 +239,9 @@ STRANGE = {
     "a sample that is a list": content(unlabelled_sample=[1]),
     "neighbours in words": content(neighbours="exact"),
     "neighbours without evidence": content(neighbours={"search": "exact search"}),
-    "evidence that is infinite": gains([float("inf")] * 3),
-    "evidence of no labels": gains([0.1] * 3, -20),
+    "evidence that is infinite": gains(float("inf")),
+    "evidence of no labels": gains(0.1, -20),
+    "a weight that no version chose": neighbours(weight=3),
     "a slope that is no number": neighbours(tilt={"alpha": 0.0, "slope": float("nan"), "prior": 0.5}),
     "neighbours with a prior of 1": neighbours(tilt={"alpha": 0.0, "slope": 1.0, "prior": 1.0}),
     "neighbours without a threshold": neighbours(threshold=None),
@@ -249,6 +251,12 @@ STRANGE = {
 @pytest.mark.parametrize("change", STRANGE.values(), ids=STRANGE)
 def test_a_model_that_a_stranger_made_and_sealed_is_refused_where_it_is_no_head(rewrite, change):
     assert re.search(REFUSED, one_line(ModelError, read_model, rewrite(change)))
+
+
+def test_neighbours_of_a_model_of_0_4_keep_their_weight(rewrite):
+    evidence = {"agreement": [0.1, 0.2, 0.3], "held_out": [0.0, -0.1, 0.0], "labels": 10}
+    kept = read_model(rewrite(neighbours(evidence=evidence, weight=0.5)))[1].neighbours_
+    assert kept.weight == 0.5 and kept.evidence == NeighbourEvidence(0.2, -0.1, 10)
 
 
 # --- the pile and the heads of the folds ---------------------------------------------------------

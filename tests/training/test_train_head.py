@@ -104,7 +104,7 @@ def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
     assert ((posterior >= 0) & (posterior <= 1)).all()
     if model.neighbours_ is not None:
         evidence = model.neighbours_.evidence
-        assert np.isfinite([*evidence.agreement, *evidence.held_out, model.neighbours_.threshold]).all()
+        assert np.isfinite([evidence.agreement, evidence.held_out, model.neighbours_.threshold]).all()
 
 
 @pytest.mark.parametrize(("left", "method"), [(0, "linear"), (36, "distilled")])
