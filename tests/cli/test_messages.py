@@ -318,7 +318,7 @@ class Strike:
             os.kill(os.getpid(), int(sys.argv[2]))
 import pucache.cli.start
 sys.meta_path.insert(0, Strike())
-pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
+pucache.cli.start.run(["demo", "d"])
 """
 
 
@@ -327,7 +327,7 @@ pucache.cli.start.run(["train-pu", "cache.h5", "--positives", "p.txt"])
     [
         ("pucache.cli.main", signal.SIGINT),
         ("click", signal.SIGTERM),
-        ("pucache.cli.train_pu", signal.SIGTERM),
+        ("pucache.cli.demo", signal.SIGTERM),
         ("torch", signal.SIGINT),
     ],
 )
