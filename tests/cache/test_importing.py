@@ -43,22 +43,6 @@ def test_a_row_that_cannot_be_stored_is_named_and_nothing_is_written(tmp_path, X
     assert visible(tmp_path) == []
 
 
-@pytest.mark.parametrize("file_format", ["npy", "array"])
-@pytest.mark.parametrize("wrong", [[1], [0, 3], [5]])
-def test_rows_that_cannot_be_stored_are_failures_where_that_is_asked(tmp_path, monkeypatch, file_format, wrong):
-    monkeypatch.setattr(importing, "BLOCK_BYTES", 40)  # two rows of five numbers
-    X, keys = rows(6), np.array(list("fbdeca"))
-    X[wrong, 2] = np.nan
-    np.save(tmp_path / "x.npy", X)
-    source = X if file_format == "array" else tmp_path / "x.npy"
-    report = import_embeddings(source, tmp_path / "c.h5", keys=keys.tolist(), skip_invalid=True)
-    cache, kept = EmbeddingCache(tmp_path / "c.h5"), np.setdiff1d(np.arange(6), wrong)
-    assert (report.rows, report.left_out) == (len(kept), len(wrong))
-    assert list(cache.keys) == sorted(keys[kept]) and set(cache.failures) == set(keys[wrong])
-    np.testing.assert_array_equal(cache.X, X[kept[np.argsort(keys[kept])]])
-    assert all(re.search(r"row \d of .* is NaN, infinite or overflows float32", why) for why in cache.failures.values())
-
-
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
 def test_normalized_rows_have_length_one(tmp_path, dtype):
     X = rows(50, dtype=dtype) * 50

@@ -1,7 +1,5 @@
 """Pretraining on CUDA: steps, probes and a resumed run are those of the CPU."""
 
-import contextlib
-
 import numpy as np
 import pytest
 import torch
@@ -12,7 +10,6 @@ from pucache.encoders import pretrained_file
 from pucache.errors import RunError
 from pucache.pretraining import probe
 from pucache.pretraining.network import NetworkConfig
-from pucache.pretraining.train_step import Training
 
 CPU = torch.device("cpu")
 
@@ -64,29 +61,3 @@ def test_a_resumed_run_is_that_of_the_cpu(cuda, photos, tmp_path):
     expected, weights = (pretrained_file.read(tmp_path / device)[0] for device in ("cpu", "cuda"))
     for name, tensor in expected.items():
         np.testing.assert_allclose(weights[name], tensor, rtol=1e-2, atol=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("epochs", "minutes", "disabled", "compiled"),
-    [(100_000, 1000.0, "0", 1), (100_000, 1000.0, "1", 0), (100_000, 4.0, "0", 0), (40, 1000.0, "0", 0)],
-)
-def test_a_step_is_compiled_once_where_much_training_is_left(
-    cuda, photos, tmp_path, monkeypatch, epochs, minutes, disabled, compiled
-):
-    compilings, steps = [], []
-    monkeypatch.setenv("TORCH_COMPILE_DISABLE", disabled)
-    monkeypatch.setattr(Training, "compile", lambda *arguments: compilings.append(len(steps)))
-
-    def ended_after_60(run, number, images, step=Training.step):
-        steps.append(number)
-        if len(steps) == 60:
-            raise RunError("enough")
-        return step(run, number, images)
-
-    monkeypatch.setattr(Training, "step", ended_after_60)
-    network = NetworkConfig("test_resnet", size=SIDE)
-    settings = {"device": "cuda", "precision": "fp32", "workers": 0, "minutes": minutes}
-    with contextlib.suppress(RunError):
-        pretrain(photos, tmp_path / "run", network, recipe(epochs=epochs), **settings)
-    assert len(compilings) == compiled and all(50 < step < 60 for step in compilings)
