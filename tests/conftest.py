@@ -10,7 +10,6 @@ import pytest
 from helpers.browser import chromium
 from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
-from helpers.slow import slow
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: examples are counted, not timed.
@@ -109,7 +108,7 @@ def image_folder(tmp_path):
     return make
 
 
-@pytest.fixture(params=["one block", slow("small blocks"), "small blocks of three files"])
+@pytest.fixture(params=["one block", "small blocks of three files"])
 def opened(request, tmp_path, monkeypatch):
     """Open rows as a cache, in one block or in many; digests may be given."""
     from helpers.planted import write_cache

@@ -10,7 +10,6 @@ import pytest
 import torch
 from helpers.files import visible
 from helpers.imports import expect, refusal, rows, write_clip_folder
-from helpers.slow import slow
 
 from pucache import EmbeddingCache, EncoderSpec, import_embeddings
 from pucache.cache import importing
@@ -130,7 +129,7 @@ def test_parts_of_a_killed_import_are_removed_and_it_begins_again(tmp_path, sour
     assert not (tmp_path / "c.h5.parts").exists()
 
 
-@pytest.mark.parametrize("change", ["vanishes", slow("another array"), "cut short"])
+@pytest.mark.parametrize("change", ["vanishes", "cut short"])
 def test_a_file_that_changes_or_vanishes_is_named_and_the_output_stays(tmp_path, source, small_parts, change):
     (tmp_path / "c.h5").write_text("precious")
     part = source / "img_emb" / "img_emb_3.npy"
@@ -138,10 +137,8 @@ def test_a_file_that_changes_or_vanishes_is_named_and_the_output_stays(tmp_path,
     def alter():
         if change == "vanishes":
             part.unlink()
-        elif change == "cut short":
-            os.truncate(part, part.stat().st_size // 2)
         else:
-            np.save(part, np.zeros((N // 12, 16), "f4"))
+            os.truncate(part, part.stat().st_size // 2)
 
     problem = r"img_emb_3.npy: No such file.*; restore" if change == "vanishes" else r"img_emb_3.npy changed during"
     with pytest.raises(SourceError, match=rf"{problem}.* run the same command"):

@@ -17,7 +17,6 @@ from helpers.embedding_runs import (
     work,
 )
 from helpers.files import visible
-from helpers.slow import slow
 from helpers.tiny import save_image
 
 from pucache import EmbeddingCache
@@ -55,7 +54,7 @@ def finished_rows(cache):
     return [len(CacheFile(path)) for path in parts_of(cache)]
 
 
-@pytest.mark.parametrize(("blocks", "workers"), [(3, 0), (5, 2), slow(0, 0), slow(1, 2), slow(4, 0)])
+@pytest.mark.parametrize(("blocks", "workers"), [(3, 0), (5, 2)])
 def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, encoder, blocks, workers):
     interrupt(folder, out, blocks, workers=workers)
     finished = finished_rows(out)
