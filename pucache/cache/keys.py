@@ -157,11 +157,11 @@ def key_numbers(keys: np.ndarray, seed: int) -> np.ndarray:
     total = np.zeros(len(keys), np.uint64)
     for number in range(width):
         factor = np.uint64(_ODD * (2 * number + 1) & _BITS)
-        total += _mixed(words[:, number] * factor)  # zero for words of padding, as 0 is mixed to 0
-    return _mixed(total + np.uint64(_ODD * (seed + 1) & _BITS))
+        total += split_mix(words[:, number] * factor)  # zero for words of padding, as 0 is mixed to 0
+    return split_mix(total + np.uint64(_ODD * (seed + 1) & _BITS))
 
 
-def _mixed(words: np.ndarray) -> np.ndarray:
+def split_mix(words: np.ndarray) -> np.ndarray:
     """Finaliser of SplitMix64 (Steele, Lea and Flood 2014), in place: each bit depends on all bits."""
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)

@@ -46,15 +46,8 @@ def score_by_classes(
 ) -> tuple[ScoreRows, str]:
     """Scores of embeddings of the bundled encoder, and a line on what the words stand for.
 
-    Vectors of the classes' texts are kept in `folder`, as they take longer than the rest. ``sample``, (m, d), is of the
+    Vectors of the classes' texts are kept in `folder`, as they take longer than the rest. `sample` (m, d) is of the
     embeddings to be scored.
-
-    Raises
-    ------
-    EncoderError
-        There is no text encoder, or the bundled weights are missing.
-    MissingExtraError
-        The extra ``words`` is not installed.
     """
     encode, texts = SentenceEncoder(text_encoder), class_texts()
     of_classes, names = _kept_vectors(encode, texts, folder), [text.split(",")[0].split(":")[0] for text in texts]

@@ -59,22 +59,11 @@ def load(
 
 
 class OnnxNetwork(torch.nn.Module):
-    """Runs a file on batches of float32 (B, 3, H, W) on any device; gives float32 (B, d).
-
-    Attributes
-    ----------
-    dtype : torch.dtype
-        Of the images that the file takes, float32 or uint8.
-    image_size : tuple of int, or None
-        (height, width) where the file fixes it.
-    onnx_digest : str
-        Digest of the file and of the files that hold its weights.
-    global_pool : str
-        ``token``, ``avg``, or empty.
-    """
+    """Runs a file on batches of float32 (B, 3, H, W) on any device; gives float32 (B, d)."""
 
     def __init__(self, path: Path, output: str, pooling: str | None, device: torch.device):
         super().__init__()
+        # the digest covers the file and those that hold its weights
         self.onnx_digest, self._session = _digest(path), _session(path, device)
         if {"threshold", "share"} <= self._session.get_modelmeta().custom_metadata_map.keys():
             raise EncoderError(f"{path} is a model that export wrote; expected an encoder, without a trained head")
@@ -84,9 +73,11 @@ class OnnxNetwork(torch.nn.Module):
             found = "; ".join(f"{each.name}: {each.type} {tuple(each.shape)}" for each in (images, *others))
             raise EncoderError(f"{path} takes {found}; expected one input, float32 or uint8 (N, 3, H, W)")
         batch, *sides = (size for axis, size in enumerate(images.shape) if axis != channels[0])
+        # (height, width) where the file fixes it, else None
         self.image_size = tuple(sides) if all(isinstance(side, int) for side in sides) else None
         self._batch = batch if isinstance(batch, int) else 0
         self._input, self.dtype, self._channels_last = images.name, _TYPES[images.type], channels[0] == 3
+        # token, avg or nothing
         self.global_pool, self._output = pooling or "", self._find_output(path, output, pooling)
 
     def _find_output(self, path: Path, name: str, pooling: str | None) -> str:

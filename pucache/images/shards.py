@@ -29,18 +29,11 @@ class ShardSource:
 
     With one shard the key is the image's name in it. With a glob of shards it is the shard's path below the
     glob's folders, a slash, and that name. Of several images with one name the last counts, as in tar.
-
-    Attributes
-    ----------
-    kind : str
-        Format of the shards, for messages.
-    is_table : bool
-        Whether images are rows of a table, whose order users know.
-    sequential : bool
-        Whether a shard is decoded from its beginning, so that its images are best read in order, once.
     """
 
-    kind, sequential, is_table = "", False, False
+    kind = ""  # of shards, for messages
+    sequential = False  # whether a shard is decoded from its beginning: its images are best read in order, once
+    is_table = False  # whether images are rows of a table, whose order users know
     _unpickled: tuple[str, ...] = ()  # attributes that `_reset` makes anew in another process
 
     def __init__(self, where: str, encoding: str = ""):

@@ -23,25 +23,13 @@ log = logging.getLogger("pucache")
 
 @dataclass(frozen=True)
 class LabelRule:
-    """What the cells of a column of labels mean.
+    """What the cells of a column of labels mean; blank ones say nothing."""
 
-    Attributes
-    ----------
-    value : str or None
-        Cell that means 1, whatever its case and the spaces around it; any other that is not blank means 0. None: the
-        usual words and numbers.
-    exact : bool
-        Compare cells with `value` as they are written.
-    separator : str or None
-        What stands between the labels of a cell that has several, of which `value` is one.
-    undecided : sequence of str
-        Cells that say nothing, beside blank ones.
-    """
-
+    # cell that means 1, whatever its case and the spaces around it; others mean 0. None: the usual words and numbers
     value: str | None = None
-    exact: bool = False
-    separator: str | None = None
-    undecided: Sequence[str] = ()
+    exact: bool = False  # compare cells with the value as they are written
+    separator: str | None = None  # between the labels of a cell that has several, of which the value is one
+    undecided: Sequence[str] = ()  # cells that say nothing
 
     def meanings(self, met: Mapping[str | None, int], where: str) -> dict[str | None, int | None]:
         """1, 0 or -1 (undecided) for each cell; None for one that means nothing. `met` counts the cells.

@@ -136,25 +136,13 @@ def read_labels(
 
 @dataclass(frozen=True)
 class ImportedLabels:
-    """Labels of a cache, and what was left out on the way.
-
-    Attributes
-    ----------
-    cache : EmbeddingCache
-    labels : Labels
-    group_names : list of str, or None
-        Of each row; "" for a row that is a group of its own.
-    unknown : Listing or None
-        Lines that are decided and name no row of the cache.
-    undecided : int
-        Lines without a label.
-    """
+    """Labels of a cache, and what was left out on the way."""
 
     cache: EmbeddingCache
     labels: Labels
-    group_names: list[str] | None = None
-    unknown: Listing | None = None
-    undecided: int = 0
+    group_names: list[str] | None = None  # of each row; "" for a row that is a group of its own
+    unknown: Listing | None = None  # lines that are decided and name no row of the cache
+    undecided: int = 0  # lines without a label
     used: Listing | None = field(default=None, repr=False)
 
     def of_known_keys(self) -> Labels:

@@ -47,26 +47,14 @@ _LABELLED = 1024  # whose neighbourhoods are joined where names do not tell grou
 
 @dataclass(frozen=True, eq=False)
 class UnnamedGroups:
-    """Groups that hold labels, and are taken for named ones until the user says otherwise.
+    """Groups that hold labels, and are taken for named ones until the user says otherwise."""
 
-    Attributes
-    ----------
-    group : ndarray of int64, (n,)
-        First row of each row's group; without a pattern neighbourhoods are put together until they are too few for
-        any figure.
-    labelled, holding : int
-        Labelled positives, copies once, and the groups that they lie in.
-    by_chance : int
-        Groups that would hold as many images drawn at random.
-    pattern : str
-        On keys, which tells groups; "" where names do not.
-    """
-
+    # first row of each row's group; without a pattern neighbourhoods are joined until they are too few for any figure
     group: np.ndarray
-    labelled: int
-    holding: int
-    by_chance: int
-    pattern: str = ""
+    labelled: int  # positives, copies once
+    holding: int  # groups that they lie in
+    by_chance: int  # groups that would hold as many images drawn at random
+    pattern: str = ""  # on keys, which tells groups; "" where names do not
 
     def sentence(self, cache: EmbeddingCache, sources: Sequence[str]) -> str:
         """What was seen, what follows from it, and what to type."""

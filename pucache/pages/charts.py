@@ -84,14 +84,11 @@ def margin_histogram(held_out: HeldOut) -> dict[str, list[float]]:
 
 
 def precision_recall(held_out: HeldOut) -> dict[str, dict[str, Any]]:
-    """Recall and precision among the unlabelled as the threshold falls.
+    """Recall and precision among the unlabelled as the threshold falls, as lists, and `at`, the pair at the threshold.
 
-    Returns
-    -------
-    dict
-        ``expected``: from the posteriors. ``counted``: recall is the share of P above, and precision = prior *
-        recall / share of U above; from the tenth labelled positive on. ``true``: from the true classes, if any
-        known one is positive. Each holds the lists recall and precision, and `at`, the pair at the threshold.
+    ``expected`` is from the posteriors. In ``counted`` recall is the share of P above, and precision = prior * recall /
+    share of U above, from the tenth labelled positive on. ``true`` is from the true classes, if any known one is
+    positive.
     """
     m = np.sort(held_out.unlabelled)[::-1].astype(np.float64)
     last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
@@ -133,16 +130,10 @@ def _true_curve(held_out: HeldOut, at: tuple[float, float]) -> dict[str, Any]:
 
 
 def reliability(held_out: HeldOut) -> dict[str, list[float]]:
-    """Compare the posteriors with counted shares of positives, in bins of the posterior.
+    """Compare the posteriors with counted shares of positives, in bins of the posterior: lists with a value per bin.
 
-    The counted share of positives among the U of a bin is prior * (share of P in it) / (share of U in it).
-
-    Returns
-    -------
-    dict
-        A list per name, with a value per bin: low and high (its ends), n (unlabelled rows), labelled (labelled
-        positives), posterior (mean over U), counted, counted_low and counted_high (two standard errors). With
-        truth also n_known, and true, true_low and true_high (NaN where no class is known).
+    The counted share of positives among the U of a bin is prior * (share of P in it) / (share of U in it). Its ends,
+    and those of the true share, are two standard errors away. The true share is NaN where no class is known.
     """
     p, u = held_out.tilt.posterior(held_out.positive), held_out.tilt.posterior(held_out.unlabelled)
     edges = _edges(u)

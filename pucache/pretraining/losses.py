@@ -27,25 +27,13 @@ _MAX_LOG_SHARE = -1e-6  # upper limit of log(tau_plus * pos / neg); beyond it g 
 
 
 def contrastive_loss(z: torch.Tensor, *, temperature: float = 0.5, tau_plus: float = 0.1) -> torch.Tensor:
-    """Debiased contrastive loss of the images of one batch; NT-Xent with ``tau_plus = 0``.
+    """Debiased contrastive loss of the M >= 2 views of b >= 2 images: z (b, M, d), of any length; NT-Xent with
+    ``tau_plus = 0``.
 
     Under `torch.distributed` the batch is the union over the processes, each of which must pass the same number of
     images. A process returns the mean over its own anchors against the views of all processes. The mean of these losses
     over the processes equals the loss of one process with the whole batch; so does its gradient, if parameter gradients
-    are averaged.
-
-    Parameters
-    ----------
-    z : tensor, (b, M, d)
-        Projections of M >= 2 views of b >= 2 images, of any length; normalised here, in float32 or better.
-    temperature : float
-        tau > 0.
-    tau_plus : float
-        Probability that a random image is of the anchor's class, in [0, 1).
-
-    Returns
-    -------
-    tensor, ()
+    are averaged. `tau_plus` is the probability that a random image is of the anchor's class.
     """
     check_parameters(temperature, tau_plus)
     if z.ndim != 3:

@@ -43,24 +43,12 @@ _TASK_ROWS = 1 << 12  # that one thread scores at once
 
 @dataclass(frozen=True)
 class Query:
-    """What is looked for: words, what is like some pictures or vectors, or both.
-
-    Attributes
-    ----------
-    words, not_words : tuple of str
-        Texts of what is looked for, any of them, and of what is not.
-    like : tuple of str
-        Sources of pictures, pictures, or ``.npy`` files of vectors of the cache's dimension.
-    text_encoder : path, optional
-        Folder of a sentence-transformers model, for words and the bundled encoder.
-    weights : path or Encoder, optional
-        Of the cache's encoder, as `pucache.embed` took them, or the encoder itself (`pucache.Encoder.of`), for
-        pictures, or for words and an image-text encoder. By default they are looked for where the cache names them.
-    """
+    """What is looked for: words, what is like some pictures or vectors, or both; see `pucache.retrieve_positives`."""
 
     words: tuple[str, ...] = ()
     not_words: tuple[str, ...] = ()
     like: tuple[str, ...] = ()
+    # folder of a sentence-transformers model, for words and the bundled encoder
     text_encoder: str | Path | None = field(default=None, compare=False)
     weights: str | Path | Encoder | None = field(default=None, compare=False)
 
@@ -126,17 +114,7 @@ class QueryScorer:
     def __call__(
         self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
-        """Score every row; by words and pictures together by the ranks that each gives it.
-
-        Raises
-        ------
-        EncoderError
-            The cache's encoder has no words, or cannot be loaded for pictures; no text encoder is there.
-        MissingExtraError
-            What the words need is not installed.
-        SourceError, LabelError
-            Pictures or vectors cannot be read, or do not fit.
-        """
+        """Score every row; by words and pictures together by the ranks that each gives it."""
         found, note = [], ""
         if self.query.words:
             score_rows, note = self._by_words(cache)

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..cache.keys import split_mix
 from ..labels import near_duplicates
 from ..labels.labels import PULabels
 from ..storage.atomic import replacing
@@ -185,11 +186,8 @@ def random_numbers(cache: EmbeddingCache) -> np.ndarray:
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:
-    """splitmix64 of uint64 numbers: hashes of keys that count up differ in few bits."""
-    z = numbers + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(z ^ (z >> np.uint64(31)))
+    """SplitMix64 of uint64 numbers: hashes of keys that count up differ in few bits."""
+    return split_mix(numbers + np.uint64(0x9E3779B97F4A7C15))
 
 
 class NumberedRows:

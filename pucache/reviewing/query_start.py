@@ -56,14 +56,8 @@ def positives_known(session: Session) -> int:
 def begin_with(session: Session, ranking: FirstRanking | None, identifier: str) -> tuple[FirstRanking | None, str]:
     """The ranking to begin with, or to go on with, and why there is none although one was asked for.
 
-    A new query is written to the log first. Without one, that of the log goes on, by its kept scores or new ones.
-
-    Raises
-    ------
-    ValueError
-        A query is named, and there are enough positives for a classifier.
-    SessionError
-        The log cannot be written.
+    A new query is written to the log first; `ValueError` where there are enough positives for a classifier. Without a
+    query, that of the log goes on, by its kept scores or new ones.
     """
     known = positives_known(session)
     if ranking is not None:

@@ -179,16 +179,8 @@ class Session:
     def decide(self, proposal: Proposal) -> Entry:
         """Write a decision; it is on disk when this returns.
 
-        A request that was written before is answered with what was written then.
-
-        Raises
-        ------
-        StaleDecisionError
-            It replaces a decision that is no longer in force.
-        SessionError
-            The log cannot be written.
-        ValueError
-            A row that does not exist, an empty or overlong request, or one that stands for another picture.
+        A request that was written before is answered with what was written then. Raises `StaleDecisionError` where it
+        replaces a decision that is no longer in force, and `ValueError` for one that stands for another picture.
         """
         if not 0 <= proposal.row < len(self.cache):
             raise ValueError(f"{self.cache.name} has {len(self.cache):,} rows; there is no row {proposal.row}")
@@ -363,11 +355,6 @@ def read_session(cache: CacheLike, folder: str | Path | None = None) -> Session:
     """Open a session to read it, as the log is now, also while `pucache review` runs it.
 
     Where the cache has changed since, decisions are matched by key and digest, and the session has no audit.
-
-    Raises
-    ------
-    SessionError
-        There is no session, it is of another cache, or it is damaged.
     """
     cache = open_cache(cache)
     path = session_folder(cache, folder)

@@ -94,23 +94,10 @@ class ChainLabels:
 def propagate(
     log_ratios: np.ndarray, labels: ChainLabels, shares: np.ndarray, graph: NeighbourGraph, *, rounds: int
 ) -> np.ndarray:
-    """Probabilities after some rounds of propagation.
+    """Probabilities after some rounds of propagation, float32 (n, C); 1 for the positives, 0 for a chain's negatives.
 
-    Parameters
-    ----------
-    log_ratios : ndarray of float32, (n, C)
-        Log density ratios by the heads of C chains.
-    labels : ChainLabels
-    shares : ndarray of float64, (C,)
-        Share of positives among the unlabelled that each chain starts with.
-    graph : NeighbourGraph
-        Of the n rows.
-    rounds : int
-
-    Returns
-    -------
-    ndarray of float32, (n, C)
-        1 for the positives and 0 for the negatives that a chain sees.
+    `log_ratios` (n, C) are log density ratios by the heads of C chains; `shares` (C,) those of positives among the
+    unlabelled that each chain starts with.
     """
     p = probabilities(log_ratios, shares)
     labels.set_known(p)
