@@ -619,16 +619,10 @@ def test_wrong_usage_is_refused_in_one_line_and_nothing_is_written(here, write, 
 
 # --- Values of rows in every form that people have them in, through every function that takes them ---
 
-KEYS_OF_ROW_VALUES = list("abcdef")
+A, D = KEYS[0], KEYS[3]
 S = np.array([1, 0, 0, 1, 0, 0])
 ORDER = [3, 1, 5, 0, 2, 4]
-NAMES_OF_ROW_VALUES, VALUES = [KEYS_OF_ROW_VALUES[row] for row in ORDER], S[ORDER]
-
-
-@pytest.fixture(scope="module")
-def cache_of_row_values(tmp_path_factory):
-    X = np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32)
-    return write_cache(tmp_path_factory.mktemp("six") / "six.h5", X, KEYS_OF_ROW_VALUES)
+NAMES_OF, VALUES = [KEYS[row] for row in ORDER], S[ORDER]
 
 
 BY_POSITION = {
@@ -643,22 +637,22 @@ BY_POSITION = {
     "Arrow": pa.array(S),
 }
 BY_KEY = {
-    "dict": dict(zip(NAMES_OF_ROW_VALUES, VALUES, strict=True)),
-    "Series": pd.Series(VALUES, index=NAMES_OF_ROW_VALUES),
-    "categorical index": pd.Series(VALUES, index=pd.Categorical(NAMES_OF_ROW_VALUES)),
-    "frame": pd.DataFrame({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
-    "frame by index": pd.DataFrame({"label": VALUES, "split": "train"}, index=NAMES_OF_ROW_VALUES),
-    "Arrow table": pa.table({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
-    "Arrow batch": pa.RecordBatch.from_pydict({"key": NAMES_OF_ROW_VALUES, "label": VALUES}),
+    "dict": dict(zip(NAMES_OF, VALUES, strict=True)),
+    "Series": pd.Series(VALUES, index=NAMES_OF),
+    "categorical index": pd.Series(VALUES, index=pd.Categorical(NAMES_OF)),
+    "frame": pd.DataFrame({"key": NAMES_OF, "label": VALUES}),
+    "frame by index": pd.DataFrame({"label": VALUES, "split": "train"}, index=NAMES_OF),
+    "Arrow table": pa.table({"key": NAMES_OF, "label": VALUES}),
+    "Arrow batch": pa.RecordBatch.from_pydict({"key": NAMES_OF, "label": VALUES}),
 }
 KEYS_ALONE = {
-    "list": ["a", "d"],
-    "set": {"a", "d"},
-    "generator": (key for key in "ad"),
-    "array": np.array(["a", "d"]),
-    "Series": pd.Series(["d", "a"]),
-    "frame": pd.DataFrame({"path": ["a", "d"]}),
-    "Arrow": pa.chunked_array([["a"], ["d"]]),
+    "list": [A, D],
+    "set": {A, D},
+    "generator": iter([A, D]),
+    "array": np.array([A, D]),
+    "Series": pd.Series([D, A]),
+    "frame": pd.DataFrame({"path": [A, D]}),
+    "Arrow": pa.chunked_array([[A], [D]]),
 }
 WRONG = {
     "-1": -S,
@@ -676,61 +670,61 @@ WRONG = {
     "with gradients": torch.ones(6, requires_grad=True),
     "backwards": pd.Series(S, index=range(5, -1, -1)),
     "dates": pd.Series(S, index=pd.date_range("2020", periods=6)),
-    "two levels": pd.Series(S, index=pd.MultiIndex.from_tuples([(key, 0) for key in KEYS_OF_ROW_VALUES])),
-    "dict with NaN": {"a": 1, "b": np.nan},
-    "unknown key": {"a": 1, "zz": 1},
-    "two values": pd.Series([1, 0], index=["a", "a"]),
-    "Series of text": pd.Series(list("ynnynn"), index=KEYS_OF_ROW_VALUES),
-    "two columns": pd.DataFrame({"key": KEYS_OF_ROW_VALUES, "x": S, "z": S}),
-    "wide": pd.DataFrame({"x": S, "z": S}, index=KEYS_OF_ROW_VALUES),
+    "two levels": pd.Series(S, index=pd.MultiIndex.from_tuples([(key, 0) for key in KEYS])),
+    "dict with NaN": {A: 1, D: np.nan},
+    "unknown key": {A: 1, "zz": 1},
+    "two values": pd.Series([1, 0], index=[A, A]),
+    "Series of text": pd.Series(list("ynnynn"), index=KEYS),
+    "two columns": pd.DataFrame({"key": KEYS, "x": S, "z": S}),
+    "wide": pd.DataFrame({"x": S, "z": S}, index=KEYS),
 }
 
 
 @pytest.mark.parametrize("form", BY_POSITION)
-def test_values_by_position_are_those_of_the_rows(cache_of_row_values, form):
-    assert (open_labels(cache_of_row_values, BY_POSITION[form]).only.s == S).all()
+def test_values_by_position_are_those_of_the_rows(cache, form):
+    assert (open_labels(cache, BY_POSITION[form]).only.s == S).all()
     assert (PULabels.of(BY_POSITION[form]).s == S).all()
     assert (PULabels(BY_POSITION[form], np.zeros(6)).s == S).all()
-    assert (read_truth(BY_POSITION[form], cache_of_row_values.keys, cache_of_row_values) == S).all()
+    assert (read_truth(BY_POSITION[form], cache.keys, cache) == S).all()
 
 
 @pytest.mark.parametrize("form", BY_KEY)
-def test_values_with_keys_are_joined_by_them(cache_of_row_values, form):
-    assert (open_labels(cache_of_row_values, BY_KEY[form]).only.s == S).all()
-    assert (read_truth(BY_KEY[form], cache_of_row_values.keys, cache_of_row_values) == S).all()
+def test_values_with_keys_are_joined_by_them(cache, form):
+    assert (open_labels(cache, BY_KEY[form]).only.s == S).all()
+    assert (read_truth(BY_KEY[form], cache.keys, cache) == S).all()
     assert "need a cache to be joined with" in one_line(LabelError, PULabels.of, BY_KEY[form])
 
 
 @pytest.mark.parametrize("form", KEYS_ALONE)
-def test_keys_alone_are_the_positives(cache_of_row_values, form):
-    keys = KEYS_ALONE[form] if form != "generator" else list("ad")
-    assert (open_labels(cache_of_row_values, KEYS_ALONE[form]).only.s == S).all()
-    assert (read_truth(keys, cache_of_row_values.keys, cache_of_row_values) == S).all()
-    assert (read_labels(cache_of_row_values, ["b"], negatives=keys).only.reviewed == -S).all()
-    assert (read_labels(cache_of_row_values, {"one": keys}).columns["one"].s == S).all()
+def test_keys_alone_are_the_positives(cache, form):
+    keys = KEYS_ALONE[form] if form != "generator" else [A, D]
+    assert (open_labels(cache, KEYS_ALONE[form]).only.s == S).all()
+    assert (read_truth(keys, cache.keys, cache) == S).all()
+    assert (read_labels(cache, [KEYS[1]], negatives=keys).only.reviewed == -S).all()
+    assert (read_labels(cache, {"one": keys}).columns["one"].s == S).all()
 
 
 @pytest.mark.parametrize("form", WRONG)
-def test_other_values_are_refused_before_they_are_cast(cache_of_row_values, form):
-    assert one_line(LabelError, open_labels, cache_of_row_values, WRONG[form])
+def test_other_values_are_refused_before_they_are_cast(cache, form):
+    assert one_line(LabelError, open_labels, cache, WRONG[form])
     if form not in ("-1", "unknown key", "short"):
-        assert one_line(LabelError, read_truth, WRONG[form], cache_of_row_values.keys, cache_of_row_values)
+        assert one_line(LabelError, read_truth, WRONG[form], cache.keys, cache)
     if form not in ("short", "nothing"):
         assert one_line(LabelError, PULabels.of, WRONG[form])
 
 
 def test_numbers_that_are_keys_are_taken_as_such(tmp_path):
     X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
-    cache_of_row_values = write_cache(tmp_path / "ids.h5", X, ["100", "20", "3", "7"])
-    assert open_labels(cache_of_row_values, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 7])).only.s.tolist() == [
+    cache = write_cache(tmp_path / "ids.h5", X, ["100", "20", "3", "7"])
+    assert open_labels(cache, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 7])).only.s.tolist() == [
         1,
         0,
         0,
         0,
     ]
-    assert open_labels(cache_of_row_values, pd.DataFrame({"id": [7], "s": [1]})).only.s.tolist() == [0, 0, 0, 1]
+    assert open_labels(cache, pd.DataFrame({"id": [7], "s": [1]})).only.s.tolist() == [0, 0, 0, 1]
     assert "neither keys of the cache nor 0 to n - 1" in one_line(
-        LabelError, open_labels, cache_of_row_values, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 8])
+        LabelError, open_labels, cache, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 8])
     )
 
 
@@ -814,15 +808,15 @@ def imported(folder, keys, name="import.h5"):
 
 def test_a_vector_for_rows_that_were_sorted_is_refused_and_keys_are_taken(tmp_path):
     keys = [f"row{row}" for row in range(11)]
-    cache_of_row_values, s = imported(tmp_path, keys), np.eye(11, dtype=np.int8)[10]
-    assert cache_of_row_values.keys[2] == "row10"
+    sorted_cache, s = imported(tmp_path, keys), np.eye(11, dtype=np.int8)[10]
+    assert sorted_cache.keys[2] == "row10"
     for what in (s, s.tolist(), pd.Series(s), torch.tensor(s)):
-        said = one_line(LabelError, open_labels, cache_of_row_values, what)
+        said = one_line(LabelError, open_labels, sorted_cache, what)
         assert "sorted by key" in said and "dict(zip(cache.keys, values))" in said
-    assert "sorted by key" in one_line(LabelError, read_truth, s, cache_of_row_values.keys, cache_of_row_values)
-    assert open_labels(cache_of_row_values, pd.Series(s, index=keys)).only.s[2] == 1
-    assert open_labels(cache_of_row_values, dict(zip(cache_of_row_values.keys, s, strict=True))).only.s[10] == 1
-    assert open_labels(cache_of_row_values, PULabels.of(s)).only.s[10] == 1
+    assert "sorted by key" in one_line(LabelError, read_truth, s, sorted_cache.keys, sorted_cache)
+    assert open_labels(sorted_cache, pd.Series(s, index=keys)).only.s[2] == 1
+    assert open_labels(sorted_cache, dict(zip(sorted_cache.keys, s, strict=True))).only.s[10] == 1
+    assert open_labels(sorted_cache, PULabels.of(s)).only.s[10] == 1
 
 
 @pytest.mark.parametrize("keys", [None, [f"row{row}" for row in range(10)]], ids=["generated", "sorted"])

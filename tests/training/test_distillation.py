@@ -132,26 +132,20 @@ def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(m
 
 # --- propagation ----------------------------------------------------------------------------------
 
-N_OF_PROPAGATION, FOLDS_OF_PROPAGATION, SHARE = 300, 3, 0.2
-DRAW = np.random.default_rng(0)
-Y_OF_PROPAGATION = DRAW.random(N_OF_PROPAGATION) < 0.3
-S_OF_PROPAGATION = (Y_OF_PROPAGATION & (DRAW.random(N_OF_PROPAGATION) < 0.4)).astype(np.int8)
-LOG_RATIOS = (
-    DRAW.normal(size=(N_OF_PROPAGATION, FOLDS_OF_PROPAGATION + 1)) + 2 * Y_OF_PROPAGATION[:, None] - 1
-).astype(np.float32)
-SHARES = np.full(FOLDS_OF_PROPAGATION + 1, SHARE)
-GRAPH_OF_PROPAGATION = random_graph(N_OF_PROPAGATION, among=Y_OF_PROPAGATION ^ (DRAW.random(N_OF_PROPAGATION) < 0.25))
+SHARE = 0.2
+LOG_RATIOS = (np.random.default_rng(0).normal(size=(N, FOLDS + 1)) + 2 * Y[:, None] - 1).astype(np.float32)
+SHARES = np.full(FOLDS + 1, SHARE)
 
 
-def chains(s=S_OF_PROPAGATION, reviewed=None, weights=None, fold=FOLD):
-    return ChainLabels.of(TrainingLabels.of(s, reviewed, weights), fold, FOLDS_OF_PROPAGATION)
+def chains(s=S, reviewed=None, weights=None, fold=FOLD):
+    return ChainLabels.of(TrainingLabels.of(s, reviewed, weights), fold, FOLDS)
 
 
 def reviewed_rows():
     """Every fifth unlabelled row is confirmed or rejected."""
-    reviewed = np.zeros(N_OF_PROPAGATION, np.int8)
-    rows = np.flatnonzero(S_OF_PROPAGATION == 0)[::5]
-    reviewed[rows] = np.where(Y_OF_PROPAGATION[rows], 1, -1)
+    reviewed = np.zeros(N, np.int8)
+    rows = np.flatnonzero(S == 0)[::5]
+    reviewed[rows] = np.where(Y[rows], 1, -1)
     return reviewed
 
 
@@ -176,19 +170,17 @@ def slow_chain(log_ratios, positive, negative, s, weights, W, rounds):
 @pytest.mark.parametrize("reviewed", [None, reviewed_rows()], ids=["labels", "review"])
 @pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
 def test_each_chain_is_the_one_written_down_plainly(rounds, reviewed, weighted):
-    weights = np.random.default_rng(1).uniform(0.5, 2, N_OF_PROPAGATION).astype(np.float32) if weighted else None
+    weights = np.random.default_rng(1).uniform(0.5, 2, N).astype(np.float32) if weighted else None
     labels = chains(reviewed=reviewed, weights=weights)
-    graph = dataclasses.replace(
-        GRAPH_OF_PROPAGATION, rows=GRAPH_OF_PROPAGATION.rows.copy(), cosines=GRAPH_OF_PROPAGATION.cosines.copy()
-    )
+    graph = dataclasses.replace(NOISY, rows=NOISY.rows.copy(), cosines=NOISY.cosines.copy())
     graph.rows[:3], graph.cosines[:3] = -1, -np.inf  # no neighbours
     graph.rows[3:9, 2:], graph.cosines[3:9, 2:] = -1, -np.inf  # fewer than others
     targets = propagate(LOG_RATIOS, labels, SHARES, graph, rounds=rounds)
     assert targets.dtype == np.float32 and targets.shape == LOG_RATIOS.shape
-    W = dense_weights(graph, N_OF_PROPAGATION)
-    for chain in range(FOLDS_OF_PROPAGATION + 1):
+    W = dense_weights(graph, N)
+    for chain in range(FOLDS + 1):
         known = labels.positive[:, chain], labels.negative[:, chain]
-        expected = slow_chain(LOG_RATIOS[:, chain], *known, S_OF_PROPAGATION, weights, W, rounds)
+        expected = slow_chain(LOG_RATIOS[:, chain], *known, S, weights, W, rounds)
         np.testing.assert_allclose(targets[:, chain], expected, atol=5e-3)
 
 
@@ -199,12 +191,12 @@ def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negat
     s, reviewed = np.zeros((2, len(y)), np.int8)
     s[:20], reviewed[20 : 200 - hidden], reviewed[200:260] = 1, 1, -1
     margins = np.where(y, draw.normal(10, 3, len(y)), draw.normal(-12, 6, len(y)))
-    log_ratios = np.repeat(margins[:, None], FOLDS_OF_PROPAGATION + 1, axis=1).astype(np.float32)
+    log_ratios = np.repeat(margins[:, None], FOLDS + 1, axis=1).astype(np.float32)
     labels, graph = (
-        chains(s, reviewed, fold=assign_folds(s, FOLDS_OF_PROPAGATION, 0, None)),
+        chains(s, reviewed, fold=assign_folds(s, FOLDS, 0, None)),
         random_graph(len(y), k=2, among=np.arange(1500) // 50),
     )
-    targets = propagate(log_ratios, labels, np.full(FOLDS_OF_PROPAGATION + 1, 1e-12), graph, rounds=3)
+    targets = propagate(log_ratios, labels, np.full(FOLDS + 1, 1e-12), graph, rounds=3)
     assert targets[~y].mean() < 0.01
     assert targets[y].mean() > 0.97
 
@@ -238,8 +230,6 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
 
 # --- both kinds of evidence ----------------------------------------------------------------------
 
-_, S_OF_NEIGHBOUR_EVIDENCE, _ = clusters(300, d=12, labelled=20, kinds=4, apart=0.5)
-
 
 @given(
     kinds=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 6)), min_size=8, max_size=40),
@@ -263,13 +253,13 @@ def test_halves_share_no_positive_and_no_group_and_all_unlabelled_rows(kinds, se
 def test_held_out_positives_are_ranked_among_the_unlabelled_of_their_fold():
     draw = np.random.default_rng(0)
     fold, scores = draw.integers(3, size=300), draw.normal(size=300).round(1)
-    better = scores + 2 * S_OF_NEIGHBOUR_EVIDENCE
-    labels = TrainingLabels.of(S_OF_NEIGHBOUR_EVIDENCE)
+    better = scores + 2 * S
+    labels = TrainingLabels.of(S)
 
     def mean_rank(values):
         ranks = []
-        for row in np.flatnonzero(S_OF_NEIGHBOUR_EVIDENCE):
-            others = values[(fold == fold[row]) & (S_OF_NEIGHBOUR_EVIDENCE == 0)]
+        for row in np.flatnonzero(S):
+            others = values[(fold == fold[row]) & (S == 0)]
             ranks.append(-np.log((others >= values[row]).mean() + neighbour_evidence._HELD_OUT_FLOOR))
         return np.mean(ranks)
 
