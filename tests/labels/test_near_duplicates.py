@@ -102,6 +102,12 @@ def test_equal_digests_join_and_unknown_ones_do_not():
     assert groups(X, digests, cosine=None).tolist() == equal_digests(digests).tolist() == [0, 1, 2, 3, 1, 5]
 
 
+def test_zeros_are_near_each_other_only():
+    X = np.zeros((4, 3), np.float16)
+    X[1, 0], X[3, 0] = -0.0, 6e-8
+    assert groups(X).tolist() == [0, 0, 0, 3]
+
+
 @pytest.mark.parametrize("shape", [(0, 5), (1, 5), (3, 0)])
 def test_the_smallest_shapes(shape):
     assert groups(np.zeros(shape, np.float32)).tolist() == [0] * shape[0]

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
 from pucache import EmbeddingCache, Labels, PULabels, train_pu
 from pucache.cache.keys import Keys, encode_keys
-from pucache.cli.main import main
 from pucache.errors import CacheError
 from pucache.labels.read_labels import open_labels
 from pucache.labels.sample import (
@@ -141,25 +140,19 @@ def test_damage_anywhere_is_found_though_a_sample_is_taken(limit, cache, positiv
 # --- commands ------------------------------------------------------------------------------------------
 
 
-def run(*command: object) -> str:
-    ended = CliRunner().invoke(main, [str(part) for part in command], catch_exceptions=False)
-    assert ended.exit_code == 0, ended.output
-    return ended.stdout
-
-
 def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     said = f"trained on {LIMIT} of {N - LABELLED} unlabelled rows, drawn by seed %d; train-pu --all takes all"
     fields = {"rows": LIMIT, "unlabelled": N - LABELLED, "seed": 3}
-    of = ("cache.h5", "--positives", positives)
-    train = ("train-pu", *of, "--seed", 3, "--method", "linear", "--penalty", "0.001")
-    told = run(*train)
+    of = f"cache.h5 --positives {positives}"
+    train = f"train-pu {of} --seed 3 --method linear --penalty 0.001"
+    told = run(train).stdout
     assert said % 3 in told and "positives are hidden in this sample" in told  # about 60, of 300 rows
     metrics = json.loads((tmp_path / "model.metrics.json").read_text())
     assert metrics["unlabelled_sample"] == fields and metrics["unlabelled"] == N - LABELLED
-    assert "drawn by seed" not in run(*train, "--all")
-    assert said % 0 in run("sweep-priors", *of, "--priors", "0.2", "--seeds", 1)
-    assert json.loads(run("estimate-prior", *of, "--json"))["unlabelled_sample"] == fields | {"seed": 0}
+    assert "drawn by seed" not in run(f"{train} --all").stdout
+    assert said % 0 in run(f"sweep-priors {of} --priors 0.2 --seeds 1").stdout
+    assert run_json(f"estimate-prior {of}")["unlabelled_sample"] == fields | {"seed": 0}
 
 
 def test_of_a_sample_without_a_prior_or_of_many_positives_nothing_is_said():

@@ -11,16 +11,18 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
+from helpers.planted import ODD_KEYS
 from helpers.sessions import decide, labels_of, pile_of, proposal, session_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from pucache import EmbeddingCache, audit
+from pucache import EmbeddingCache, audit, read_labels
 from pucache.errors import SessionError, SessionLockedError
 from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
+from pucache.reviewing.session_labels import write_reviewed
 from pucache.reviewing.state import Proposal
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
@@ -613,3 +615,14 @@ def test_entries_that_do_not_follow_the_log_are_never_written(cache, rng):
         assert len(session.entries()) == 1 and session.state.untaken[20:30].all(), "it is that of the log again"
         assert session.draw(rng, Stream.AUDIT, 2)
         session.limits()
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+
+def test_what_is_exported_is_read_as_the_labels_of_the_session(tmp_path):
+    with open_session(pile_of(tmp_path, ODD_KEYS)) as session:
+        for row in range(len(ODD_KEYS) - 1):
+            decide(session, row, (POSITIVE, NEGATIVE)[row % 2])
+        read = read_labels(session.cache, write_reviewed(session, tmp_path / "reviewed.csv")).only
+        assert [read.s.tolist(), read.reviewed.tolist()] == [labels.tolist() for labels in session.state.labels()]

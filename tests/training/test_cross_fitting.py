@@ -84,52 +84,48 @@ def test_equal_margins_leave_the_choice_to_the_prior():
 
 # --- Columns of unlike spread, rows that hardly differ, and rankings that are no better than chance---
 
-X_OF_UNLIKE_COLUMNS, S_OF_UNLIKE_COLUMNS, Y = planted(600, labelled=60)
-NOISE = np.random.default_rng(1).normal(size=len(X_OF_UNLIKE_COLUMNS)).astype(np.float32)
+NOISE = np.random.default_rng(1).normal(size=len(X)).astype(np.float32)
 
 
-def said(caplog, X, s=S_OF_UNLIKE_COLUMNS):
+def said(caplog, X):
     caplog.clear()
     with caplog.at_level(logging.WARNING, "pucache"):
-        PULinearClassifier(method="linear", penalty=0.01).fit(X, s)
+        PULinearClassifier(method="linear", penalty=0.01).fit(X, S)
     return [record.getMessage() for record in caplog.records]
 
 
 @pytest.mark.parametrize("column", [0, 3, 5])
 def test_a_column_that_has_nearly_all_variance_is_named(caplog, column):
-    wide = X_OF_UNLIKE_COLUMNS.copy()
+    wide = X.copy()
     wide[:, column] = 150 * NOISE
     first, *_ = said(caplog, wide)
     assert first.startswith(f"column {column} (of 0 to 5) has 99.9") and "(X - X.mean(0)) / X.std(0)" in first
 
 
 def test_ordinary_columns_and_constant_ones_are_not(caplog):
-    constant = X_OF_UNLIKE_COLUMNS.copy()
+    constant = X.copy()
     constant[:, 2] = 1e6
     for rows in (
-        X_OF_UNLIKE_COLUMNS,
+        X,
         constant,
-        X_OF_UNLIKE_COLUMNS + 1e4,
-        np.column_stack([X_OF_UNLIKE_COLUMNS, 10 * NOISE]),
-        X_OF_UNLIKE_COLUMNS[:, :1],
+        X + 1e4,
+        np.column_stack([X, 10 * NOISE]),
+        X[:, :1],
     ):
         assert said(caplog, rows) == []
 
 
-@pytest.mark.parametrize(
-    "rows", [np.ones_like(X_OF_UNLIKE_COLUMNS), NOISE[:, None] * np.ones(6, np.float32)], ids=["equal", "noise"]
-)
+@pytest.mark.parametrize("rows", [np.ones_like(X), NOISE[:, None] * np.ones(6, np.float32)], ids=["equal", "noise"])
 def test_a_ranking_no_better_than_chance_is_said(caplog, rows):
     begins = "held-out ranking is no better than chance (AUC of labelled against unlabelled 0."
     assert any(text.startswith(begins) for text in said(caplog, rows))
 
 
 def test_the_unit_of_the_embeddings_does_not_matter():
-    rows, s = X_OF_UNLIKE_COLUMNS[::2], S_OF_UNLIKE_COLUMNS[::2]
-    whole = PULinearClassifier(method="linear", penalty=0.01).fit(rows, s).margins(rows)
+    whole = PULinearClassifier(method="linear", penalty=0.01).fit(X, S).margins(X)
     for scale in (1e-16, 1e8):
-        scaled = rows * np.float32(scale)
-        margins = PULinearClassifier(method="linear", penalty=0.01).fit(scaled, s).margins(scaled)
+        scaled = X * np.float32(scale)
+        margins = PULinearClassifier(method="linear", penalty=0.01).fit(scaled, S).margins(scaled)
         assert np.corrcoef(margins, whole)[0, 1] > 0.999
 
 
@@ -138,7 +134,7 @@ def test_rows_whose_squares_vanish_count_as_equal_and_that_is_said(caplog, scale
     with caplog.at_level(logging.WARNING, "pucache"):
         assert Moments.of(np.full((9, 3), np.float32(scale))).spread == 1.0  # equal rows
         assert not caplog.records
-        assert Moments.of(X_OF_UNLIKE_COLUMNS * np.float32(scale)).spread == 1.0
+        assert Moments.of(X * np.float32(scale)).spread == 1.0
     assert "count as equal: scale them" in caplog.text
 
 
@@ -154,8 +150,8 @@ def test_the_caller_keeps_its_own_setting_of_denormals(on):
 
 
 FUNCTIONS = {
-    "retrieve_positives": lambda cache, out: pucache.retrieve_positives(cache, S_OF_UNLIKE_COLUMNS, device="cpu"),
-    "report": lambda cache, out: pucache.report(cache, S_OF_UNLIKE_COLUMNS, out / "r.html", sample=20, device="cpu"),
+    "retrieve_positives": lambda cache, out: pucache.retrieve_positives(cache, S, device="cpu"),
+    "report": lambda cache, out: pucache.report(cache, S, out / "r.html", sample=20, device="cpu"),
 }
 
 
@@ -166,4 +162,4 @@ def test_the_device_cpu_asks_nothing_of_cuda(tmp_path, monkeypatch, name):
 
     for function in ("is_available", "device_count", "mem_get_info", "current_device"):
         monkeypatch.setattr(torch.cuda, function, asked)
-    assert FUNCTIONS[name](write_cache(tmp_path / "c.h5", X_OF_UNLIKE_COLUMNS), tmp_path)
+    assert FUNCTIONS[name](write_cache(tmp_path / "c.h5", X), tmp_path)
