@@ -36,6 +36,12 @@ def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in
     json.dumps(content, allow_nan=False)
 
 
+def test_without_an_interval_of_the_prior_only_recall_and_pauc_have_one():
+    figures = stated(30, ends=None)
+    assert [name for name in WITH_INTERVAL if figures[name].interval] == ["pauc", "recall"]
+    assert str(figures["precision"]).count(" ") == 0
+
+
 @pytest.mark.parametrize(
     ("labels", "recall", "precision", "nothing"),
     [

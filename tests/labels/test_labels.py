@@ -26,6 +26,11 @@ def test_labels_that_contradict_themselves_are_refused(s, reviewed, reason):
     assert reason in one_line(LabelError, PULabels, np.array(s), np.array(reviewed))
 
 
+def test_labels_that_a_model_contradicts_are_listed_the_worst_first():
+    called, posterior = np.array([True, False, True, False, True]), np.array([0.9, 0.2, 0.7, 0.1, 0.6])
+    assert ONE.contradicted(called, posterior).tolist() == [1, 2]
+
+
 def test_of_several_concepts_a_positive_of_any_is_positive_and_a_row_that_one_rejects_is_not():
     assert BOTH.joint.s.tolist() == [1, 1, 1, 0, 0] and BOTH.joint.reviewed.tolist() == [0, 0, 0, -1, 0]
     assert Labels({"": ONE}).joint is ONE, "a review of one list forbids to sample"

@@ -7,7 +7,7 @@ from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
 from pucache.labels import near_duplicates
-from pucache.labels.near_duplicates import duplicates_of, equal_digests, groups
+from pucache.labels.near_duplicates import duplicates_of, equal_digests, groups, unlabelled_twins
 
 
 def at_cosine(draw, u, cosine):
@@ -128,6 +128,13 @@ def test_embeddings_that_are_not_finite_are_refused(room, bad):
     X[5, 2] = bad
     with pytest.raises(ValueError, match="NaN or infinite values, first in row 5"):
         groups(X)
+
+
+def test_unlabelled_twins_of_labelled_positives_are_listed():
+    group = np.array([0, 1, 0, 3, 1, 0, 6, 3, 1])
+    rows, labelled = unlabelled_twins(group, np.array([0, 0, 1, 0, 1, 1, 1, 0, 0]))
+    assert rows.tolist() == [0, 1, 8] and labelled.tolist() == [2, 4, 4]
+    assert rows.dtype == labelled.dtype == np.int64
 
 
 # --- labelled duplicates --------------------------------------------------------------------------

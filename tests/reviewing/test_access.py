@@ -6,7 +6,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 
 from pucache.reviewing import access as module
-from pucache.reviewing.access import HEADERS, Access, is_own_host, own_origins
+from pucache.reviewing.access import HEADERS, Access, is_own_host, own_origins, with_headers
 
 TOKEN = "t" * 43
 
@@ -189,6 +189,12 @@ def test_every_answer_has_the_headers(path, host):
     assert HEADERS["x-content-type-options"] == "nosniff" and HEADERS["referrer-policy"] == "no-referrer"
     policy = HEADERS["content-security-policy"]
     assert policy.startswith("default-src 'self'; ") and "unsafe" not in policy and "*" not in policy
+
+
+def test_a_header_of_the_answer_is_replaced_and_not_repeated():
+    lines = with_headers([(b"Referrer-Policy", b"unsafe-url"), (b"x", b"y")])
+    assert [value for name, value in lines if name.lower() == b"referrer-policy"] == [b"no-referrer"]
+    assert (b"x", b"y") in lines
 
 
 def test_a_web_socket_is_closed_at_once():

@@ -111,6 +111,18 @@ def test_a_picture_that_is_asked_for_overtakes_those_made_in_advance(pictures_of
     assert [picture_of(pictures.get(row).data).size[0] for row in range(30)] == [40 + row for row in range(30)]
 
 
+def test_memory_is_bounded_and_the_latest_stay(pictures_of, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY", 4000)
+    files = {f"{number}.png": encode(shaded(40, 30, 100 + number)) for number in range(9)}
+    pictures = pictures_of(files)
+    for row in range(9):
+        pictures.get(row)
+        assert pictures._bytes == sum(picture.bytes for picture in pictures._kept.values()) <= 4000
+    assert (8, "card") in pictures._kept and (0, "card") not in pictures._kept
+    monkeypatch.setattr(module, "MEMORY", 1)
+    assert pictures.get(3).data, "one larger than all memory is sent all the same"
+
+
 def test_a_problem_of_all_images_is_found_by_looking_at_a_few(pictures_of, tmp_path, monkeypatch):
     monkeypatch.setattr(module, "SAMPLE_SECONDS", HANG_SECONDS)
     files = {f"{number:02}.png": encode(shaded(40 + number, 30)) for number in range(30)}

@@ -1,4 +1,5 @@
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -7,13 +8,14 @@ from helpers.planted import planted, write_cache
 
 import pucache
 from pucache import PULinearClassifier
+from pucache.estimates.calibration import fit_tilt
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
 from pucache.heads.solve import fit_heads, flushed_denormals
 from pucache.labels.folds import assign_folds
 from pucache.training import cross_fitting
-from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, log_posteriors
+from pucache.training.cross_fitting import PENALTIES, CrossFitter, HeadSettings, deal_folds, log_posteriors
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 X, S, _ = planted(150, labelled=30, apart=0.5)
@@ -48,6 +50,27 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
             np.testing.assert_allclose(one.heads.coef[number], alone.coef[column], rtol=2e-2, atol=2e-2)
 
 
+def test_small_piles_are_dealt_several_times_and_large_ones_once(monkeypatch):
+    deals = deal_folds(S, 3, 7, None)
+    assert (deals[:, 0] == assign_folds(S, 3, 7, None)).all() and (np.diff(deals, axis=1) != 0).any(0).all()
+    monkeypatch.setattr(cross_fitting, "_ROWS_OF_DEALS", 2 * len(S))
+    assert deal_folds(S, 3, 7, None).shape == (len(S), 1)
+
+
+def test_the_deal_of_the_median_prior_holds_out():
+    several = replace(fitter(), deals=deal_folds(S, 3, 0, None))
+    priors = [fit_tilt(deal.margins, S).prior for deal in several.fit((1e-3,))[0]]
+    chosen, median = several.choose((1e-3, 1e-3)), int(np.argsort(priors, kind="stable")[len(priors) // 2])
+    assert chosen.deal == median and (chosen.fold == several.deals[:, median]).all()
+    final = several.cross_fit((1e-3, 1e-3))
+    np.testing.assert_allclose(final.margins, chosen.margins, atol=0.1)
+
+
+def test_with_a_single_fold_the_middle_penalty_is_taken():
+    one = fitter(fold=np.zeros(len(S), np.int64))
+    assert one.choose((1e-4, 1e-3, 1e-2)).penalty == one.cross_fit((1e-4, 1e-3, 1e-2)).penalty == 1e-3
+
+
 # --- the penalty -------------------------------------------------------------------------------
 
 
@@ -80,6 +103,14 @@ def test_equal_margins_leave_the_choice_to_the_prior():
     chosen = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
     assert PENALTIES[int(np.argmax(chosen))] == 1e-3
     assert np.isfinite(log_posteriors([margins], (0.0,), labels)).all()
+
+
+def test_the_likelihood_is_the_mean_over_the_deals():
+    draw = np.random.default_rng(1)
+    s = (np.arange(800) < 20).astype(np.int8)
+    deals = (draw.normal(size=(800, 3)) + 2.0 * (s == 1)[:, None]).astype(np.float32)
+    apart = [log_posteriors([deals[:, [number]]], (1e-3,), TrainingLabels.of(s))[0] for number in range(3)]
+    assert log_posteriors([deals], (1e-3,), TrainingLabels.of(s))[0] == np.mean(apart) != apart[0]
 
 
 # --- Columns of unlike spread, rows that hardly differ, and rankings that are no better than chance---

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 from helpers.planted import QUICK, planted, write_cache
@@ -117,3 +119,29 @@ def test_twins_of_what_was_reviewed_are_not_found_again(tmp_path):
     rows[twin] = rows[d]
     found = training_set(write_cache(tmp_path / "cache.h5", rows), PULabels(S, reviewed)).twins_of_positives()
     assert found == sorted([(f"{c:05}.png", f"{min(labelled, a):05}.png"), (f"{twin:05}.png", f"{d:05}.png")])
+
+
+def test_the_summary_is_plain_json_and_tells_what_was_done(cache):
+    given = {"prior": np.float32(0.25), "threshold": np.float32(0.5), "deploy_prior": np.float32(0.125)}
+    stated = summary(train_pu(cache, "found/**", **OPTIONS | given))
+    assert json.loads(json.dumps(stated, allow_nan=False)) == stated
+    estimates = stated.pop("estimates")
+    assert stated == {
+        "encoder": "imported:planted (6-d)",
+        "labelled_positives": 30,
+        "unlabelled": 90,
+        "unlabelled_sample": None,
+        "confirmed_positives": 0,
+        "known_negatives": 0,
+        "prior": 0.25,
+        "prior_estimate": None,
+        "penalty": 1e-3,
+        "threshold": 0.5,
+        "threshold_rule": "0.5",
+        "loss": "imbupu",
+        "target_prior": 0.5,
+        "solver": "batch",
+        "deploy_prior": 0.125,
+        "note": "",
+    }
+    assert {"risk", "clamped", "pauc", "auc", "recall", "precision", "f1"} <= set(estimates)
