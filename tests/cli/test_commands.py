@@ -158,7 +158,7 @@ def test_a_review_sheet_is_written_beside_the_ranking(world, embedded, here):
     assert told["page"] == "review.html" and told["shown"] == 5 and told["without_picture"] == 0
     page = Path("review.html").read_text()
     assert all(row["key"] in page for row in table(here / "ranked.csv"))
-    said = run(FOUND + "-k 5 --page again.html", w=world).stdout.splitlines()
+    said = run(FOUND + "--k 5 --page again.html", w=world).stdout.splitlines()
     assert said[-1].startswith("wrote again.html: open it in a browser")
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.planted import write_cache
 from helpers.refusals import one_line
 
 from pucache import Labels, PULabels
@@ -50,3 +51,8 @@ def test_work_that_fails_for_a_concept_stops_no_other():
     assert "failed for each of 2 concepts; b: too few" in one_line(
         LabelError, Labels({"b": ONE}, BOTH.failures).map, work
     )
+
+
+def test_labels_of_other_rows_are_refused(tmp_path):
+    cache = write_cache(tmp_path / "c.h5", np.eye(4, dtype="f4"))
+    assert "expected a label for each of 4 rows of" in one_line(LabelError, BOTH.check, cache)

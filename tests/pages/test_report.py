@@ -308,6 +308,10 @@ def test_each_reason_for_doubt_has_its_warning(expected):
     assert expected in warning
 
 
+def test_known_negatives_alone_are_no_reason_for_doubt():
+    assert module.warnings(GOOD | {"reviewed": {"confirmed": 0, "negative": 5}}) == []
+
+
 # --- charts ---------------------------------------------------------------------------------------
 
 

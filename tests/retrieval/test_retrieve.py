@@ -159,6 +159,12 @@ def test_confirmed_positives_count_as_labelled_ones_and_negatives_do_not_count(t
         assert (got != score(cache, S == 1, kind)).any(), kind
 
 
+@pytest.mark.parametrize("kind", ["centroid", "max", "cosine", ""])
+def test_what_there_is_no_more_is_named_with_what_replaces_it(kind):
+    with pytest.raises(ValueError, match=r"use whitened .for centroid. or topk .for max"):
+        Similarity(kind)
+
+
 # --- mmr ------------------------------------------------------------------------------------------
 
 

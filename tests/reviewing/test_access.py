@@ -178,6 +178,16 @@ def test_a_post_is_json():
     assert ask(access, "POST", "/x", lines=[*lines, good])[0] == 200
 
 
+ODD_PATHS = ["/%2e%2e/x", "/api/image/%2e%2e", "//x\\y", "/a b", "http://127.0.0.1:8321/", "*", "", "/\xd9\xa3"]
+
+
+def test_an_encoded_or_odd_path_is_nothing():
+    access = guarded()
+    for path in (*ODD_PATHS, "/a;b", "/a%2fb"):
+        status, _, body = ask(access, path=path, lines=[cookie(access)])
+        assert status == 404 and body == b'{"error":"there is nothing at this address"}'
+
+
 @pytest.mark.parametrize(("path", "host"), [("/", "localhost:1"), ("/x", "evil.example"), ("/%2e", "localhost:1")])
 def test_every_answer_has_the_headers(path, host):
     access = guarded()

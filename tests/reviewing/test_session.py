@@ -532,6 +532,18 @@ def test_a_zone_is_fixed_once_and_its_draws_are_those_of_the_log(tmp_path, rng):
         assert audit(session).zone.hidden_high == 0 and audit(session).as_dict() == audit(session.folder).as_dict()
 
 
+def test_a_correction_changes_a_label_that_a_recheck_was_answered_on(tmp_path, rng):
+    with open_session(pile_of(tmp_path, 30), labels_of(30)) as session:
+        decide(session, 5)
+        (draw,) = session.draw(rng, Stream.RECHECK, exclude=[0, 1])
+        checked = decide(session, draw.row, NEGATIVE)
+        past = [(serial, label.choice) for serial, label in session.state.past(0, 1)]
+        assert session.state.labels()[1][5] == 1 and past == [(checked.serial, POSITIVE)]
+        proposal = Proposal(request="c", row=5, choice=Choice.NEGATIVE, replaces=checked.serial, correction=True)
+        corrected = session.decide(proposal)
+        assert corrected.stream is Stream.RANKED and session.state.labels()[1][5] == -1
+
+
 # --- a disk that fails ----------------------------------------------------------------------------
 
 

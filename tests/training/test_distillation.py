@@ -18,7 +18,7 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import distillation, neighbour_evidence
 from pucache.training.cross_fitting import CrossFitter
-from pucache.training.distillation import DistillationRows, distil
+from pucache.training.distillation import DistillationRows, distil, penalty_of
 from pucache.training.neighbour_evidence import (
     WEIGHT,
     NeighbourEvidence,
@@ -110,6 +110,11 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.scores[of_fold] == second.scores[of_fold]).all()
     assert (first.margins[~of_fold] != second.margins[~of_fold]).mean() > 0.4
     assert (first.head.coef != second.head.coef).any()
+
+
+@pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
+def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
+    assert penalty_of(rows) == pytest.approx(penalty)
 
 
 # --- which rows ----------------------------------------------------------------------------------
@@ -226,6 +231,11 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
     assert model.method_ == "linear" and model.neighbours_.weight == 0 and linear.neighbours_ is None
     np.testing.assert_allclose(model.coef_, linear.coef_, rtol=1e-3, atol=1e-4)  # trained beside the heads of halves
     assert model.threshold_ == pytest.approx(linear.threshold_, rel=1e-2, abs=1e-2)
+
+
+def test_many_rows_are_split_twice():
+    s = (np.arange(9000) < 30).astype(np.int8)
+    assert halves_of(TrainingLabels.of(s), None, 0).shape == (9000, 4)
 
 
 # --- both kinds of evidence ----------------------------------------------------------------------
