@@ -134,6 +134,12 @@ def test_estimate_prior_estimates_nothing_below_ten_labels(labelled):
     assert result["estimates"] is None and "at least 10" in result["note"]
 
 
+def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
+    labelled(20)
+    shown = run(PRIOR)
+    assert re.search(rf"^labels +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
+
+
 def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
     labelled(9)
     command = SWEEP + " --seeds 1"
@@ -142,6 +148,14 @@ def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
     assert not re.search("pauc|f1|recall|precision|accuracy", Path("sweep.csv").read_text().splitlines()[0])
     rows = command_line.run_json(command)["rows"]
     assert set(rows[0]) == {"prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive"}
+
+
+def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
+    labelled(20)
+    shown = run(SWEEP + " --seeds 2 --loss nnpu")
+    assert "at least 30" in shown and "unlabelled is" not in shown
+    header = Path("sweep.csv").read_text().splitlines()[0].split(",")
+    assert {"pauc_low", "f1_high"} <= set(header) and not {"pauc", "f1", "recall"} & set(header)
 
 
 def test_the_report_states_no_figure_below_ten_labels(labelled):

@@ -15,6 +15,7 @@ from helpers.command_line import SMALL
 from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
 
+from pucache import EmbeddingCache
 from pucache.cli.main import SENTENCES, main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -104,6 +105,12 @@ def test_no_option_waits_for_what_is_no_file(world, embedded, trained, here, no_
         ended = CliRunner().invoke(main, arguments(command, name, option, no_file, world, here), prog_name="pucache")
     assert isinstance(ended.exception, SystemExit | None), ended.exception
     assert ended.exit_code in (1, 2) or os.path.isdir(no_file) or name in ("weights", "images"), ended.output
+
+
+def test_work_is_done_where_streams_are_closed(world, embedded, here):
+    command = f"embed {world}/images {here}/new.h5{SMALL.format(w=world)}2>&- <&-"
+    assert shell(f"{sys.executable} -m pucache {command}").returncode == 0
+    assert len(EmbeddingCache(here / "new.h5")) == len(EmbeddingCache(world / "cache.h5"))
 
 
 def shell(line, **environment):

@@ -95,6 +95,22 @@ def test_images_of_any_size_are_resized_inside_as_pucache_does(trained, exported
         np.testing.assert_allclose(run(path, images)["margin"], expected, atol=2e-2)
 
 
+@pytest.mark.slow
+def test_the_metadata_say_what_is_to_be_done_before_a_graph_that_does_not_resize(tmp_path, trained):
+    model, folder, *_ = trained
+    export_onnx(model, tmp_path / "m.onnx", weights=folder, images="float32")
+    said = preprocessing(tmp_path / "m.onnx")
+    assert said.endswith("; resize to 24 x 24 by bilinear, with antialias as in Pillow; crop the centre to 24 x 24")
+
+
+@pytest.mark.slow
+def test_the_same_model_gives_the_same_bytes(tmp_path, trained):
+    model, folder, *_ = trained
+    for name in ("1.onnx", "2.onnx"):
+        export_onnx(model, tmp_path / name, weights=folder)
+    assert (tmp_path / "1.onnx").read_bytes() == (tmp_path / "2.onnx").read_bytes()
+
+
 def test_the_head_alone_for_imported_embeddings_and_no_posterior_on_few_labels(tmp_path):
     X, s, _ = planted(labelled=9)
     model = PULinearClassifier(prior=0.3, method="linear", device="cpu").fit(X, s)

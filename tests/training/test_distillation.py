@@ -112,6 +112,20 @@ def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, mo
     assert (first.head.coef != second.head.coef).any()
 
 
+def test_margins_of_a_fold_are_by_heads_that_were_not_trained_on_its_rows(start, monkeypatch):
+    used = []
+
+    class Recorder(OneByOne):
+        def __init__(self, design, *, weights, penalty):
+            super().__init__(design, weights=weights, penalty=penalty)
+            used.append(weights)
+
+    monkeypatch.setattr(distillation, "SoftTargetTrainer", Recorder)
+    start.distil()
+    of_chains, of_all = np.split(used[0], [FOLDS], axis=1)
+    assert ((of_chains == 0) == (FOLD[:, None] == np.arange(FOLDS))).all() and (of_all > 0).all()
+
+
 @pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
 def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
     assert penalty_of(rows) == pytest.approx(penalty)

@@ -3,6 +3,7 @@ import pytest
 from helpers.planted import planted, write_cache
 
 from pucache import PULabels, PULinearClassifier, estimate_prior, sweep_priors
+from pucache.training.prior_sweep import write_sweep_table
 
 CPU = PULinearClassifier(device="cpu")
 FIXED = PULinearClassifier(penalty=1e-3, device="cpu")
@@ -72,3 +73,20 @@ def test_priors_that_a_review_has_shown_to_be_wrong_are_left_out(tmp_path):
     assert "Left out, as a review has shown them to be wrong: 2 priors." in result.verdict
     with pytest.raises(ValueError, match=r"the prior cannot be 0\.01"):
         sweep(data, FIXED, priors=(0.01, 0.1), seeds=(0,))
+
+
+def test_the_table_has_a_column_per_figure(data, tmp_path):
+    columns = ["prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive", "held_out_risk"]
+    columns += [
+        f"{name}{end}" for name in ("pauc", "auc", "recall", "precision", "f1") for end in ("", "_low", "_high")
+    ]
+    write_sweep_table(sweep(data, FIXED, priors=[0.2], seeds=[0]), tmp_path / "sweep.csv")
+    lines = (tmp_path / "sweep.csv").read_text().splitlines()
+    assert lines[0].split(",") == columns and len(lines) == 2 and lines[1].startswith("0.2,0,")
+
+
+def test_means_are_over_the_seeds_and_empty_where_a_figure_is_not_stated(data):
+    result = sweep(data, FIXED, priors=[0.4, 0.1], seeds=[0, 1])
+    of_prior = [row["f1"] for row in result.rows if row["prior"] == 0.4]
+    assert list(result.means("f1")) == [0.1, 0.4] and result.means("f1")[0.4] == pytest.approx(np.mean(of_prior))
+    assert result.means("true_f1") == {}

@@ -86,6 +86,17 @@ def test_embeddings_that_are_not_finite_are_named(tmp_path, monkeypatch, value, 
     training_set(write_cache(tmp_path / "good.h5", X.astype(dtype)), "0000*.png")
 
 
+def test_copies_of_labelled_images_are_found_by_their_bytes_and_share_a_fold(tmp_path):
+    digests = np.random.default_rng(0).integers(0, 256, (120, 32), np.uint8)
+    copy, labelled = np.flatnonzero(S == 0)[:3], np.flatnonzero(S)[:3]
+    digests[copy] = digests[labelled]
+    data = training_set(write_cache(tmp_path / "cache.h5", X, digests=digests), S, twins=None)
+    pairs = [(f"{a:05}.png", f"{b:05}.png") for a, b in zip(copy, labelled, strict=True)]
+    assert data.twins_of_positives() == pairs and len(np.unique(data.twin)) == 117
+    for fold in deal_folds(S, 5, 0, data.together).T:
+        assert (fold[copy] == fold[labelled]).all()
+
+
 # --- the graph of neighbours ---------------------------------------------------------------------
 
 
