@@ -227,12 +227,7 @@ def keep_address(folder: Path, address: ServerAddress) -> None:
 def listening_socket(host: str, port: int) -> socket.socket:
     """Listen at a port, or at the next free one; 0: any free one.
 
-    Raises
-    ------
-    ValueError
-        `host` is no address of this machine, or the port is none.
-    OutputError
-        No port is free, or this user may not take it.
+    Raises `ValueError` for no port, or no address of this machine, and `OutputError` where no port can be had.
     """
     if not 0 <= port < 65536:
         raise ValueError(f"--port must be from 0 to 65535, got {port}")

@@ -70,11 +70,6 @@ class NextImages:
 
         `scores` and `p`, the probability of being positive, are float32 (n,); `version` is the serial number of the
         last entry of the log that the model has seen.
-
-        Raises
-        ------
-        ValueError
-            Another number of rows, or NaN.
         """
         shape = self._session.state.groups.shape
         if scores.shape != shape or (p is not None and p.shape != shape):

@@ -210,12 +210,7 @@ def open_concept_sessions(
 ) -> tuple[dict[str, Session], dict[str, str]]:
     """Sessions of concepts, each in a folder of its name, and why others cannot be opened.
 
-    Raises
-    ------
-    LabelError
-        As `open_session`.
-    SessionError
-        No session can be opened; `folder` cannot be written, is in use, or is that of a single review.
+    Raises `SessionError` where none can be opened, or `folder` is that of a single review.
     """
     if (folder / LOG).exists():
         raise SessionError(f"{folder} is the session of a single review; name another folder with --session")

@@ -41,22 +41,12 @@ class StaleDecisionError(SessionError):
 
 
 class Session:
-    """A session that is open; see `open_session`.
-
-    Attributes
-    ----------
-    cache : EmbeddingCache
-    folder : Path
-    pile : Pile
-        With the labels from before the session, and a note of what has changed in the cache since it began.
-    lock : RLock
-        Hold it around what reads `state`, where other threads decide.
-    failure : str
-        Why the session takes and tells nothing more; "" as long as it does.
-    """
+    """A session that `open_session` opened. Hold its `lock` around what reads `state`, where other threads decide."""
 
     def __init__(self, cache: EmbeddingCache, folder: Path, log: DecisionLog, pile: Pile, stack: ExitStack):
-        self.cache, self.folder, self.pile, self.lock, self.failure = cache, folder, pile, threading.RLock(), ""
+        self.cache, self.folder, self.lock = cache, folder, threading.RLock()
+        self.pile = pile  # with the labels from before the session, and a note of what has changed in the cache since
+        self.failure = ""  # why the session takes and tells nothing more
         self._log, self._stack = log, stack
         self._numbered: dict[Stream, NumberedRows] = {}  # rows in the order in which they are drawn
         self._fold()
@@ -211,13 +201,6 @@ class Session:
         (`pucache.reviewing.pile.random_numbers`): each is uniform over these rows given all that happened before. A
         RECHECK is drawn by `rng` from the known positive rows without a draw, and without the rows of `exclude` and
         their twins. Fewer than `count` draws where no more rows are there.
-
-        Raises
-        ------
-        SessionError
-            The log cannot be written.
-        ValueError
-            An audit with `exclude`, or a stream that is not drawn.
         """
         if stream not in (*DRAWN, Stream.RECHECK) or (stream in DRAWN and len(exclude)):
             raise ValueError(

@@ -84,14 +84,9 @@ def concept_folders(folder: str | Path) -> dict[str, Path]:
 
 
 def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[str, R], dict[str, str]]:
-    """Do some work with the session of each concept in a folder; one that fails stops no other.
+    """Do some work with the session of each concept in a folder: the results, and why others failed, by concept.
 
-    Returns the results, and why others failed, by concept.
-
-    Raises
-    ------
-    SessionError
-        The folder holds no session, or sessions of different caches; the work failed for each.
+    Raises `SessionError` where there is no session, where they are of different caches, or where all work failed.
     """
     failures, results, facts = dict[str, str](), dict[str, R](), dict[str, EpochFacts]()
     for name, path in concept_folders(folder).items():
