@@ -140,6 +140,26 @@ def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up
         assert np.mean([draw.urn for draw in first]) > 0.8, "about thirty of the new ones have smaller numbers"
 
 
+def test_a_recheck_looks_like_a_new_image(session, rng):
+    decide(session, 20)
+    drawn = session.draw(rng, Stream.RECHECK, 9, exclude=[0, 1])
+    assert sorted(draw.group for draw in drawn) == [2, 20], "1 and its twin 3 are excluded"
+    assert session.state.in_force(20) is not None and session.state.to_show(20) is None
+    blind = session.decide(proposal(20, NEGATIVE, 0))
+    assert (blind.stream, blind.replaces) == (Stream.RECHECK, 1) and session.state.labels()[1][20] == 1
+    assert session.state.progress().rechecked == 1 and session.state.to_show(20) == blind
+    assert (session.state.progress().positives, session.state.progress().negatives) == (1, 0), (
+        "it measures the reviewer alone"
+    )
+    again = decide(session, 20, UNDONE)
+    assert (again.choice, again.stream) == (POSITIVE, Stream.RANKED) and session.state.labels()[1][20] == 1
+    assert session.state.progress().rechecked == 0 and 20 in [one.row for one in session.state.waiting()]
+    session.decide(proposal(2, NEGATIVE, 0))
+    assert session.state.labels()[0][2] == 1, "a label from before the session stays"
+    outcome = session.limits()
+    assert (outcome.rechecks, outcome.missed) == (1, 1)
+
+
 # --- a model of it all ----------------------------------------------------------------------------
 
 STEPS = st.lists(

@@ -149,6 +149,19 @@ def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(m
     assert (on.labels.known_negative == (reviewed[rows] == -1)).all()
 
 
+def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):
+    X, S, _ = clusters()
+    options = {"prior": 0.15, "penalty": 1e-3, "device": "cpu"}
+    whole = PULinearClassifier(**options).fit(X, S)
+    monkeypatch.setattr(distillation, "SAMPLE_ROWS", 400)
+    sampled = PULinearClassifier(**options).fit(X, S)
+    assert whole.method_ == sampled.method_ == "distilled"
+    for here, there in ((whole.coef_, sampled.coef_), (whole.held_out_margins_, sampled.held_out_margins_)):
+        assert np.isfinite(there).all() and here.shape == there.shape
+        assert np.corrcoef(here, there)[0, 1] > 0.9 and (here != there).any()
+    assert sampled.neighbours_.share == pytest.approx(whole.neighbours_.share, abs=0.1)
+
+
 # --- propagation ----------------------------------------------------------------------------------
 
 SHARE = 0.2

@@ -85,6 +85,14 @@ def test_warm_start_ranks_as_cold_start(pile, graph):
     assert len(tops[0] & tops[1]) >= 57
 
 
+def test_positives_of_the_review_alone_are_enough(pile):
+    X, y = pile
+    s, reviewed = np.zeros(N, np.int8), np.zeros(N, np.int8)
+    reviewed[np.flatnonzero(y)[:15]], reviewed[np.flatnonzero(~y)[:15]] = 1, -1
+    result = Ranker(X).fit(s, reviewed)
+    assert result.posterior is not None and found_on_top(result.scores, y, s, reviewed) > 0.3
+
+
 @pytest.mark.parametrize(("draw", "helps"), [(clusters, True), (cut_across, False)])
 def test_neighbours_count_where_they_help(draw, helps):
     X, s, _ = draw()
@@ -158,6 +166,21 @@ def test_margins_are_those_of_the_projected_rows(features):
     coef, intercept = draw.normal(size=(3, 12)).astype(np.float32), draw.normal(size=3).astype(np.float32)
     expected = features.take(np.arange(500)) @ coef.T + intercept
     np.testing.assert_allclose(features.margins(coef, intercept), expected, atol=1e-4)
+
+
+def test_all_directions_keep_the_distances(features):
+    """As many directions as dimensions: rows are turned, centred and scaled alike."""
+    features, X = features
+    Z, centred = features.take(np.arange(500)), X.astype(np.float64) - X.astype(np.float64).mean(0)
+    gram = centred @ centred.T / np.square(centred).sum(1).mean()
+    np.testing.assert_allclose(Z @ Z.T, gram, atol=1e-3)
+
+
+def test_similarities_are_inner_products_of_centred_unit_rows(features):
+    features, X = features
+    query = np.random.default_rng(2).normal(size=12).astype(np.float32)
+    expected = features.whitening.centred_units(X) @ query
+    np.testing.assert_allclose(features.similarities(query), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("sample", [500, 100])
