@@ -208,14 +208,12 @@ def _estimates(figures: Figures) -> Iterator[str]:
     if figures["recall"].interval is None:
         yield f"{called} of the unlabelled"
     elif figures.is_audited and figures.prior is not None:
-        level = f"{figures.prior.level:.0%}"
-        yield f"estimated among the unlabelled, {figures.basis}, with {level} intervals:"
-        yield f"  {figures.text()}   {called}"
+        basis = f"{figures.basis}, with {figures.prior.level:.0%} intervals"
+        yield f"estimated among the unlabelled, {basis}: {figures.text()}   {called}"
     elif figures.are_uninformative:
         yield f"{called} of the unlabelled; too few labels for figures: review 100 images first (pucache review)"
     else:
-        yield "estimated among the unlabelled, from held-out margins and without negative labels, with 90% intervals:"
-        yield f"  {figures.text()}   {called}"
+        yield f"estimated among the unlabelled, with 90% intervals: {figures.text()}   {called}"
     yield from filter(None, [figures.new_images_text])
 
 

@@ -23,7 +23,7 @@ LEAST_LABELS_FOR_POINTS = 30
 LEAST_DRAWS = 30
 DRAWS_NEEDED = (
     f"Recall, precision and F1 after a review take at least {LEAST_DRAWS} images that the review drew at random "
-    "(a closing audit), and no given prior."
+    "among all (a closing audit), and no given prior."
 )
 # share of positives that the threshold assumes below `LEAST_LABELS`, where an estimate lies anywhere
 ASSUMED_PRIOR = 0.05

@@ -313,7 +313,8 @@ class Limits:
             again = f" {self.second_look[0].upper()}{self.second_look[1:]}." if self.doubted else ""
             return f"{self.found:,} found. Every image is decided.{again}"
         if not self.draws:
-            return f"{self.found:,} found. How many more is not known before the first random image.{self._narrowing}"
+            unknown = "How many more is not known before the first random image among all."
+            return f"{self.found:,} found. {unknown}{self._narrowing}"
         perhaps = "none is" if not self.perhaps else "1 more is" if self.perhaps == 1 else f"{self.perhaps:,} more are"
         return (
             f"{self.found:,} found. Perhaps {perhaps} hidden; at most {self.hidden_high:,}, with "

@@ -166,7 +166,8 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         counts the different pictures that are labelled, which decide what may be estimated; where they are too few,
         `note` says so, charts of estimates are empty, and `prior`, `hidden_positives` and single figures are None.
         `audit_draws` are the images drawn at random in a review, on which prior, hidden positives, recall, precision
-        and F1 then rest; `audit_statements` say what follows from them, in the words of the review, and
+        and F1 then rest; `prior` is that of the training, from labels too, and `hidden_positives` are those of the
+        review's sentence. `audit_statements` say what follows from them, in the words of the review, and
         `figures_of_new_images` what the classifier is worth on new images, "" without them.
         `true` and `true_by_model` are true metrics of the held-out margins, and of the ranking
         model if it was trained on other labels. Where groups were given, `groups` has the numbers of them, of those

@@ -74,8 +74,8 @@ def test_a_forecast_moves_by_what_one_image_can_move(draws):
 def test_sentences_without_draws_and_without_images():
     result = Log(3000).decide(0, POSITIVE).limits()
     assert sentences(result) == [
-        "1 found. How many more is not known before the first random image. To narrow this, decide 200 random images: "
-        f"at most about {result.further(200, 0)[0]} if none of them is positive."
+        "1 found. How many more is not known before the first random image among all. To narrow this, decide 200 "
+        f"random images: at most about {result.further(200, 0)[0]} if none of them is positive."
     ]
     decided = Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).limits()
     assert sentences(decided) == ["1 found. Every image is decided."]

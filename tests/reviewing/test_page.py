@@ -477,7 +477,7 @@ def test_one_key_that_is_pressed_while_a_decision_is_saved_is_remembered(tmp_pat
 def test_a_closing_audit_shows_random_images_and_finish_those_without_a_label(tmp_path, browser):
     with reviewing(browser, tmp_path, 300, audit_share=0.0) as (page, opened, _):
         session = opened.session
-        expect(page.locator("#hidden-high")).to_have_text("after the first random image")
+        expect(page.locator("#hidden-high")).to_have_text("after the first random image among all")
         expect(page.locator("#sentence")).to_contain_text("is not known before the first random image")
         expect(page.locator("#sentence")).to_contain_text("To narrow this, decide 200 random images: at most about ")
         assert not page.is_visible("#finish")

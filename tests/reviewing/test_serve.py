@@ -65,7 +65,7 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         assert client.get("/api/state")["reviewer"] == "Ann"
         assert first.end(number) == code
         said = first.printed.splitlines()
-        assert said[-4].startswith("1 found. How many more is not known before the first random image.")
+        assert said[-4].startswith("1 found. How many more is not known before the first random image among all.")
         assert said[-3] == "train on it: pucache train-pu pile.h5 --labels pile.h5.review"
         assert said[-1] == "interrupted: run the same command again; it goes on from what is on disk"
         assert "Traceback" not in first.printed
