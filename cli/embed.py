@@ -37,8 +37,8 @@ _HERE = "here"  # value of --ray without an address
     "--encoder",
     default="bundled",
     metavar="NAME|FILE|FOLDER",
-    help="Encoder: bundled, timm:NAME, open_clip:MODEL:TAG, hf-hub:ORG/NAME, an ONNX file, that of a model of "
-    "train-pu, or a folder of pretrain or as the hub has them.",
+    help="Encoder: bundled, timm:NAME, open_clip:MODEL:TAG, hf-hub:ORG/NAME, an ONNX file, a model of train-pu "
+    "(its encoder), or a folder of pretrain or as the hub has them.",
 )
 @options.weights
 @options.option(

@@ -40,7 +40,7 @@ from .destinations import check_outputs
 @options.option(
     "--label-value",
     metavar="TEXT",
-    help="Cell that means positive; others mean negative, but blank ones and classes below 0.",
+    help="Cell that means positive. Blank cells and classes below 0 are undecided; all others are negative.",
 )
 @options.option("--concept-column", metavar="NAME", help="Column of the names of several concepts.  [default: concept]")
 @options.option(

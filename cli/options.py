@@ -120,7 +120,7 @@ all_rows = option(
     "all_rows",
     section=METHOD,
     is_flag=True,
-    help="Train on all unlabelled rows, and not on a sample of more than 1,000,000 of them or of more than 1 GiB.",
+    help="Train on all unlabelled rows; otherwise on a sample, where they are more than 1,000,000 or exceed 1 GiB.",
 )
 as_json = option(  # `output.print_result` asks for it
     "--json", "as_json", is_flag=True, expose_value=False, callback=remember_json, help="Print the result as JSON."

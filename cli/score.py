@@ -21,7 +21,7 @@ from .progress import terminal_progress
 
 @options.command()
 @click.argument("model")
-@click.argument("what", nargs=-1, required=True, metavar="SOURCE_OR_CACHE")
+@click.argument("what", nargs=-1, required=True, metavar="SOURCE|CACHE...")
 @options.option(
     "--out",
     metavar="FILE",
@@ -42,9 +42,8 @@ from .progress import terminal_progress
     default=AUTO,
     callback=options.number_or_word,
     help="Share of positives that posterior and threshold are for. auto: the share that is estimated among the images, "
-    "where they are at least 1,000, of the kind that MODEL was trained on, it has at least 40 labelled positives, and "
-    "its own share lies outside the interval; "
-    "otherwise, and for images that it was trained on, that of the model. model: always that of the model.",
+    "if they are at least 1,000 and like those of the training, MODEL has at least 40 labelled positives, and the "
+    "interval excludes its own share; otherwise, and for images of the training, its own. model: always its own.",
 )
 @options.option(
     "--by-image",

@@ -38,7 +38,7 @@ def require_source(file: CacheFile, source: Source) -> None:
     if not _holds_its_images(source, file):
         raise CacheError(
             f"{file.path} holds images of {file.source or 'no source'}, and {source.name} has others under their keys; "
-            "write another cache"
+            "write another cache (of score: --cache FILE)"
         )
     log.info("%s was made from %s; %s holds the same images", file.path, file.source or "no source", source.name)
 
