@@ -372,7 +372,7 @@ OF_TRANSFORMERS = {
 }
 
 
-LARGE = {"SigLIP", "CLIP"}
+LARGE = {"SigLIP", "CLIP", "DINOv2", "DINOv3"}  # the last two have their names in those with registers and gates
 
 
 @pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in OF_TRANSFORMERS])

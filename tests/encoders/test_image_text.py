@@ -95,7 +95,6 @@ def changed_text_tower(folder):
 
 OTHERS = {
     "mean": changed("preprocess_cfg", "mean", 0, to=0.48145467),
-    "interpolation": changed("preprocess_cfg", "interpolation", to="bilinear"),
     "input_size": changed("model_cfg", "vision_cfg", "image_size", to=40),
     "an activation": changed("model_cfg", "quick_gelu", to=True),
     "the tokenizer": changed("model_cfg", "text_cfg", "tokenizer_kwargs", to={"clean": "whitespace"}),
