@@ -58,7 +58,7 @@ FAULTS = {  # job: point, calls, signal or (negative) error
         ("new file", [2], -errno.ENOSPC),
         ("rename", [1, 2], INTERRUPT),
     ],
-    "score, images": [("rename", ALL, KILL), ("fsync", [1, 9, 15], -errno.EIO)],
+    "score, images": [("rename", [1, 2, 4], KILL), ("fsync", [1, 9], -errno.EIO)],
 }
 
 
