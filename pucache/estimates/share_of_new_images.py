@@ -32,7 +32,7 @@ from scipy.special import expit, log_expit, logit
 
 from .calibration import Tilt, binned, effective_number, fit_tilt, minimum
 from .label_requirements import LabelCount
-from .priors import PriorEstimate, deviance_limit, profile_interval
+from .priors import ERROR_BELOW, PriorEstimate, deviance_limit, profile_interval
 from .thresholds import choose_threshold
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ _BOUNDS = ((-30.0, 10.0), (-4.0, 4.0), (float(logit(1e-4)), float(logit(0.95))),
 _STARTS = (0.003, 0.01, 0.3)  # shares that maximisation starts from, and the prior
 _FAR = (-2.0, 0.5, float(logit(0.05)), float(logit(0.05)))  # a start that does not follow the pile's tilt
 _STEPS = (0.2, 0.5, 1.0, 1.6, 2.4, 4.0, 7.0, 12.0)  # of log odds from the estimate, between which an end is searched
-_LOOK_ALIKES = 0.1  # of the prior: negatives that look like positives, which a mixture cannot tell from them
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,9 +189,10 @@ def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray) -> Prio
     `prior` is the share among the unlabelled that the model rests on. The ends of the interval, which allows for the
     sampling of the m images, are those of the profile likelihood of rho at `pucache.estimates.priors.deviance_limit`,
     moved apart by half an image each, as the share is that of whole images. Negatives that look like positives are as
-    many as a part of the prior, whatever the share: with t**2 the deviance limit, the low end is::
+    many as a part of the prior, the one that its own interval allows for, whatever the share: with t**2 the deviance
+    limit, the low end is::
 
-        rho - sqrt((rho - low)**2 + (t / 1.645 * 0.1 * prior * (1 - rho) / (1 - prior))**2)
+        rho - sqrt((rho - low)**2 + (t / 1.645 * 0.3 * prior * (1 - rho) / (1 - prior))**2)
 
     and 0 where that is negative: the share is then "at most" the other end.
     """
@@ -203,6 +203,6 @@ def estimate_share(pile: PileMargins, prior: float, margins: np.ndarray) -> Prio
     best = likelihood.maximum(pile.tilt(prior))
     share, half = float(expit(best.x[3])), 0.5 / len(margins)
     low, high = (likelihood.end(best, side, limit) + side * half for side in (-1, 1))
-    look_alikes = _LOOK_ALIKES * prior * (1 - share) / (1 - prior) * np.sqrt(limit / deviance_limit(np.inf))
+    look_alikes = ERROR_BELOW * prior * (1 - share) / (1 - prior) * np.sqrt(limit / deviance_limit(np.inf))
     low = share - float(np.hypot(share - low, look_alikes))
     return PriorEstimate(METHOD, share, max(0.0, low), min(1.0, high))
