@@ -102,7 +102,6 @@ PAGES = (
         ALL,
         LONG,
     ),
-    ResultPage("retrieval", "ways of ranking beside each other", "quality.retrieval", FOLDERS, 4, ALL),
     ResultPage(
         "new-images",
         "the share of positives in new images, decisions at it, and images of another kind",
@@ -120,16 +119,6 @@ PAGES = (
         BOTH,
         LONG,
         needs="ASReview (`pip install asreview`)",
-    ),
-    ResultPage(
-        "stopping",
-        "when rules say that a review may stop, and how often they are wrong",
-        "quality.stopping",
-        f"{FOLDERS} --methods CLONE",
-        40,
-        BOTH,
-        BY_HAND,
-        "Python 3.12 and a clone of destiny-evidence/stopping-methods",
     ),
     ResultPage(
         "audit",
@@ -152,7 +141,6 @@ PAGES = (
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 19, DEMO, LONG),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 19, CIFAR, LONG),
     ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
-    ResultPage("concepts", "many concepts on one cache beside one", "speed.concepts", FOLDERS, 23, BOTH, LONG),
     ResultPage(
         "words",
         "what words find, and reviews that begin with them",
