@@ -11,6 +11,8 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..cache.importing import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
+from ..estimates.share_by_final_head import METHOD as BY_FINAL_HEAD
+from ..estimates.share_by_final_head import estimate_by_final_head
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
 from ..threads import one_blas_thread
@@ -22,7 +24,7 @@ _LEAST_SHARE = 1e-4  # that decisions are made at
 _OF_PILE = 0.5  # share of the images; from then on they are the pile
 _MOST, _MOST_COMPARED = 20_000, 2000  # evenly spaced new images: for the share and the margins, for the embeddings
 _NAMED = 3  # in a line
-_OLDER = "the model keeps no heads of its folds, so it states no share of new images: train again"
+_OLDER = "the share is estimated as by pucache 0.4, which trained the model: train again for a better estimate"
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,8 @@ class NewImages:
             return self.note
         if self.differs:
             return "the new images differ from those that the model was trained on"
+        if self.share.method == BY_FINAL_HEAD:
+            return "models of 0.4 and older estimate the share among new images less well"
         if self.n_images < LEAST_IMAGES_TO_DECIDE:
             return f"decisions at the share among new images take {LEAST_IMAGES_TO_DECIDE:,} of them"
         if self.labels < LEAST_LABELS_TO_DECIDE:
@@ -177,9 +181,9 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     part = model.pile_sample_.part_of_pile(X, model.n_labelled_, model.n_unlabelled_)
     if part >= _OF_PILE:
         return NewImages(count, len(X), *known, note="the model was trained on these images, or on most of them")
-    share, note = None, ""
+    note = ""
     if model.fold_coef_ is None or model.fold_intercept_ is None:
-        note = _OLDER
+        share, note = estimate_by_final_head(pile, model.tilt_.prior, margins, rows=count), _OLDER
     else:
         with one_blas_thread:
             by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)

@@ -89,7 +89,7 @@ def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache
         (lambda model: relabelled(model, 39), MANY, "take 40 labelled positives"),
         (lambda model: relabelled(model, 20), MANY, "20 labelled positives are too few"),
         (lambda model: model, MANY, "the share among the new images may be the same"),
-        (of_0_4, MANY, "the model keeps no heads of its folds"),
+        (of_0_4, MANY, "models of 0.4 and older"),
         (of_file_of_before_0_3, MANY, "keeps no sample"),
         (lambda model: model, PILE, "the model was trained on these images"),
         (lambda model: model, slice(0, 1700), "the model was trained on these images, or on most of them"),
@@ -141,6 +141,12 @@ def test_a_thousand_new_images_are_decided_at_their_share_and_changed_labels_are
     assert score(model, cache, out).changed == 0, "the same decisions"
     replaced = score(model, cache, out, deploy_prior=float(again.keeps))
     assert replaced.changed == 0 and (read_scores(out)["label"] == table["label"]).all()
+
+
+def test_a_model_of_0_4_estimates_as_before_and_says_so(model, cache):
+    new = check_new_images(of_0_4(model), cache)
+    assert new.share.method == "prior shift" and "as by pucache 0.4" in new.note
+    assert new.share.low <= Y[REST].mean() <= new.share.high
 
 
 @pytest.mark.parametrize("value", ["much", 0, 1, None])
