@@ -14,6 +14,7 @@ from helpers.embedding_runs import run
 from helpers.planted import planted, write_cache
 from helpers.refusals import one_line
 from helpers.sealing import edited
+from helpers.sources import archive
 from helpers.tiny import save_image, tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -357,3 +358,11 @@ def test_shares_of_a_manifest_say_what_the_whole_says(tmp_path, manifest):
     for number in (1, 2):
         run(where, tmp_path / f"{number}.h5", tiny_encoder(), shard=(number, 2))
         assert EmbeddingCache(tmp_path / f"{number}.h5").reordered
+
+
+def test_a_table_of_images_is_marked_and_a_folder_is_not(tmp_path, manifest):
+    manifest(2, 10, 1)
+    images = {f"{number}.png": (tmp_path / f"{number}.png").read_bytes() for number in (2, 10, 1)}
+    for source, marked in ((archive(tmp_path / "t.parquet", images), True), (tmp_path, False)):
+        run(source, tmp_path / f"{marked}.h5", tiny_encoder())
+        assert EmbeddingCache(tmp_path / f"{marked}.h5").reordered == marked

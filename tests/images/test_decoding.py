@@ -301,6 +301,10 @@ def test_one_bright_value_that_fills_what_was_not_measured_does_not_hide_that_an
     assert peak(values) == expected
 
 
+def test_a_few_bright_marks_do_not_hide_that_an_image_is_dark():
+    assert peak(np.concatenate([np.linspace(0, 4000, 9995), 60_000 + np.arange(5)]).astype(np.uint16)) <= 4000
+
+
 def test_a_bright_image_is_not_dark_whatever_fills_it():
     values = np.concatenate([np.linspace(0, 4000, 6000), [20_000, 65_535] * 100]).astype(np.uint16)
     assert peak(values) == 65_535

@@ -97,6 +97,13 @@ def test_parts_make_the_loss_and_the_gradient_of_the_whole(accumulate):
     assert_near(gradients(parts.network), gradients(whole.network), 1e-6)
 
 
+def test_parts_move_the_running_statistics_once_an_image():
+    run = training(with_norms(), recipe(accumulate=4))
+    train(run, steps=1)
+    counts = [int(tensor) for name, tensor in run.network.named_buffers() if name.endswith("batches_tracked")]
+    assert counts and set(counts) == {4}
+
+
 # --- the order ---------------------------------------------------------------------------------
 
 
