@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.limits import counted
 from pucache.estimates.priors import PriorEstimate
 
 from . import options, output
@@ -53,7 +54,7 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
     if read.is_one:
         result = results[""]
         result["unlabelled_sample"] = None if rows.sample is None else rows.sample.to_json()
-        counts = f"{result['labelled_positives']:,} labelled positives, {result['unlabelled']:,} unlabelled"
+        counts = f"{counted(result['labelled_positives'], 'labelled positive')}, {result['unlabelled']:,} unlabelled"
         output.print_result(result, [counts, *_lines(printed[""], rows.sample), *filter(None, [result["note"]])])
         return
     table = {name: _row(result, printed[name]) for name, result in results.items()}

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.limits import counted
 from pucache.storage.file_kinds import PAGE
 
 from . import options, output
@@ -67,7 +68,8 @@ def report(
                 raise ValueError(f"{option} is for one list of positives; leave it out with concepts")
         result = report_concepts(opened, read, out, models=model, **parameters)
         shared = [
-            f"{' and '.join(one['concepts'])} both call {one['images']:,} images positive" for one in result["shared"]
+            f"{' and '.join(one['concepts'])} both call {counted(one['images'], 'image')} positive"
+            for one in result["shared"]
         ]
         written = f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"
         output.print_concepts(result | {"out": out}, result["failures"], {}, *shared[:10], written)
@@ -80,7 +82,7 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     from pucache.pages.report_numbers import numbers_figures
 
     figures, confirmed = numbers_figures(numbers), numbers["reviewed"]["confirmed"]
-    counts = f"{numbers['labelled']:,} labelled positives, {numbers['unlabelled']:,} unlabelled"
+    counts = f"{counted(numbers['labelled'], 'labelled positive')}, {numbers['unlabelled']:,} unlabelled"
     counts += f" (of them {confirmed:,} confirmed)" if confirmed else ""
     said = numbers["audit_statements"][:1]
     lines = [counts, *said] if said else [", ".join(filter(None, [counts, _hidden(**numbers["hidden_positives"])]))]

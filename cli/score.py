@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.estimates.limits import counted
 from pucache.scoring.score import AUTO, ScoreReport, default_out
 from pucache.scoring.score import score as run
 from pucache.scoring.score_tables import check_suffix, table_kind
@@ -99,9 +100,9 @@ def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:
 def _lines(report: ScoreReport, name: str, figures: str) -> list[str]:
     by = f", by the image and its neighbours in {report.neighbours.name}" if report.neighbours else ""
     lines = output.concept_lines({n: {"above the threshold": f"{c:,}"} for n, c in (report.concepts or {}).items()})
-    of = f" by {len(report.concepts):,} models" if report.concepts else ""
+    of = f" by {counted(len(report.concepts), 'model')}" if report.concepts else ""
     called = "" if report.concepts else f"; {report.positives:,} above the threshold{by}"
-    lines.append(f"wrote {report.rows:,} scores{of} to {name}{called}")
+    lines.append(f"wrote {counted(report.rows, 'score')}{of} to {name}{called}")
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
         lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")

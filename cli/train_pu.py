@@ -12,6 +12,7 @@ import click
 
 from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.figures import Figures
+from pucache.estimates.limits import counted
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
@@ -167,7 +168,7 @@ def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
     table = {name: _concept_row(result, trained[name].model.figures_) for name, result in of_concepts.items()}
     others = sorted({path.stem for path in folder.glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": list(of_concepts.values()), "failures": trained.failures}
-    lines = [f"wrote {len(trained):,} models to {folder}{_write_metrics(result, folder / METRICS)}"]
+    lines = [f"wrote {counted(len(trained), 'model')} to {folder}{_write_metrics(result, folder / METRICS)}"]
     if others:
         lines.append(f"{folder} also holds models from before, which score would use: {', '.join(others)}")
     output.print_concepts(result | {"models_from_before": others}, trained.failures, table, *lines)
@@ -189,8 +190,8 @@ def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
 def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
     positive, negative = result["confirmed_positives"], result["known_negatives"]
     reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
-    noun = "positive" if result["labelled_positives"] == 1 else "positives"
-    counts = f"{result['labelled_positives']:,} labelled {noun}, {result['unlabelled']:,} unlabelled{reviewed}"
+    labelled = counted(result["labelled_positives"], "labelled positive")
+    counts = f"{labelled}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))
     yield from _estimates(figures)
     if (effect := figures.design_effect) is not None:

@@ -62,7 +62,7 @@ class PULabels:
             how = "labelled positive" if self.s.all() else "labelled"
             raise LabelError(
                 f"all {len(self.s)} rows are {how}; some must be unlabelled, or there is "
-                "nothing to find: --positives takes the positives of a table alone"
+                "nothing to find: given as positives (--positives), a table gives its positives alone"
             )
 
     @property

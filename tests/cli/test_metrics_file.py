@@ -43,7 +43,7 @@ def test_metrics_of_others_that_nobody_named_are_left_and_the_model_is_written(w
     Path("models/metrics.json").write_text('{\n  "concepts": []\n}')
     command = "train-pu {w}/cache.h5 --labels {w}/labels.csv --penalty 0.01 --method linear"
     told = run(command, w=world).stdout
-    assert "wrote 1 models to models; models/metrics.json was left as it is, not updated" in told
+    assert "wrote 1 model to models; models/metrics.json was left as it is, not updated" in told
     assert content("models/metrics.json") == {"concepts": []}
 
 
