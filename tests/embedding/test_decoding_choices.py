@@ -131,7 +131,9 @@ def run(*arguments):
     return CliRunner().invoke(main, [str(each) for each in arguments])
 
 
-def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
+def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path, monkeypatch):
+    monkeypatch.setenv("PUCACHE_WEIGHTS", str(tmp_path))
+    monkeypatch.setenv("PUCACHE_DEVICE", "cpu")
     write_run(tmp_path / "run")
     how = ("--device", "cpu", "--runtime", "torch")
     embed_scans = ("embed", scans, "--encoder", tmp_path / "run", *how)
@@ -144,7 +146,7 @@ def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path):
     model = tmp_path / "m.safetensors"
     trained = run("train-pu", cache, "--positives", tmp_path / "found.txt", "--out", model)
     assert trained.exit_code == 0, trained.output
-    scored = run("score", model, scans, "--out", tmp_path / "s.csv", "--weights", tmp_path / "run", "--device", "cpu")
+    scored = run("score", model, scans, "--out", tmp_path / "s.csv")
     assert scored.exit_code == 0, scored.output
     assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
     assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()
