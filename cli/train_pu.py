@@ -189,7 +189,7 @@ def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
 
 def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
     positive, negative = result["confirmed_positives"], result["known_negatives"]
-    reviewed = f" (of them reviewed: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
+    reviewed = f" (of them known: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
     labelled = counted(result["labelled_positives"], "labelled positive")
     counts = f"{labelled}, {result['unlabelled']:,} unlabelled{reviewed}"
     yield ", ".join(filter(None, [counts, _prior_text(result)]))

@@ -170,8 +170,8 @@ def test_known_negatives_change_training_and_are_told(world, embedded, here):
     Path("review.csv").write_text(REVIEW)
     asked = "train-pu {w}/cache.h5 --prior 0.15 --penalty 0.01 --method linear "
     without, told = (run(asked + given, w=world).stdout for given in ("--positives review.csv", "--labels review.csv"))
-    assert "8 labelled positives, 52 unlabelled (of them reviewed: 3 positive, 12 negative)" in told
-    assert "(of them reviewed: 3 positive, 0 negative)" in without
+    assert "8 labelled positives, 52 unlabelled (of them known: 3 positive, 12 negative)" in told
+    assert "(of them known: 3 positive, 0 negative)" in without
     assert PULinearClassifier.load("model.safetensors").n_negatives_ == 12
 
 
