@@ -9,7 +9,6 @@ import logging
 import os
 import resource
 import secrets
-import socket
 import sys
 import threading
 import webbrowser
@@ -133,6 +132,9 @@ def review(
         pictures = Pictures(cache, images)
         stack.callback(pictures.close)
         folder = session_folder(cache, session)
+        last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(TOKEN_BYTES))
+        wanted = last.port if port is None else port
+        listener = stack.enter_context(listening_socket(host, wanted))  # refused before a folder is made
         if concepts is None:
             places: dict[str, Any] = {"folder": folder, "twins": twins, "beside": beside}
             opened = stack.enter_context(open_session(cache, labels, **places))
@@ -144,7 +146,10 @@ def review(
         clusters = _groups_of(cache, labels, folder, beside)
         reader = reviewer or user_name()
         differ = rows_in_conflict(opened, Path(beside)) if beside is not None else ()
-        address, listener = _listen(folder, host, port, announce, stack)
+        address = last._replace(port=listener.getsockname()[1])
+        keep_address(folder, address)
+        if wanted not in (0, address.port):
+            announce(f"port {wanted} is in use; {address.port} is served instead")
         services = [
             ReviewService(
                 one,
@@ -243,20 +248,6 @@ def _allow_files(count: int) -> None:
     with contextlib.suppress(OSError, ValueError):
         allowed = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, most))
-
-
-def _listen(
-    folder: Path, host: str, port: int | None, announce: Callable[[str], None], stack: ExitStack
-) -> tuple[ServerAddress, socket.socket]:
-    """Listen where the session's last server did, unless another port is wanted; the address is kept."""
-    last = kept_address(folder) or ServerAddress(FIRST_PORT, secrets.token_urlsafe(TOKEN_BYTES))
-    wanted = last.port if port is None else port
-    listener = stack.enter_context(listening_socket(host, wanted))
-    address = last._replace(port=listener.getsockname()[1])
-    keep_address(folder, address)
-    if wanted not in (0, address.port):
-        announce(f"port {wanted} is in use; {address.port} is served instead")
-    return address, listener
 
 
 def identifier(session: Session, token: str, concept: str = "") -> str:

@@ -109,6 +109,7 @@ def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
 def test_an_address_that_is_none_is_one_line(folder, where):
     ended = run("review", "pile.h5", *FOUND[:2], *where.split())
     assert ended.exit_code == 2 and where.split()[0] in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
+    assert not (folder / "pile.h5.review").exists(), "nothing was begun"
 
 
 # --- export ------------------------------------------------------------------------------------
