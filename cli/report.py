@@ -94,10 +94,9 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         lines.append(f"estimated{basis} {figures.text(_FIGURES)}")
     lines += filter(None, [figures.new_images_text])
     if numbers["look_again"]:
-        first = ", ".join(map(repr, numbers["look_again"][:3]))
-        lines.append(
-            f"look again at {len(numbers['look_again'])} labels that the model doubts (section 3): {first}, ..."
-        )
+        doubted = numbers["look_again"]
+        first = ", ".join(map(repr, doubted[:3])) + ", ..." * (len(doubted) > 3)
+        lines.append(f"look again at {counted(len(doubted), 'label')} that the model doubts (section 3): {first}")
     return [*lines, *(f"note: {warning}" for warning in numbers["warnings"])]
 
 

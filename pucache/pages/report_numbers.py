@@ -237,9 +237,11 @@ def _groups(report: TrainedReport) -> dict[str, Any]:
 
 
 def _hidden_positives(report: TrainedReport, confirmed: int) -> dict[str, float | None]:
-    """Positives expected beyond the known ones, with the interval if there is one; after an audit, what it says."""
+    """Positives expected beyond the known ones, with the interval if there is one; after a review, what it says."""
     if (audited := report.data.labels.hidden) is not None and audited.perhaps is not None:
         return {"expected": audited.perhaps, "low": audited.low, "high": audited.high}
+    if audited is None and confirmed:  # without random images a review says nothing, and the prior is too low
+        return {"expected": None, "low": None, "high": None}
     shares = (report.trained.prior_, *(report.prior_interval or (None, None)))
     counts = [None if p is None else max(0.0, p * report.data.n_unlabelled - confirmed) for p in shares]
     return dict(zip(("expected", "low", "high"), counts, strict=True))

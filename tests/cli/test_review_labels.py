@@ -106,6 +106,14 @@ def test_the_report_rests_on_them_too(review):
     assert f" These are figures of the unlabelled images; {of_new_images}." in page
 
 
+def test_without_random_images_the_report_states_no_number_of_hidden_positives(review):
+    review(drawn=0)
+    numbers = json.loads(run("report cache.h5 --json"))
+    assert numbers["reviewed"]["confirmed"] and set(numbers["hidden_positives"].values()) == {None}
+    page = " ".join(Path("report.html").read_text().split())
+    assert "more positives are expected" not in page and "hidden positives is still very uncertain" not in page
+
+
 def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
     review(drawn=60)
     X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
