@@ -79,8 +79,8 @@ def _check_is_there(device: torch.device) -> None:
         return
     fault = None if count else unusable_cuda()
     if fault is not None:
-        raise ValueError(f"device {device} cannot be used: {fault}; update the driver, or use --device cpu")
-    raise ValueError(f"device {device} is not there ({count} CUDA devices seen); use --device cpu")
+        raise ValueError(f"device {device} cannot be used: {fault}; update the driver, or use the device cpu")
+    raise ValueError(f"device {device} is not there ({count} CUDA devices seen); use the device cpu")
 
 
 # what torch says where there is no GPU to be used, or none may be
@@ -147,7 +147,7 @@ def device_memory_shortage(error: BaseException) -> str | None:
     device = torch.device("cuda", int(named[1]) if named else 0)
     request = f", {wanted[1]} wanted" if wanted else ""
     return (
-        f"out of memory on {device}{request}{_memory_in_use(device)}; use a smaller batch, --device cpu, or a GPU "
+        f"out of memory on {device}{request}{_memory_in_use(device)}; use a smaller batch, the device cpu, or a GPU "
         "with more free memory"
     )
 

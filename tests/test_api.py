@@ -277,7 +277,7 @@ def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so_or_cuda_is_r
     assert caplog.records[0].levelno == logging.WARNING
     for name in ("cuda", "cuda:1"):
         told = one_line(ValueError, choose_device, name)
-        assert told == f"device {name} cannot be used: {TOO_OLD}; update the driver, or use --device cpu"
+        assert told == f"device {name} cannot be used: {TOO_OLD}; update the driver, or use the device cpu"
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,7 @@ def test_with_a_driver_too_old_the_cpu_goes_on_and_one_line_says_so_or_cuda_is_r
 def test_a_machine_without_a_gpu_is_no_news(no_cuda, caplog, error):
     no_cuda(error)
     assert choose_device().type == "cpu" and not caplog.messages
-    with pytest.raises(ValueError, match=r"^device cuda is not there \(0 CUDA devices seen\); use --device cpu$"):
+    with pytest.raises(ValueError, match=r"^device cuda is not there \(0 CUDA devices seen\); use the device cpu$"):
         choose_device("cuda")
 
 

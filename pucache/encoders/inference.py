@@ -81,7 +81,7 @@ class Runtime:
                     self._forward = self._build()
                 except torch.OutOfMemoryError as error:
                     raise EncoderError(
-                        f"out of memory on {self.device} with the encoder itself; use --device cpu, or a smaller one"
+                        f"out of memory on {self.device} with the encoder itself; use the device cpu, or a smaller one"
                     ) from error
 
     @torch.inference_mode()
@@ -148,10 +148,10 @@ class Runtime:
                 return  # another thread has done it
             if failed_size == 1:
                 raise EncoderError(
-                    f"out of memory on {self.device} with a single image; use --device cpu, or a smaller encoder"
+                    f"out of memory on {self.device} with a single image; use the device cpu, or a smaller encoder"
                 )
             self.batch_size = failed_size // 2
-            text = "out of memory on %s with batches of %d; going on with batches of %d (--batch-size sets the first)"
+            text = "out of memory on %s with batches of %d; going on with batches of %d"
             log.warning(text, self.device, failed_size, self.batch_size)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -343,7 +343,7 @@ class LoaderProcesses:
         image = f" with {self._loader.keys[position]!r}" if position >= 0 else ""
         return SourceError(
             f"a worker process died{cause}{image} (out of memory, or an image that its decoder cannot take); what was "
-            "finished is kept: run again, with fewer --workers if memory is short"
+            "finished is kept: run again, with fewer workers if memory is short"
         )
 
     def _serve(self, worker: int, pipe: Any) -> None:

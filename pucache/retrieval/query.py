@@ -188,7 +188,7 @@ def _without_words(query: Query, spec: EncoderSpec) -> str:
     if spec.configuration:
         return "which has words of its own; leave out the text encoder"
     if spec.name == BUNDLED and not spec.normalization:
-        return "which has its own weights; leave out --weights"
+        return "which has its own weights; leave out those of the text encoder"
     if spec.name.startswith("timm:") and "clip" in spec.name:
         return (
             "which has no words, as timm leaves out the projection that they are compared with; embed the images with "

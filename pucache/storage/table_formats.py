@@ -28,6 +28,7 @@ _BLANK_LINES = r'(?:(?:[ \t,;]|"")*(?:\r\n?|\n))*'
 _PREAMBLE = re.compile(rf'{_BLANK_LINES}(?:"?sep=([^\w"\r\n])"?[,;\t]*(?:\r\n?|\n){_BLANK_LINES})?', re.IGNORECASE)
 _MARKS = (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE, codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # the longer ones first
 _OLD = "cp1252"  # code page of most old tables
+_NAMED = "--encoding of pucache labels, or of embed for a list of images"
 _SEPARATORS = ",;\t|"
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, as JSON may write one
@@ -144,15 +145,15 @@ def decode(data: bytes, name: str, encoding: str | None) -> str:
         if taken == "utf-8" and encoding is None and b"\0" in data:
             raise _not_text(name, data) from error
         if encoding is not None or taken != "utf-8":
-            raise LabelError(f"{name} is not {taken.upper()} text ({place}); name its encoding: --encoding") from error
+            raise LabelError(f"{name} is not {taken.upper()} text ({place}); name its encoding: {_NAMED}") from error
     try:
         text = data.decode(_OLD)
     except UnicodeDecodeError as error:
         raise LabelError(
-            f"{name} is not UTF-8 text ({place}), nor {_OLD}; name its encoding: --encoding, such as shift_jis, or "
-            "save it as UTF-8"
+            f"{name} is not UTF-8 text ({place}), nor {_OLD}; save it as UTF-8, or name its encoding, such as "
+            f"shift_jis: {_NAMED}"
         ) from error
-    log.warning("%s is not UTF-8 text (%s) and is read as %s; --encoding names another encoding", name, place, _OLD)
+    log.warning("%s is not UTF-8 text (%s) and is read as %s; another encoding: %s", name, place, _OLD, _NAMED)
     return text
 
 
@@ -162,7 +163,7 @@ def _not_text(name: str, data: bytes) -> LabelError:
     what = "not a text file (it holds NUL bytes)" if kind in (BINARY, TEXT) else kind
     return LabelError(
         f"{name} is {what}; expected keys, one a line, or a table with a 'key' column: save it as CSV in UTF-8, or "
-        "name its encoding: --encoding"
+        f"name its encoding: {_NAMED}"
     )
 
 

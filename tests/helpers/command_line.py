@@ -50,7 +50,12 @@ def refused(command, code=1, **places):
     """Run what must fail; gives the one line on stderr."""
     ended = run(command, code, **places)
     assert ended.stdout == "" and re.fullmatch(r"Error: .{10,800}\n", ended.stderr), ended.output
-    return ended.stderr
+    told = ended.stderr
+    verbs = [verb for verb in main.commands if verb == command.split()[0] or re.search(rf"\b{verb}\b", told)]
+    known = {option for verb in verbs for taken in main.commands[verb].params for option in taken.opts}
+    advised = re.findall(r"--[a-z][a-z-]*", told.partition("; ")[2])
+    assert known >= set(advised), f"{told} names options that {verbs} lack"
+    return told
 
 
 def table(path):

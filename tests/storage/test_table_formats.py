@@ -222,7 +222,7 @@ def test_json_that_is_no_table_is_refused(tmp_path, content):
 def test_an_old_code_page_is_read_and_said(tmp_path, caplog):
     (tmp_path / "t.csv").write_bytes("key,label\né.png,1\n".encode("cp1252"))
     assert read_table(tmp_path / "t.csv") == [{"key": "é.png", "label": "1"}]
-    assert "t.csv is not UTF-8 text (byte 10) and is read as cp1252; --encoding names another" in caplog.text
+    assert "t.csv is not UTF-8 text (byte 10) and is read as cp1252; another encoding: --encoding" in caplog.text
     with pytest.raises(ValueError, match="encoding 'klingon' is not known"):
         read_table(LabelTable(str(tmp_path / "t.csv"), encoding="klingon"))
     with pytest.raises(LabelError, match=r"is not UTF-8 text \(byte 10\); name its encoding"):

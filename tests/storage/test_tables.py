@@ -55,7 +55,7 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
         ("keys.csv.zip", b"PK\3\4key", "is a spreadsheet .* or a ZIP archive that cannot be read: .*unpack it"),
         ("keys.pkl", b"\x80\x04\x95" + bytes(8) + b"\xe9", "keys.pkl is a pickle; expected keys, one a line"),
         ("keys.npy", b"\x93NUMPY\1\0v\0" + bytes(40), "keys.npy is a NumPy array; expected keys, one a line"),
-        ("keys.txt", b"a.png\n\x81.png\n", r"not UTF-8 text \(byte 6\), nor cp1252; name its encoding: --encoding"),
+        ("keys.txt", b"a.png\n\x81.png\n", r"not UTF-8 text \(byte 6\), nor cp1252; save it as UTF-8, or"),
     ],
 )
 def test_what_is_no_table_is_refused_and_the_place_named(write, name, content, message):
