@@ -106,6 +106,23 @@ def test_the_report_rests_on_them_too(review):
     assert f" These are figures of the unlabelled images; {of_new_images}." in page
 
 
+def test_few_random_images_make_no_statement_worse_and_state_nothing_of_the_pile(review):
+    review(drawn=4)
+    assert pucache.audit(SESSION).positives < 3
+    result = json.loads(run(f"train-pu cache.h5 --labels {SESSION} --method linear --json"))
+    with_images, figures = result["prior_estimate"], result["estimates"]
+    with read_session("cache.h5") as session:
+        write_reviewed(session, "reviewed.csv")
+    by_labels = json.loads(run("train-pu cache.h5 --labels reviewed.csv --method linear --json"))
+    labels = by_labels["prior_estimate"]
+    assert with_images["high"] - with_images["low"] <= 1.02 * (labels["high"] - labels["low"])
+    assert result["prior"] is not None and NO_FIGURES in result["note"].lower()
+    for name in ("recall", "precision", "f1"):
+        assert figures[name] is figures[f"{name}_low"] is figures[f"{name}_high"] is None
+        low, point, high = (figures[f"{name}_of_new_images{end}"] for end in ("_low", "", "_high"))
+        assert low <= point <= high < low + 0.55, "by the images alone it would be anything"
+
+
 def test_without_random_images_the_report_states_no_number_of_hidden_positives(review):
     review(drawn=0)
     numbers = json.loads(run("report cache.h5 --json"))

@@ -74,6 +74,25 @@ def test_what_changed_after_an_interruption_is_embedded_anew(folder, out):
     expect_current(out, folder)
 
 
+def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out):
+    run(folder, out)
+    other = shutil.copy2(out, out.with_name("other.h5"))
+    for number in range(0, 150, 2):
+        save_image(folder / f"{number:03}.png", 150 + number)
+    (folder / "001.png").unlink()
+    os.utime(folder / "007.png", (1, 1))
+    run(folder, other, prune=True)
+    old = out.read_bytes()
+    for _ in range(2):
+        interrupt(folder, out, 1, prune=True)
+        assert out.read_bytes() == old
+    done = sum(finished_rows(out))
+    report = run(folder, out, prune=True)
+    assert report.computed + report.reused == 76 - done < 76  # one was only touched
+    assert out.read_bytes() == other.read_bytes()
+    expect_current(out, folder)
+
+
 def test_failures_of_an_interrupted_run_are_tried_again(out):
     """As where a store was out of reach: size and time of the image are the same."""
     files = pictures(80)

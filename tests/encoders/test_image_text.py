@@ -182,3 +182,11 @@ def test_without_open_clip_the_extra_is_named(folder, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "open_clip", None)
     told = one_line(MissingExtraError, load_encoder, NAME, weights=folder, **PLAIN)
     assert told == "open_clip:tiny needs open_clip; pip install -e '.[clip]'"
+
+
+def test_words_rank_the_parts_of_images(whole, tmp_path):
+    tiles = pucache.embed(whole.images, tmp_path / "tiles.h5", NAME, weights=whole.model, tiles="2x2", **PLAIN)
+    ranking = pucache.retrieve_positives(tiles, words=TEXTS[:1], weights=whole.model, k=None)
+    assert set(ranking.keys) == set(tiles.keys)
+    scores, _ = score_by_text(TEXTS[:1], [], tiles.encoder, whole.model)
+    assert ranking.keys[0] == tiles.keys[int(np.argmax(scores(tiles.X)))]

@@ -181,6 +181,19 @@ def test_a_damaged_log_gives_one_line_or_what_was_written(log, tmp_path):
             assert path.name in str(error) and "\n" not in str(error)
 
 
+def test_a_writer_killed_before_its_first_transaction_leaves_no_log(tmp_path):
+    path = tmp_path / "log.sqlite"
+    assert is_unwritten(path)
+    path.write_bytes(b"")
+    assert is_unwritten(path)
+    sqlite3.connect(path).execute("PRAGMA journal_mode = WAL").connection.close()
+    assert path.stat().st_size and is_unwritten(path)
+    DecisionLog.create(path, FACTS).close()
+    assert not is_unwritten(path)
+    shutil.copy(path, tmp_path / "copy.sqlite")
+    assert DecisionLog.open(tmp_path / "copy.sqlite").facts() == FACTS
+
+
 # --- a file that cannot grow --------------------------------------------------------------------------
 
 

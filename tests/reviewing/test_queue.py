@@ -1,3 +1,4 @@
+from collections import Counter
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,7 +13,7 @@ from pucache import EmbeddingCache, PULabels, audit
 from pucache.estimates.limit_sentences import sentences
 from pucache.estimates.limits import RECHECKS_NEEDED
 from pucache.reviewing.log import Choice, Stream
-from pucache.reviewing.queue import MIN_POSITIVES, SILENCE, NextImages, best_rows
+from pucache.reviewing.queue import MIN_POSITIVES, SILENCE, NextImages, best_rows, one_of_each_first
 from pucache.reviewing.session import open_session
 
 NEGATIVE, POSITIVE, SKIP, UNDONE = Choice.NEGATIVE, Choice.POSITIVE, Choice.SKIP, Choice.UNDONE
@@ -63,6 +64,21 @@ def test_rows_come_in_the_order_of_the_ranking(session_of):
     for scores in (np.zeros(3, np.float32), np.full(200, np.nan, np.float32)):
         with pytest.raises(ValueError, match="score"):
             images.set_ranking(scores, None, 0)
+
+
+@given(st.lists(st.integers(0, 4), max_size=30), st.lists(st.integers(0, 4), max_size=30))
+def test_every_group_comes_once_before_any_comes_twice(groups, before):
+    order = one_of_each_first(np.array(groups, np.int64), np.array(before, np.int64))
+    times = Counter(before)
+    turns = []
+    for position in order:
+        turns.append(times[groups[position]])
+        times[groups[position]] += 1
+    assert sorted(order) == list(range(len(groups)))
+    assert turns == sorted(turns), "the image of a group comes after all that more groups lack"
+    for turn in set(turns):
+        of_turn = [int(position) for position, one in zip(order, turns, strict=True) if one == turn]
+        assert of_turn == sorted(of_turn), "within a turn the ranking stands"
 
 
 def test_of_the_likely_positives_one_of_each_group_is_shown_before_a_second_one(session_of):
