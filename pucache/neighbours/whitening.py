@@ -2,7 +2,7 @@
 
 Inner products of centred unit rows are cosines. Centring removes what all images share; without it the
 mean cosine ranks far worse. Whitening also gives less weight to directions in which all images vary much.
-Both are estimated from the rows alone, without labels (docs/results/retrieval.md has what each is worth).
+Both are estimated from the rows alone, without labels (docs/results/decisions.md has what each is worth).
 That of a cache is kept beside it, in ``cache.h5.whitening``, so that a later ranking reads every row once.
 """
 
@@ -22,6 +22,7 @@ from ..errors import CacheError
 from ..storage import tensor_file
 from ..storage.rows import as_wide
 from ..threads import one_blas_thread
+from .graph_file import FILE_FORMAT as GRAPH_FORMAT
 from .graph_file import keep_beside, sidecar_path
 from .row_source import RowSource, row_source
 
@@ -184,14 +185,7 @@ def truncated_svd(A: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
 
 _log = logging.getLogger(__name__)
 
-FILE_FORMAT = tensor_file.FileFormat(
-    format="pucache-whitening",
-    version=1,
-    noun="whitening",
-    error=CacheError,
-    expected="the file that pucache keeps beside a cache",
-    remedy="remove it, and it is made anew",
-)
+FILE_FORMAT = replace(GRAPH_FORMAT, format="pucache-whitening", noun="whitening")
 SUFFIX = "whitening"
 _MAX_BYTES = 1 << 30
 _ARRAYS = ("mean", "directions", "variances")
