@@ -152,6 +152,23 @@ def test_what_another_attempt_may_overcome_is_told_from_what_it_cannot(error, pe
     assert is_permanent(error) == permanent
 
 
+@pytest.mark.parametrize(("status", "calls"), [(404, 1), (410, 1), (503, 2), (None, 2)])
+def test_a_server_that_fails_is_asked_again_though_fsspec_says_that_the_file_is_missing(monkeypatch, status, calls):
+    monkeypatch.setattr(retries, "RETRY_PAUSES", [0.0])
+    asked = []
+
+    def fetch():
+        asked.append(1)
+        cause = OSError("refused")
+        if status:
+            cause.status = status
+        raise FileNotFoundError("https://host/a.png") from cause
+
+    with pytest.raises(FileNotFoundError if calls == 1 else RetriesExhausted):
+        with_retries(fetch)
+    assert len(asked) == calls
+
+
 def test_texts_of_errors_hold_no_secret_and_say_that_a_file_is_missing():
     told = error_text(OSError("GET https://u:hunter2@h/x?sig=hunter2: 500, memory://u:hunter2@h/x?token=hunter2"))
     assert told == "GET https://h/x 500, memory://h/x"
