@@ -92,9 +92,11 @@ async function act(path, body, said) {
   }
 }
 
-/* Switches the closing audit; images not shown yet are exchanged. */
+/* Switches the closing audit, and ends looking again; images not shown yet are exchanged. */
 async function switchAudit(button) {
   const on = button.getAttribute("aria-pressed") !== "true";
+  only = "";
+  toAsk = false;
   await act("/api/closing-audit", { on, zone: button.dataset.zone }, () => "");
   announce(counts.closing_audit ? "closing audit: images drawn at random" : "back to the ranking");
   exchange();
