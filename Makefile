@@ -43,7 +43,7 @@ test-slow: .venv/installed-test
 test-oldest: setup.py
 	$(PYTHON) -m venv .venv-oldest
 	.venv-oldest/bin/pip install uv -e '.[test]'
-	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct -e .
+	.venv-oldest/bin/uv pip install --python .venv-oldest/bin/python --resolution lowest-direct --upgrade -e .
 	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest -n $(JOBS) --dist loadfile
 
 # Mutants of the modules that pyproject.toml names, by its tests of them; of ten, that whose number ends in SAMPLE.
