@@ -35,9 +35,10 @@ def owners(folder):
     return {f"{path.stat().st_uid}:{path.stat().st_gid}" for path in folder.iterdir() if path.is_file()}
 
 
-def score_noise(pucache, noise, *arguments):
-    """What runs, or starts, scoring the folder of noise."""
-    return ("score", "model.safetensors", "noise", *arguments), ("--volume", f"{noise}:/data/noise:ro")
+def embed_noise(noise, *arguments):
+    """Command and options of embedding the folder of noise."""
+    options = ("--volume", f"{noise}:/data/noise:ro", "--env", "SOURCE_DATE_EPOCH=0")
+    return ("embed", "noise", "noise.h5", *arguments), options
 
 
 # --- the image ---------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def test_scores_belong_to_the_user_who_asked_for_them(image, pucache, user):
     pucache.user = user
     (pucache.data / "model.safetensors").chmod(0o644)
     for out in ("scores.csv", "scores.parquet"):
-        assert f"wrote 1 scores to {out}" in pucache("score", "model.safetensors", "one", "--out", out).stdout
+        assert f"wrote 1 score to {out}" in pucache("score", "model.safetensors", "one", "--out", out).stdout
     pucache.python(_COLUMNS.format(n=1))
     made = [path for path in pucache.data.iterdir() if path.name.startswith(("scores", ".scores"))]
     assert {f"{path.stat().st_uid}:{path.stat().st_gid}" for path in made} == {user} and len(made) >= 3
@@ -131,11 +132,12 @@ def test_the_commands_of_the_page_run(image, pucache):
     commands = [re.sub(r"pucache:c(pu|uda)\b", image, command) for command in shown if "--gpus" not in command]
     for command in commands:
         subprocess.run(["bash", "-c", command], cwd=pucache.data, check=True)
-    assert len(commands) >= 3 and {"scores.parquet", "demo"} <= set(os.listdir(pucache.data))
+    assert len(commands) == 2 and {"scores.parquet", "demo"} <= set(os.listdir(pucache.data))
 
 
 def test_two_gigabytes_of_memory_are_enough(pucache, noise, figure):
-    command, options = score_noise(pucache, noise)
+    command = ("score", "model.safetensors", "noise")
+    options = ("--volume", f"{noise}:/data/noise:ro")
     with pucache.start(*command, options=(*options, "--memory", "2g", "--memory-swap", "2g")) as job:
         assert job.exit_code() == 0, job.logs()
         assert not inspect(job.name, ".State.OOMKilled")
@@ -145,38 +147,36 @@ def test_two_gigabytes_of_memory_are_enough(pucache, noise, figure):
 
 
 @pytest.fixture(scope="session")
-def undisturbed(image, demo, noise, tmp_path_factory):
-    """The scores of a run that nothing struck."""
+def undisturbed(image, noise, tmp_path_factory):
+    """The cache of a run that nothing struck."""
     folder = tmp_path_factory.mktemp("undisturbed")
     folder.chmod(0o777)
-    shutil.copy(demo.data / "demo/model.safetensors", folder)
     (folder / "noise").mkdir()
-    calm = Pucache(image, folder)
-    command, options = score_noise(calm, noise, *SLOW)
-    calm(*command, options=options)
-    return (folder / "scores.csv").read_bytes()
+    command, options = embed_noise(noise, *SLOW)
+    Pucache(image, folder)(*command, options=options)
+    return (folder / "noise.h5").read_bytes()
 
 
 def in_the_middle(pucache):
-    """Whether a part is finished, and the scores are not."""
-    return lambda: any((pucache.data / "scores.h5.parts").glob("*.h5"))
+    """Whether a part is finished, and the cache is not."""
+    return lambda: any((pucache.data / "noise.h5.parts").glob("*.h5"))
 
 
-def test_killed_midway_it_goes_on_and_ends_in_the_same_scores(pucache, noise, undisturbed):
-    command, options = score_noise(pucache, noise, *SLOW)
+def test_killed_midway_it_goes_on_and_ends_in_the_same_cache(pucache, noise, undisturbed):
+    command, options = embed_noise(noise, *SLOW)
     with pucache.start(*command, options=options) as job:
         job.until(in_the_middle(pucache))
         docker("kill", "--signal", "KILL", job.name)
         assert job.exit_code() == 137
-    assert not (pucache.data / "scores.csv").exists()
+    assert not (pucache.data / "noise.h5").exists()
     done = pucache(*command, options=options)
     assert re.search(r"going on from [1-9]\d* images", done.stderr)
-    assert (pucache.data / "scores.csv").read_bytes() == undisturbed
+    assert (pucache.data / "noise.h5").read_bytes() == undisturbed
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
 def test_stopped_midway_it_ends_in_time_and_goes_on(pucache, noise, undisturbed, figure, workers):
-    command, options = score_noise(pucache, noise, *SLOW, "--workers", workers)
+    command, options = embed_noise(noise, *SLOW, "--workers", workers)
     with pucache.start(*command, options=options) as job:
         job.until(in_the_middle(pucache))
         seconds = stop(job)
@@ -188,12 +188,12 @@ def test_stopped_midway_it_ends_in_time_and_goes_on(pucache, noise, undisturbed,
     figure(f"docker stop, seconds to the end, --workers {workers} (10 are given)", f"{seconds:.1f}")
     done = pucache(*command, options=options)
     assert re.search(r"going on from [1-9]\d* images", done.stderr)
-    assert (pucache.data / "scores.csv").read_bytes() == undisturbed
+    assert (pucache.data / "noise.h5").read_bytes() == undisturbed
 
 
 @pytest.mark.parametrize("after", [1, 2, 4])
 def test_stopped_while_it_starts_it_ends_in_time(pucache, noise, after):
-    command, options = score_noise(pucache, noise, *SLOW)
+    command, options = embed_noise(noise, *SLOW)
     with pucache.start(*command, options=options) as job:
         time.sleep(after)
         assert stop(job) < GRACE and job.exit_code() == 143, job.logs()
@@ -208,7 +208,7 @@ def stop(job):
 
 
 def test_progress_is_in_the_logs_while_it_runs(pucache, noise):
-    command, options = score_noise(pucache, noise, *SLOW)
+    command, options = embed_noise(noise, *SLOW)
     with pucache.start(*command, options=(*options, "--cpus", "1")) as job:
         job.until(lambda: re.search(rf"embedding [\d,]+/{IMAGES:,}  \d+/s  \d+ s left", job.logs()))
 
@@ -251,4 +251,4 @@ def test_the_first_image_is_scored_soon(pucache, figure):
     figure(
         "docker run to the first scored image, two cores, seconds (15 are the aim)", f"{time.monotonic() - began:.1f}"
     )
-    assert (pucache.data / "scores.csv").read_text().startswith('key,margin,posterior,label\n"0.png",')
+    assert (pucache.data / "one.scores.csv").read_text().startswith('key,margin,posterior,label\n"0.png",')
