@@ -140,7 +140,6 @@ PAGES = (
     ),
     ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 19, DEMO, LONG),
     ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 19, CIFAR, LONG),
-    ResultPage("scale", "growth of time and memory with the rows", "speed.scale", "FOLDER", 20, PLANTED, LONG, "18 GB"),
     ResultPage(
         "words",
         "what words find, and reviews that begin with them",
@@ -151,20 +150,6 @@ PAGES = (
         BY_HAND,
         "a text encoder, and caches by the bundled encoder",
         "",
-    ),
-    ResultPage(
-        "groups",
-        "intervals on groups of augmented copies, with and without `groups=`",
-        "quality.groups",
-        "CIFAR.h5",
-        40,
-        CIFAR,
-        BY_HAND,
-        "a cache by pucache embed",
-        "",
-    ),
-    ResultPage(
-        "parts", "small things in large images, by tiles", "quality.parts", "DIR FOLDER", 5, CIFAR, BY_HAND, "", ""
     ),
     ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
 )

@@ -2,7 +2,7 @@
 
 import argparse
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -30,30 +30,6 @@ def images_parser(description: str | None, *, fashion: bool = True, in_cells: bo
         )
         parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further cell after so long")
     return parser
-
-
-def command_line(description: str | None, numbers: Mapping[str, int], quick: Mapping[str, int]) -> argparse.Namespace:
-    """Arguments of a benchmark: FOLDER, an option for each number, --quick and --out.
-
-    Parameters
-    ----------
-    description : str
-        The benchmark's docstring.
-    numbers : dict of str to int
-        Options and their defaults.
-    quick : dict of str to int
-        What --quick sets some of them to.
-    """
-    parser = page_parser(description)
-    parser.add_argument("folder", type=Path)
-    for name, default in numbers.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
-    sizes = ", ".join(f"{name} {value:,}" for name, value in quick.items())
-    parser.add_argument("--quick", action="store_true", help=f"small sizes, to see that it works: {sizes}")
-    arguments = parser.parse_args()
-    if arguments.quick:
-        vars(arguments).update(quick)
-    return arguments
 
 
 def write_page(text: str, out: Path | None) -> None:

@@ -1,6 +1,6 @@
 """Synthetic caches of any size with planted positives, and measurements in child processes.
 
-`scale.py` and `opening.py` use it. Files are made in the folder they are given, each by a process of its
+Files are made in the folder they are given, each by a process of its
 own, so that no map of one outlives its making, and found there by name the next time.
 """
 
@@ -17,8 +17,7 @@ from benchmarks.common.processes import figures_of
 from pucache.cache.embedding_cache import EmbeddingCache
 from pucache.cache.keys import encode_keys
 from pucache.cache.layout import VERSION
-from pucache.cache.merging import merge
-from pucache.cache.reader import BLOCK_BYTES, CacheFile
+from pucache.cache.reader import BLOCK_BYTES
 from pucache.cache.writer import Rows, write_file
 from pucache.encoders.spec import EncoderSpec
 
@@ -41,10 +40,6 @@ class Planted:
     @property
     def cache(self) -> Path:
         return self.folder / f"{self.name}.h5"
-
-    @property
-    def shards(self) -> list[Path]:
-        return [self.folder / f"{self.name}-shard-{number}.h5" for number in (1, 2)]
 
     @property
     def positives(self) -> Path:
@@ -102,15 +97,6 @@ def planted_rows(n: int, d: int, name: Callable[[int], str]) -> tuple[np.ndarray
     return positive, blocks()
 
 
-def split(at: Planted) -> None:
-    """Deal the rows to two shards in turn, as `embed --shard` deals them in no order."""
-    whole = CacheFile(at.cache)
-    for number, path in enumerate(at.shards):
-        picks = [(whole, np.arange(number, at.n, 2))]
-        failures = {} if number else whole.failures
-        merge(path, picks, encoder=whole.encoder, dtype=whole.dtype, source=whole.source, failures=failures)
-
-
 def write_plain(at: Planted) -> None:
     """The embeddings' bytes alone."""
     with at.plain.open("wb") as stream:
@@ -124,7 +110,7 @@ def train_model(at: Planted) -> None:
     train_pu(EmbeddingCache(at.cache), at.positives, prior=PRIOR).save(at.model)
 
 
-MAKERS = {call.__name__: call for call in (write, split, write_plain, train_model)}
+MAKERS = {call.__name__: call for call in (write, write_plain, train_model)}
 
 
 def prepare(at: Planted) -> None:
