@@ -41,7 +41,7 @@ def metadata(wheel):
 
 
 def names(requirements):
-    return {re.split(r"[^\w.-]", requirement)[0].lower() for requirement in requirements}
+    return {re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-") for requirement in requirements}
 
 
 def imported():

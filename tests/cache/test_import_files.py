@@ -16,6 +16,8 @@ from safetensors.torch import save_file
 
 from pucache import EmbeddingCache, EncoderSpec, import_embeddings
 
+ARROW = int(pyarrow.__version__.split(".")[0])
+
 # --- arrays --------------------------------------------------------------------------------------
 
 
@@ -90,6 +92,8 @@ ODD_ROWS = [
 @pytest.mark.parametrize("lists", ["list", "fixed_size_list", "tensor"])
 @pytest.mark.parametrize(("values", "odd"), ODD_ROWS)
 def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_blocks, values, odd, lists):
+    if lists != "list" and None in values and ARROW < 26:
+        pytest.skip("earlier versions of pyarrow read no missing lists of a fixed size")
     kind = pyarrow.list_(pyarrow.float32(), -1 if lists == "list" else 2)
     try:
         column = pyarrow.array(values, pyarrow.list_(pyarrow.float64())).cast(kind)

@@ -22,6 +22,8 @@ from pucache.errors import SourceError
 from pucache.images.listing import take_shard, take_shards
 from pucache.pages.thumbnails import RowImages
 
+ARROW = int(pyarrow.__version__.split(".")[0])
+
 IMAGES = {f"{name}.ppm": picture(number) for number, name in enumerate(("b/é", "a", "b/c d", "🦊"))}
 HF = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
 
@@ -110,6 +112,8 @@ def test_keys_are_paths_or_numbers_of_rows(tmp_path, caplog, paths, keys):
 
 @pytest.mark.parametrize("kind", [HF, pyarrow.binary(), pyarrow.large_binary(), pyarrow.binary_view()])
 def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
+    if kind == pyarrow.binary_view() and ARROW < 24:
+        pytest.skip("earlier versions of pyarrow take no part of such values")
     for number in range(2):
         rows = list(IMAGES.items())[2 * number : 2 * number + 2]
         table(tmp_path / f"in/{number}.parquet", rows, kind=kind, id=[10 * number, 10 * number + 1])
