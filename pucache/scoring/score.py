@@ -251,7 +251,9 @@ def _decided(
     """The share to decide at, None for that of the model, and in words which share it is and why."""
     if deploy_prior not in (AUTO, OWN):
         return float(deploy_prior), f"threshold for {100 * float(deploy_prior):.3g}% positives, as given"
-    own, share, why = f"{100 * model.share_:.3g}%, the share of the model", None, ""
+    own, share, why = "the share of the model", None, ""
+    if model.prior_ is not None or model.deploy_prior is not None:  # else it is an interval, or assumed
+        own = f"{100 * model.share_:.3g}%, {own}"
     if deploy_prior == AUTO:
         if with_neighbours:
             why = ": the threshold with neighbours is for it"

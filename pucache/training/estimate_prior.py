@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
+from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate, profile_interval
 from ..labels.labels import TWIN_COSINE, Labels, PULabels
 from ..labels.read_labels import open_labels
@@ -75,12 +76,12 @@ def estimate_prior_on(
     model.train(data, progress)
     figures = model.figures_
     by_audit = [figures.prior] if figures.is_audited and figures.prior else []
-    return [*by_audit, prior_by_labels(data, model, level).stated(figures.labels)]
+    return [*by_audit, prior_by_labels(data, model, level).stated(label_count(data))]
 
 
 def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float = 0.9) -> PriorEstimate:
     """Estimate the prior by held-out margins of a model that was trained on these data, however few the labels are."""
-    labels, count = data.training, model.figures_.labels.labels
+    labels = data.training
     effect = model.figures_.design_effect or 1.0
     found = profile_interval(
         model.held_out_margins_,
@@ -88,9 +89,14 @@ def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float =
         level,
         bounds=labels.interval_bounds,
         design_effect=effect,
-        most_labels=np.inf if effect == 1 else count,
+        most_labels=np.inf if effect == 1 else label_count(data).labels,
     )
     return labels.within_review(found)
+
+
+def label_count(data: TrainingSet) -> LabelCount:
+    """Labels that estimates by the labels rest on; what a review confirmed is not counted."""
+    return LabelCount.of(data.training.s, groups=data.rows.together, weights=data.training.weights)
 
 
 def check_request(*, level: float, n_folds: int = 5) -> None:

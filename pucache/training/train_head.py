@@ -112,8 +112,9 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     count = LabelCount.of(labels.s, groups=data.rows.together, weights=labels.weights)
     effect = _design_effect(data, margins, count, linear.fold)
     prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited, effect)
+    known: dict[str, Any] = {"labels": count, "design_effect": effect, "seed": settings.heads.seed}
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
-    if of_figures is not None:
+    if of_figures is not None:  # confirmed ones count for posteriors, and not for figures by the labels
         count = LabelCount.of(labels.training_s, groups=data.rows.together, weights=labels.weights)
     of_figures = of_figures or (margins, labels.s, labels.weights)
     n_labelled = int(labels.s.sum())
@@ -128,8 +129,7 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     sum_to = prior if prior * len(unlabelled) >= 1 else None
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
     count = replace(count, grouped=data.rows.group is not None)
-    known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
-    known |= {"prior": prior, "design_effect": effect, "seed": settings.heads.seed}
+    known |= {"prior": prior, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
     # on the scale of the final head as many rows are above the threshold as it calls positive
     figures = Figures.of(on_one_scale(margins, final, labels.s), labels.s, **known)
     if audited is not None:
@@ -144,6 +144,7 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     figures = figures.with_prior(prior_estimate)
     figures = replace(
         figures,
+        labels=count,
         counted={"risk": float(chosen.head.risk[0]), "clamped": float(chosen.head.clamped[0]), **figures.counted},
         assumed_prior=prior if settings.prior is None and not count.has_estimates else None,
         design_effect=None if data.rows.group is None else effect,

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from helpers.planted import planted, write_cache
 
-from pucache import PULabels, PULinearClassifier, estimate_prior, sweep_priors
+from pucache import PULabels, PULinearClassifier, estimate_prior, sweep_priors, train_pu
+from pucache.estimates.audited_prior import AuditedHidden
 from pucache.training.prior_sweep import write_sweep_table
 
 CPU = PULinearClassifier(device="cpu")
@@ -24,6 +25,20 @@ def test_an_estimate_repeats_by_seed_and_has_an_interval(data):
     (first,), (again,), (other,) = (estimate_prior(*data, seed=n, device="cpu") for n in (0, 0, 1))
     assert first == again != other and (first.method, first.draws) == ("tilt", 0)
     assert 0.1 < first.low < first.prior < first.high < 0.3
+
+
+def test_positives_that_a_review_confirmed_are_no_labels_for_a_single_figure(tmp_path):
+    X, s, y = planted(n=900, d=8, labelled=15, prior=0.2, apart=0.6)
+    hidden_rows = np.flatnonzero((y == 1) & (s == 0))
+    reviewed = np.zeros(len(s), np.int8)
+    reviewed[hidden_rows[:100]] = 1
+    reviewed[np.flatnonzero(y == 0)[:60]] = -1
+    audit = AuditedHidden(low=5, high=150, likeliest=None, draws=60, level=0.95)
+    labels, cache = PULabels(s, reviewed, hidden=audit), write_cache(tmp_path / "c.h5", X)
+    by_labels = estimate_prior(cache, labels, device="cpu")[-1]
+    assert by_labels.method == "tilt" and by_labels.prior is None and by_labels.has_interval
+    recall = train_pu(cache, labels, device="cpu").figures_.of_new_images["recall"]
+    assert recall.value is None and recall.interval is not None
 
 
 def sweep(data, classifier=None, **how):
