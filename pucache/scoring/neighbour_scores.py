@@ -24,6 +24,7 @@ from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..progress import Progress, Silent
 from ..storage.prefetch import prefetch
+from ..training.neighbour_evidence import LEAST_POSITIVES
 from ..training.propagation import neighbour_log_odds, probabilities
 from .score_tables import Columns
 
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
     from ..training.sklearn_classifier import PULinearClassifier
 
 _VALUES_AT_ONCE = 1 << 25  # of new rows that are compared with the pile at once
-_NO_EVIDENCE = (
-    "the model does not say whether neighbours help: it was trained by method linear, with fewer than four positives, "
-    "after a review that left few positives hidden, or by an earlier version"
-)
 
 
 def chosen_weight(model: PULinearClassifier) -> float:
@@ -44,7 +41,17 @@ def chosen_weight(model: PULinearClassifier) -> float:
 
 def reason(model: PULinearClassifier) -> str:
     """Why neighbours count, or do not, in a model's scores."""
-    return _NO_EVIDENCE if model.neighbours_ is None else model.neighbours_.evidence.sentence()
+    if model.neighbours_ is not None:
+        return model.neighbours_.evidence.sentence()
+    if model.method == "linear" or model.loss != "imbupu" or model.solver != "batch":
+        trained = "by method linear"
+    elif model.n_labelled_ + model.n_confirmed_ < LEAST_POSITIVES:
+        trained = f"with fewer than {LEAST_POSITIVES} positives"
+    elif model.n_confirmed_:
+        trained = "after a review that left few positives hidden"
+    else:
+        trained = "with positives of too few groups, or by an earlier version"
+    return f"the model does not say whether neighbours help: it was trained {trained}"
 
 
 @dataclass(frozen=True)

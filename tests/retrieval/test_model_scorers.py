@@ -112,6 +112,6 @@ def test_a_model_ranks_with_neighbours_where_it_chose_a_weight(tmp_path, linear,
     else:
         assert ranking.scorer == "classifier" and not ranking.search
         assert ranking.rows.tolist() == plain.ranked(linear.margins(X), LABELS.unlabelled, 20).tolist()
-        reason = "does not say whether neighbours help" if weight is None else "do not count"
+        reason = "whether neighbours help: it was trained by method linear" if weight is None else "do not count"
         assert ranking.note.startswith("the classifier ranks alone; ") and reason in ranking.note
     assert ranking.first(3).note == ranking.note and ranking.first(3).search == ranking.search
