@@ -14,8 +14,6 @@ from . import options, output
 from .destinations import check_outputs
 from .progress import terminal_progress
 
-_FIGURES = ("precision", "recall", "f1", "auc")
-
 
 @options.command("report")
 @options.caches
@@ -91,7 +89,7 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
         lines.append(f"known positives are in {found} of {groups} groups; images of {called} more are called positive")
     if figures["recall"].interval is not None:
         basis = f" among the unlabelled, {figures.basis}," if figures.is_audited else ""
-        lines.append(f"estimated{basis} {figures.text(_FIGURES)}")
+        lines.append(f"estimated{basis} {figures.text()}")
     lines += filter(None, [figures.new_images_text])
     if numbers["look_again"]:
         doubted = numbers["look_again"]

@@ -8,7 +8,7 @@ gives figures whatever the labels are (`pucache.estimates.audited_figures`), and
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,9 +153,9 @@ class Figures:
             " and the labels" if self.sources == COMBINED else ""
         )
 
-    def text(self, names: Iterable[str] = WORDS) -> str:
+    def text(self) -> str:
         """Figures in words; an audit says nothing about AUC."""
-        return "   ".join(f"{WORDS[name]} {self[name]}" for name in names if name != "auc" or not self.is_audited)
+        return "   ".join(f"{WORDS[name]} {self[name]}" for name in WORDS if name != "auc" or not self.is_audited)
 
     @property
     def new_images_text(self) -> str:

@@ -91,7 +91,7 @@ def test_what_the_review_says_of_new_images_holds_there_and_is_the_same_everywhe
 def test_the_report_rests_on_them_too(review):
     review(drawn=150)
     output = run("report cache.h5")
-    said = "estimated among the unlabelled, from 150 images that the review drew at random and the labels, precision"
+    said = "estimated among the unlabelled, from 150 images that the review drew at random and the labels, recall"
     assert said in output and "lean" not in output and NEW_IMAGES in output
     assert "A review has confirmed" not in output and "AUC" not in output
     numbers = json.loads(run("report cache.h5 --json"))
