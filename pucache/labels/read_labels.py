@@ -415,7 +415,6 @@ def write_labels(
     path: str | Path,
     *,
     group_names: Sequence[str] | None = None,
-    force: bool = False,
 ) -> dict[str, int]:
     """Write labels as the table that every command takes.
 
@@ -430,8 +429,6 @@ def write_labels(
         CSV file to write.
     group_names : sequence of str, optional
         Name of the group of each row; by default the number of its first row.
-    force : bool
-        Replace a file of another kind too.
 
     Returns
     -------
@@ -447,7 +444,7 @@ def write_labels(
         raise OutputError(f"the table of labels is CSV, and {path} would be read as something else; end it in .csv")
     opened = open_cache(cache)
     labels = labels if isinstance(labels, Labels) else open_labels(opened, labels)
-    checked = check_output(path, TABLE, inputs=[*(file.path for file in opened.files), *labels.sources], force=force)
+    checked = check_output(path, TABLE, inputs=[*(file.path for file in opened.files), *labels.sources])
     columns, rows = ["key", "label"], []
     columns += ["concept"] * (not labels.is_one) + ["group"] * (labels.group is not None)
     decided = any((one.reviewed == 1).any() for one in labels.columns.values())

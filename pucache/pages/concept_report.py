@@ -41,7 +41,6 @@ def report_concepts(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
-    force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write an overview of many concepts, and `pucache.report` of each beside it, in the folder of its name.
@@ -57,7 +56,7 @@ def report_concepts(
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.columns}
     inputs = list(dict.fromkeys(files_read(opened, models, images, *labels.sources)))
     for file in [path, *pages.values()]:
-        check_output(file, PAGE, inputs=inputs, force=force)
+        check_output(file, PAGE, inputs=inputs)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}
     settings |= {"all_rows": all_rows or None, "command": command}
     called: dict[str, np.ndarray] = {}  # rows of the cache

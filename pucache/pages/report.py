@@ -58,7 +58,6 @@ def report(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     command: str = "",
-    force: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Write a self-contained HTML page about a cache and its labelled positives.
@@ -94,8 +93,6 @@ def report(
         As for `pucache.train_pu`. Where a sample is taken, pictures, curves and duplicates are of its images.
     command : str
         Command line to record on the page.
-    force : bool
-        Replace a file at `path` that is no HTML page; never a file that is read.
     progress : Progress, optional
 
     Returns
@@ -123,7 +120,7 @@ def report(
         raise ValueError(f"sample must be at least 3, got {sample}")
     labels = open_labels(cache, positives)
     named = [name for name in (*labels.sources, model, truth, images) if isinstance(name, str | os.PathLike)]
-    path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images), force=force)
+    path = check_output(path, PAGE, inputs=files_read(cache, *named, new_images))
     if classifier is not None:
         classifier.check_fits(cache)
     later = None if new_images is None else open_cache(new_images)

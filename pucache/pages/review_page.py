@@ -45,8 +45,6 @@ def write_review_page(
     path: str | Path,
     *,
     images: str | Path | None = None,
-    side: int = 160,
-    force: bool = False,
     progress: Progress | None = None,
 ) -> ReviewPage:
     """Write the images of a ranking as a page: pictures with keys, scores and links to the originals.
@@ -60,10 +58,8 @@ def write_review_page(
         shown where it has them.
     path : str or path
         HTML file to write.
-    images, side, progress
+    images, progress
         As for `pucache.pages.thumbnails.thumbnails`.
-    force : bool
-        Replace a file at `path` that is no HTML page; never a file that is read.
 
     Returns
     -------
@@ -87,8 +83,8 @@ def write_review_page(
         )
     cache = open_cache(cache)
     named = [images] if isinstance(images, str | os.PathLike) else []
-    check_output(path, PAGE, inputs=files_read(cache, *named), force=force)
-    pictures = thumbnails(cache, ranking.rows, images=images, side=side, progress=progress)
+    check_output(path, PAGE, inputs=files_read(cache, *named))
+    pictures = thumbnails(cache, ranking.rows, images=images, progress=progress)
     counts = ReviewPage(
         shown=len(pictures),
         without_picture=sum(not picture.uri for picture in pictures),

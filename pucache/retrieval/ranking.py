@@ -156,19 +156,19 @@ class Ranking:
             posterior=None if self.posterior is None else self.posterior[:k],
         )
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
-        """Write ``rank,key,score`` as CSV; a table that is there is replaced as a whole, another file where forced.
+    def save(self, path: str | Path) -> None:
+        """Write ``rank,key,score`` as CSV; a table that is there is replaced as a whole.
 
         Raises `OutputError` where `path` cannot be written, or is a file of another kind.
         """
-        checked = check_output(path, TABLE, force=force)
+        checked = check_output(path, TABLE)
         with replacing(checked) as temporary, open_table(temporary, _TYPES, parquet=False) as write:
             write(self._columns)
 
 
-def save_concepts(rankings: Mapping[str, Ranking], path: str | Path, *, force: bool = False) -> None:
+def save_concepts(rankings: Mapping[str, Ranking], path: str | Path) -> None:
     """Write ``concept,rank,key,score`` of several rankings as CSV; raises `OutputError` where it cannot be written."""
-    checked = check_output(path, TABLE, force=force)
+    checked = check_output(path, TABLE)
     types = {"concept": "string"} | _TYPES
     with replacing(checked) as temporary, open_table(temporary, types, parquet=False) as write:
         for concept, ranking in rankings.items():

@@ -34,12 +34,10 @@ class FileFormat:
     remedy: str  # for a damaged file, such as "train the model again"
 
 
-def write(
-    path: str | Path, form: FileFormat, tensors: dict[str, np.ndarray], state: dict[str, Any], *, force: bool = False
-) -> None:
+def write(path: str | Path, form: FileFormat, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
     """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars.
 
-    Raises `OutputError` where a file of another kind is there, unless forced.
+    Raises `OutputError` where a file of another kind is there.
     """
     header = {
         "checksum": _BLANK.decode(),
@@ -52,7 +50,7 @@ def write(
     data = safetensors.numpy.save(tensors, {form.format: json.dumps(header, sort_keys=True)})
     offset = data.index(_BLANK)
     with (
-        replacing(check_output(path, tensor_kind(form.format), force=force)) as temporary,
+        replacing(check_output(path, tensor_kind(form.format))) as temporary,
         temporary.open("wb") as stream,
     ):
         stream.write(data[:offset])

@@ -42,13 +42,10 @@ class ConceptModels(PerConcept[PULinearClassifier]):
             return cls({"": model})
         return cls.load(model) if os.path.isdir(model) else cls({"": PULinearClassifier.load(model)})
 
-    def save(self, folder: str | Path, *, force: bool = False) -> None:
-        """Write ``CONCEPT.safetensors`` for each concept; raises `OutputError`.
-
-        `force` replaces files of another kind too.
-        """
+    def save(self, folder: str | Path) -> None:
+        """Write ``CONCEPT.safetensors`` for each concept; raises `OutputError`."""
         for name, model in self.items():
-            model.save(model_path(folder, name), force=force)
+            model.save(model_path(folder, name))
 
     @classmethod
     def load(cls, folder: str | Path) -> ConceptModels:

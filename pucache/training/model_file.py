@@ -101,8 +101,8 @@ class TrainedState(FittedState):
     classifier_margins_: np.ndarray
 
 
-def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState, *, force: bool = False) -> None:
-    """Write a fitted classifier; a model is replaced as a whole, a file of another kind where it is forced."""
+def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState) -> None:
+    """Write a fitted classifier; a model is replaced as a whole."""
     parameters = {name: value for name, value in parameters.items() if name != "random_state"} | {"seed": state.seed_}
     if "sgd_settings" in parameters:
         parameters["protocol"] = vars(parameters.pop("sgd_settings"))
@@ -131,7 +131,7 @@ def write_model(path: str | Path, parameters: dict[str, Any], state: FittedState
     if state.fold_coef_ is not None and state.fold_intercept_ is not None and state.pile_sample_ is not None:
         tensors |= {"fold_coef": state.fold_coef_, "fold_intercept": state.fold_intercept_}
         tensors["sample_fingerprints"] = state.pile_sample_.fingerprints
-    tensor_file.write(path, FILE_FORMAT, tensors, content, force=force)
+    tensor_file.write(path, FILE_FORMAT, tensors, content)
 
 
 def read_model(path: str | Path) -> tuple[dict[str, Any], FittedState]:

@@ -191,9 +191,9 @@ def _verdict(sweep: Sweep, risk: PURisk) -> str:
     )
 
 
-def write_sweep_table(result: Sweep, path: str | Path, *, force: bool = False) -> None:
-    """Write the rows of a sweep as CSV; `force` replaces a file of another kind than a table too."""
-    path = check_output(path, TABLE, force=force)
+def write_sweep_table(result: Sweep, path: str | Path) -> None:
+    """Write the rows of a sweep as CSV."""
+    path = check_output(path, TABLE)
     cells = ([f"{value:.6g}" if isinstance(value, float) else value for value in row.values()] for row in result.rows)
     write_rows(path, [list(result.rows[0]), *cells])
 

@@ -493,15 +493,13 @@ class PULinearClassifier(FittedState):
 
     # --- the file --------------------------------------------------------------------------------
 
-    def save(self, path: str | Path, *, force: bool = False) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.
 
         Parameters
         ----------
         path : path or str
             A model that is there is replaced as a whole.
-        force : bool
-            Replace a file of another kind too.
 
         Raises
         ------
@@ -513,7 +511,7 @@ class PULinearClassifier(FittedState):
 
             raise NotFittedError(f"this {type(self).__name__} is not fitted yet; call fit before save")
         parameters = {name: value for name, value in sorted(self.get_params().items()) if value is not None}
-        write_model(path, parameters, self, force=force)
+        write_model(path, parameters, self)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
