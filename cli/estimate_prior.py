@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pucache.cache.embedding_cache import open_cache
-from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.limits import counted
 from pucache.estimates.priors import PriorEstimate
 
@@ -44,7 +42,7 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
     printed: dict[str, list[PriorEstimate]] = {}
 
     def estimate(name: str, data: TrainingSet) -> dict[str, Any]:
-        count = replace(LabelCount.of(data.labels.s, groups=rows.together), grouped=rows.group is not None)
+        count = data.label_count
         found = estimate_prior_on(data, level=level, progress=terminal_progress()) if count.has_estimates else []
         printed[name] = found
         counts = {"labelled_positives": int(data.labels.s.sum()), "unlabelled": data.n_unlabelled}

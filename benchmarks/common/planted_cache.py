@@ -1,7 +1,7 @@
 """Synthetic caches of any size with planted positives, and measurements in child processes.
 
-Files are made in the folder they are given, each by a process of its
-own, so that no map of one outlives its making, and found there by name the next time.
+Files are made in the folder they are given, each by a process of its own, so that no map of one outlives its making,
+and found there by name the next time.
 """
 
 import os
@@ -46,10 +46,6 @@ class Planted:
         return self.folder / f"{self.name}.txt"
 
     @property
-    def truth(self) -> Path:
-        return self.folder / f"{self.name}.npy"
-
-    @property
     def plain(self) -> Path:
         return self.folder / f"{self.name}.bin"
 
@@ -69,7 +65,6 @@ def write(at: Planted) -> None:
     n, d = at.n, at.d
     positive, blocks = planted_rows(n, d, key)
     failures = {f"unreadable/{number:06}.jpg": "truncated" for number in range(n // 100_000)}
-    np.save(at.truth, positive)
     at.positives.write_text("".join(f"{key(row)}\n" for row in np.flatnonzero(positive)[:LABELLED]))
     encoder, shape = EncoderSpec.imported("planted", d), (n, len(key(0)), np.dtype("<f2"))
     write_file(at.cache, encoder, "", blocks, shape=shape, failures=failures)

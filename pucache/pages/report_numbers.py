@@ -142,7 +142,7 @@ def train(
     random_state = seed if model is None else model.seed_
     trained = PULinearClassifier(**parameters | {"random_state": random_state, "device": device})
     trained.train(data, progress)
-    count = replace(LabelCount.of(data.labels.s, groups=data.together), grouped=data.rows.group is not None)
+    count = data.label_count
     prior_estimates = [prior_by_labels(data, trained)] if count.has_estimates else []
     data.release()
     ranker = model or trained

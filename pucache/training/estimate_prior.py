@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..estimates.label_requirements import LabelCount
 from ..estimates.priors import PriorEstimate, profile_interval
 from ..labels.labels import TWIN_COSINE, Labels, PULabels
 from ..labels.read_labels import open_labels
@@ -76,7 +75,7 @@ def estimate_prior_on(
     model.train(data, progress)
     figures = model.figures_
     by_audit = [figures.prior] if figures.is_audited and figures.prior else []
-    return [*by_audit, prior_by_labels(data, model, level).stated(label_count(data))]
+    return [*by_audit, prior_by_labels(data, model, level).stated(data.label_count)]
 
 
 def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float = 0.9) -> PriorEstimate:
@@ -89,14 +88,9 @@ def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float =
         level,
         bounds=labels.interval_bounds,
         design_effect=effect,
-        most_labels=np.inf if effect == 1 else label_count(data).labels,
+        most_labels=np.inf if effect == 1 else data.label_count.labels,
     )
     return labels.within_review(found)
-
-
-def label_count(data: TrainingSet) -> LabelCount:
-    """Labels that estimates by the labels rest on; what a review confirmed is not counted."""
-    return LabelCount.of(data.training.s, groups=data.rows.together, weights=data.training.weights)
 
 
 def check_request(*, level: float, n_folds: int = 5) -> None:

@@ -126,7 +126,7 @@ def sweep_priors(
     if not possible:
         data.training.check(priors[0])
     settings = TrainingSettings.of(classifier.get_params() | {"random_state": numbers[0]})
-    risk, count = settings.heads.risk, LabelCount.of(data.training.s, groups=rows.together)
+    risk, count = settings.heads.risk, data.label_count
     trained = possible if risk.needs_prior else possible[:1]  # else the same heads serve all priors
     with progress or Silent() as stages:
         stages.start(1, "training")

@@ -109,27 +109,28 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     chosen = distillation if distillation is not None and distillation.evidence.weight else linear
     margins, unlabelled = chosen.margins, chosen.margins[labels.s == 0]
     final = data.design.margins(chosen.head)[:, 0]
-    count = LabelCount.of(labels.s, groups=data.rows.together, weights=labels.weights)
+    count = data.label_count
     effect = _design_effect(data, margins, count, linear.fold)
     prior, prior_estimate, audited, sources = _estimate_prior(labels, margins, count, given, audited, effect)
-    known: dict[str, Any] = {"labels": count, "design_effect": effect, "seed": settings.heads.seed}
     of_figures = labels.with_confirmed(margins, prior, audited)  # margins, s and weights of positives and unlabelled
-    if of_figures is not None:  # confirmed ones count for posteriors, and not for figures by the labels
-        count = LabelCount.of(labels.training_s, groups=data.rows.together, weights=labels.weights)
+    of_posteriors = count
+    if of_figures is not None:  # confirmed positives count for posteriors, and not for figures by the labels
+        confirmed = LabelCount.of(labels.training_s, groups=data.rows.together, weights=labels.weights)
+        of_posteriors = replace(count, labels=confirmed.labels)
     of_figures = of_figures or (margins, labels.s, labels.weights)
     n_labelled = int(labels.s.sum())
     n_unlabelled = len(unlabelled) if data.rows.sample is None else data.rows.sample.unlabelled
     share = settings.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
     tilt = fit_tilt(*of_figures, prior)
-    few: dict[str, float] = {} if count.has_estimates else {"near": prior}
-    if not count.has_points and given is None and settings.deploy_prior is None:
+    few: dict[str, float] = {} if of_posteriors.has_estimates else {"near": prior}
+    if not of_posteriors.has_points and given is None and settings.deploy_prior is None:
         few["most"] = float(np.median(margins[labels.s == 1]))
     threshold = choose_threshold(tilt, unlabelled, rule, share, **few)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
-    count = replace(count, grouped=data.rows.group is not None)
-    known |= {"prior": prior, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
+    known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
+    known |= {"prior": prior, "design_effect": effect, "seed": settings.heads.seed}
     # on the scale of the final head as many rows are above the threshold as it calls positive
     figures = Figures.of(on_one_scale(margins, final, labels.s), labels.s, **known)
     if audited is not None:
@@ -144,9 +145,9 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     figures = figures.with_prior(prior_estimate)
     figures = replace(
         figures,
-        labels=count,
+        labels=of_posteriors,
         counted={"risk": float(chosen.head.risk[0]), "clamped": float(chosen.head.clamped[0]), **figures.counted},
-        assumed_prior=prior if settings.prior is None and not count.has_estimates else None,
+        assumed_prior=prior if settings.prior is None and not of_posteriors.has_estimates else None,
         design_effect=None if data.rows.group is None else effect,
     )
     _warn_of_chance(figures)

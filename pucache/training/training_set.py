@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,6 +13,7 @@ import torch
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
+from ..estimates.label_requirements import LabelCount
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
@@ -161,6 +162,12 @@ class TrainingSet:
         """Rows of a cache that show the same picture, int64 (n,)."""
         assert self.rows.twin is not None
         return self.rows.twin
+
+    @property
+    def label_count(self) -> LabelCount:
+        """Labels that estimates by the labels rest on; what a review confirmed is not counted."""
+        count = LabelCount.of(self.training.s, groups=self.rows.together, weights=self.training.weights)
+        return replace(count, grouped=self.rows.group is not None)
 
     @cached_property
     def design(self) -> DesignMatrix:

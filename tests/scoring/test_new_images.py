@@ -115,6 +115,15 @@ def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model,
     np.testing.assert_array_equal(table["label"], changed.margins(X[rows]) > np.float32(changed.threshold_))
 
 
+def test_the_share_of_a_model_that_states_only_an_interval_has_no_number(model, tmp_path):
+    s = S[PILE].copy()
+    s[np.flatnonzero(s)[15:]] = 0
+    few, new = PULinearClassifier(device="cpu").fit(X[PILE], s), write_cache(tmp_path / "new.h5", X[REST])
+    assert few.prior_ is None and model.prior_ is not None
+    said = [score(one, new, tmp_path / "scores.csv").decided for one in (model, few)]
+    assert [one.partition("%")[1] for one in said] == ["%", ""] and said[1].startswith("threshold for the share of")
+
+
 def test_images_that_differ_are_decided_at_the_share_of_the_model(model, tmp_path):
     report = score(model, write_cache(tmp_path / "new.h5", 3 * X[MANY]), tmp_path / "scores.csv")
     assert report.share == model.share_ and "the new images differ" in report.decided
