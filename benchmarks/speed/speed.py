@@ -153,7 +153,8 @@ def score_pixels(by_onnx: bool) -> Measure:
         X = encoder.runtime(pixels)
         model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
         model.encoder_ = encoder.spec
-        export_onnx(model, graph, images="float32", force=True)
+        graph.unlink(missing_ok=True)
+        export_onnx(model, graph, images="float32")
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
         found: list[np.ndarray] = []
 
