@@ -28,6 +28,7 @@ SENSITIVITY_PART = 0.2  # of the error is for the sensitivity, where it is used
 MORE = 200  # further random images that a forecast speaks of
 _LOG_ERROR = 2.0  # standard deviation of the logarithm of what a ranking would still bring
 _TOTALS = 500  # at most, at which the likelihood is computed
+_SHARES = 20  # of the hidden positives that may be in the zone
 _OF_ZONE = (
     "draws positives skipped pending found unknown hidden_low hidden_high total_low total_high recall_low rechecks "
     "missed sensitivity_low recognised_high level rows"
@@ -228,9 +229,13 @@ class Limits:
         """Estimate of the number of hidden positives, to two digits and within the limits.
 
         It is the median of a posterior: before random images their logarithm is normal about that of what the ranking
-        would still bring (`Looks.expected`), with a standard deviation of 2.
+        would still bring (`Looks.expected`), with a standard deviation of 2. The share of them in the zone is uniform.
         """
         hidden, deviance = self.profile()
+        if self.zone is not None and self.zone.draws:
+            inside, inside_deviance = self.zone.profile()
+            in_zone = np.outer(np.linspace(0, 1, _SHARES), hidden)
+            deviance = deviance - 2 * np.logaddexp.reduce(-np.interp(in_zone, inside, inside_deviance) / 2)
         widths = np.diff(np.log(np.append(hidden, hidden[-1] + 1) + 0.5))
         distance = np.log((hidden + 0.5) / (self.looks.expected() + 0.5)) / _LOG_ERROR
         loss = (deviance + distance**2) / 2

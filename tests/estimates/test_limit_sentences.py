@@ -5,9 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers.reviews import Log
+from helpers.strata import stratum
 
 from pucache.estimates.limit_sentences import sentences
-from pucache.reviewing.log import Choice
+from pucache.estimates.limits import Limits
+from pucache.reviewing.log import Choice, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
@@ -52,6 +54,22 @@ def test_perhaps_follows_random_images_where_they_say_much_and_the_yield_of_the_
         log.draw(group, NEGATIVE)
     result = log.limits()
     assert result.hidden_high > 20 and result.perhaps <= 3
+
+
+def test_perhaps_follows_random_images_among_the_likeliest_too():
+    def limits(positives):
+        log, drawn = Log(3000), [int(position % 200 < positives) for position in range(200)]
+        for group in range(300):  # by which the ranking would still bring fifty
+            log.decide(group, NEGATIVE if group % 15 else POSITIVE)
+        for group, label in enumerate(drawn, start=300):
+            log.draw(group, stream=Stream.ZONE).decide(group, POSITIVE if label else NEGATIVE, stream=Stream.ZONE)
+        history = log.draw(2999, NEGATIVE).history()
+        zone = stratum(600, [(label, 1, 301 + number) for number, label in enumerate(drawn)])
+        return Limits.of(history.strata(), history.looks(), zone=[zone])
+
+    none, twenty = limits(0), limits(20)
+    assert none.perhaps <= 10 and replace(none, zone=None).perhaps > 30
+    assert 40 <= twenty.perhaps <= 120  # about 40 among the likeliest
 
 
 @pytest.mark.parametrize("draws", [20, 40, 200, 600])
