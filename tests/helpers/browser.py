@@ -32,31 +32,15 @@ def chromium():
 
 
 @contextmanager
-def opened(browser, path, *, init=None, **context):
-    """Open a file as a page and watch it; leaving fails if it erred or asked the network for anything.
+def watched(browser, own=LOCAL, *, lost=False, **context):
+    """Open a window for pages; leaving fails if one of them erred, or made a request that does not begin as `own`.
 
     Parameters
     ----------
-    init : str, optional
-        Script to run before the page's own.
+    lost : bool
+        Whether requests may fail, as the server is killed or refuses meanwhile.
     **context
         Of Playwright's ``new_context``: ``color_scheme``, ``viewport``, ...
-    """
-    with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
-        page = holder.new_page()
-        page.set_default_timeout(1000 * HANG_SECONDS)
-        wrong = watch(page)
-        if init:
-            page.add_init_script(init)
-        page.goto(path.absolute().as_uri())
-        yield page
-    assert not wrong, "\n".join(wrong)
-
-
-def watch(page, own=LOCAL, *, lost=False):
-    """Return a list that grows with every error, and with every request to a place that does not begin as `own`.
-
-    With `lost`, requests may fail.
     """
     wrong = []
 
@@ -65,10 +49,22 @@ def watch(page, own=LOCAL, *, lost=False):
         if message.type in ("error", "warning") and not expected:
             wrong.append(f"console: {message.text}")
 
-    page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
-    page.on("console", on_console)
-    page.on("request", lambda asked: asked.url.startswith(own) or wrong.append(f"request: {asked.url[:200]}"))
-    return wrong
+    with browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as window:
+        window.set_default_timeout(1000 * HANG_SECONDS)
+        window.on("weberror", lambda error: wrong.append(f"script error: {error.error}"))
+        window.on("console", on_console)
+        window.on("request", lambda asked: asked.url.startswith(own) or wrong.append(f"request: {asked.url[:200]}"))
+        yield window
+    assert not wrong, "\n".join(wrong)
+
+
+@contextmanager
+def opened(browser, path, **context):
+    """Open a file as a page in a window of its own, and watch it."""
+    with watched(browser, **context) as window:
+        page = window.new_page()
+        page.goto(path.absolute().as_uri())
+        yield page
 
 
 def violations(page, within=None):

@@ -2,48 +2,29 @@
 
 import time
 from contextlib import contextmanager
-from urllib.parse import urlsplit
+from urllib.parse import urljoin
 
-from helpers import browser
+from helpers.browser import watched
 from helpers.hangs import HANG_SECONDS
 
 DECIDABLE = "#one:not([hidden]) #stage[data-status=shown], #one:not([hidden]) #stage[data-status=absent]"
+ARRIVED = f"{DECIDABLE}, #end:not([hidden]) #end-title:text('No image'), #end-title:text('Every'), tbody th a"
 
 
 @contextmanager
-def visited(chromium, url, *, init=None, lost=False, **context):
-    """Open the page of a review and watch it; leaving fails if it erred or asked any other server.
-
-    Parameters
-    ----------
-    init : str, optional
-        Script to run before the page's own.
-    lost : bool
-        Whether requests may fail, as the server is killed or refuses meanwhile.
-    **context
-        Of Playwright's ``new_context``: ``color_scheme``, ``viewport``, ...
-    """
-    with chromium.new_context(**{"viewport": {"width": 1280, "height": 800}, **context}) as holder:
-        page, wrong = another(holder, url, init=init, lost=lost)
-        yield page
-    assert not wrong, "\n".join(wrong)
+def visited(chromium, url, **context):
+    """Open the page of a review in a window of its own, see `watched`; no page of it may ask another server."""
+    with watched(chromium, urljoin(url, "/"), **context) as window:
+        yield another(window, url)
 
 
-def another(holder, url, *, init=None, lost=False):
-    """One more tab of a browser's window, and a list that grows with what goes wrong in it."""
-    page = holder.new_page()
-    page.set_default_timeout(1000 * HANG_SECONDS)
-    wrong = watch(page, url, lost=lost)
-    if init:
-        page.add_init_script(init)
+def another(window, url, *, init=""):
+    """One more page of a window; `init` is a script to run before its own."""
+    page = window.new_page()
+    page.add_init_script(init)
     page.goto(url)
-    page.wait_for_selector(f"{DECIDABLE}, #end:not([hidden]) #end-title:text('No image'), #end-title:text('Every')")
-    return page, wrong
-
-
-def watch(page, url, *, lost=False):
-    """Return a list that grows with every error and every request to another server."""
-    return browser.watch(page, f"{urlsplit(url).scheme}://{urlsplit(url).netloc}/", lost=lost)
+    page.wait_for_selector(ARRIVED)
+    return page
 
 
 def press(page, keys):

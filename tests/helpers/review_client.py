@@ -11,12 +11,11 @@ from helpers.hangs import HANG_SECONDS
 class ReviewClient:
     """One tab. `url` is the printed address."""
 
-    def __init__(self, url, tab=None):
+    def __init__(self, url):
         parts = urlsplit(url)
         self.host, self.port, self.token = parts.hostname, parts.port, parse_qs(parts.query)["token"][0]
         self.origin = f"http://{parts.netloc}"
-        self.tab = tab or uuid.uuid4().hex
-        self.cookie, self._connection, self.session = "", None, ""
+        self.tab, self.cookie, self.session = uuid.uuid4().hex, "", ""
 
     def enter(self):
         """Exchange the token, and learn the session."""
@@ -26,22 +25,18 @@ class ReviewClient:
         self.session = self.get("/api/state")["session"]
         return self
 
-    def ask(self, method, path, body=None, **headers):
-        """Status, headers by lower-case name, and body."""
-        if self._connection is None:
-            self._connection = http.client.HTTPConnection(self.host, self.port, timeout=HANG_SECONDS)
+    def ask(self, method, path, body=None, *, bare=False, **headers):
+        """Status, headers by lower-case name, and body; a `bare` request has these headers alone."""
         own = {"Cookie": self.cookie} if self.cookie else {}
         if method not in ("GET", "HEAD"):
             own |= {"Origin": self.origin, "Content-Type": "application/json"}
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=HANG_SECONDS)
         try:
-            self._connection.request(method, path, body, own | named)
-            answer = self._connection.getresponse()
-            content = answer.read()
-        except (OSError, http.client.HTTPException):
-            self.close()
-            raise
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}, content
+            connection.request(method, path, body, headers if bare else own | headers)
+            answer = connection.getresponse()
+            return answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read()
+        finally:
+            connection.close()
 
     def get(self, path):
         status, _, content = self.ask("GET", path)
@@ -63,8 +58,3 @@ class ReviewClient:
         request = request or uuid.uuid4().hex
         decision = {"request": request, "row": card["row"], "choice": choice, "replaces": card["serial"]} | more
         return self.post("/api/decide", decisions=[decision])
-
-    def close(self):
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None

@@ -19,7 +19,7 @@ from helpers.hangs import HANG_SECONDS
 from helpers.pictured import shaded
 from helpers.pictures import encode
 from helpers.review_client import ReviewClient
-from pucache import EmbeddingCache, EncoderSpec
+from pucache import EmbeddingCache, EncoderSpec, read_labels
 from pucache.cache.keys import encode_keys
 from pucache.cache.writer import Rows
 from pucache.images.source import image_digest
@@ -29,40 +29,42 @@ from pucache.reviewing.history import History
 from pucache.reviewing.log import LABELS, Choice, Entry, Stream
 from pucache.reviewing.pictures import Pictures
 from pucache.reviewing.queue import NextImages
-from pucache.reviewing.serve import Server, identifier
+from pucache.reviewing.serve import Server, identifier, open_concept_sessions
 from pucache.reviewing.service import ReviewService
 from pucache.reviewing.session import open_session
 
 TOKEN = "secret" * 8
 
 
-def pictured_pile(folder, n=60, *, broken=(), positives=4, dim=6):
+def pictured_pile(folder, n=60, *, broken=(), positives=4):
     """A cache of `n` pictures, all different; rows in `broken` are no images. `found.txt` lists the first ones."""
-    width = max(3, len(str(n - 1)))  # a cache is sorted by key
-    keys = [f"{row:0{width}}.png" for row in range(n)]
+    keys = [f"{row:03}.png" for row in range(n)]
     (folder / "images").mkdir()
     digests = []
     for row, key in enumerate(keys):
-        data = b"no image" if row in broken else encode(shaded(40 + row, 30, 100 + row))
+        data = f"no image {row}".encode() if row in broken else encode(shaded(40 + row, 30, 100 + row))
         (folder / "images" / key).write_bytes(data)
         digests.append(list(image_digest(data)))
-    X = np.random.default_rng(0).normal(size=(n, dim)).astype(np.float32)
+    X = np.random.default_rng(0).normal(size=(n, 6)).astype(np.float32)
     X[: n // 4] += 2
     rows = Rows(encode_keys(keys), X, np.array(digests, np.uint8), np.full((n, 2), -1))
-    spec = EncoderSpec.imported("planted", dim)
-    write_rows(folder / "pile.h5", rows, spec=spec, source=str(folder / "images"))
+    source = str(folder / "images")
+    write_rows(folder / "pile.h5", rows, spec=EncoderSpec.imported("planted", 6), source=source)
     (folder / "found.txt").write_text("".join(f"{key}\n" for key in keys[:positives]))
     return EmbeddingCache(folder / "pile.h5")
 
 
-class BusyTrainer:
-    """One that is never done."""
+class SilentTrainer:
+    """Keeps the labels that it is to train on, and never says anything."""
+
+    def __init__(self):
+        self.submitted = []
 
     def busy(self, session):
-        return True
+        return bool(self.submitted)
 
     def submit(self, serial, s, reviewed, session):
-        pass
+        self.submitted.append((serial, s.copy(), reviewed.copy()))
 
     def prefer(self, session):
         pass
@@ -75,15 +77,14 @@ class Served:
         listener = listening_socket("127.0.0.1", port)
         self.port = listener.getsockname()[1]
         self.url = printed_url("127.0.0.1", self.port, TOKEN)
-        self._server = Server(application)
-        started = threading.Event()
+        self._server, started = Server(application), threading.Event()
         self._server.on_start = started.set
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
         self._thread.start()
         assert started.wait(HANG_SECONDS)
 
-    def client(self, tab=None):
-        return ReviewClient(self.url, tab).enter()
+    def client(self):
+        return ReviewClient(self.url).enter()
 
     def close(self):
         self._server.should_exit = True
@@ -92,29 +93,37 @@ class Served:
 
 
 @contextlib.contextmanager
-def served(cache, folder, positives=None, *, begin=True, port=0, conflicts=(), **settings):
-    """A review in this process, without a trainer; yields what it consists of, and the server."""
-    session, pictures = open_session(cache, positives, folder=folder), Pictures(cache)
-    queue, name = NextImages(session, np.random.default_rng(0)), identifier(session, TOKEN)
-    vars(queue).update(settings)
-    service = ReviewService(session, queue, pictures, identifier=name, reviewer="tester", conflicts=conflicts)
-    if begin:
-        service.begin(None)
-    server = Served(Application([service], TOKEN), port)
-    try:
-        yield SimpleNamespace(session=session, queue=queue, pictures=pictures, service=service), server
-    finally:
-        server.close()
-        service.close()
-        session.close()
+def served(cache, folder, labels=None, *, concepts=False, begin=True, trainer=None, port=0, conflicts=(), **settings):
+    """A review in this process; yields what it consists of, and the server.
+
+    With `concepts`, `labels` is a table of theirs, and a list of reviews is yielded. `settings` are those of the queue.
+    """
+    with contextlib.ExitStack() as stack:
+        if concepts:
+            sessions, _ = open_concept_sessions(cache, read_labels(cache, labels), folder, None, stack)
+        else:
+            sessions = {"": stack.enter_context(open_session(cache, labels, folder=folder))}
+        reviews, pictures = [], Pictures(cache)
+        for name, session in sessions.items():
+            queue, own = NextImages(session, np.random.default_rng(0)), identifier(session, TOKEN, name)
+            vars(queue).update(settings)
+            service = ReviewService(session, queue, pictures, identifier=own, reviewer="tester", conflicts=conflicts)
+            stack.callback(service.close)
+            if begin:
+                service.begin(trainer)
+            reviews.append(SimpleNamespace(session=session, queue=queue, pictures=pictures, service=service))
+        services = [review.service for review in reviews]
+        server = Served(Application(services, TOKEN, concepts=list(filter(None, sessions))), port)
+        stack.callback(server.close)
+        yield reviews if concepts else reviews[0], server
 
 
 class ReviewProcess:
     """`pucache review` as users start it; killed at the end of the `with` block."""
 
-    def __init__(self, folder, *arguments, cache="pile.h5", browser=False, **environ):
+    def __init__(self, folder, *arguments, browser=False, **environ):
         self._log = open(folder / f"review-{time.monotonic_ns()}.log", "w+b")  # noqa: SIM115
-        command = [sys.executable, "-m", "pucache", "review", cache, *map(str, arguments)]
+        command = [sys.executable, "-m", "pucache", "review", "pile.h5", *map(str, arguments)]
         self.process = subprocess.Popen(
             [*command, *([] if browser else ["--no-browser"])],
             cwd=folder,

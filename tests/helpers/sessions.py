@@ -12,10 +12,6 @@ from pucache.reviewing.log import Choice
 from pucache.reviewing.state import Proposal
 
 
-def digest_of(text):
-    return np.frombuffer(hashlib.sha256(text.encode()).digest(), np.uint8)
-
-
 def pile_of(folder, keys=60, *, twins=(), contents=None, name="pile.h5", seed=0):
     """A cache without pictures whose images have digests; pairs of `twins` have the same one.
 
@@ -25,7 +21,7 @@ def pile_of(folder, keys=60, *, twins=(), contents=None, name="pile.h5", seed=0)
     contents = {key: key for key in keys} | (contents or {})
     for first, second in twins:
         contents[keys[second]] = contents[keys[first]]
-    digests = np.array([digest_of(contents[key]) for key in keys])
+    digests = np.array([list(hashlib.sha256(contents[key].encode()).digest()) for key in keys], np.uint8)
     X = np.random.default_rng(seed).normal(size=(len(keys), 6)).astype(np.float32)
     return write_cache(folder / name, X, keys, digests=digests)
 
@@ -46,10 +42,6 @@ def decide(session, row, choice=Choice.POSITIVE, replaces=None):
     current = session.state.in_force(row)
     replaces = (current.serial if current else 0) if replaces is None else replaces
     return session.decide(proposal(row, choice, replaces))
-
-
-def decide_all(session, proposals):
-    return [session.decide(one) for one in proposals]
 
 
 def session_of(version, cache, folder=None):

@@ -1,114 +1,67 @@
-from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 
 from pucache.reviewing.advice import advice
 
-
-@dataclass(frozen=True)
-class Counts:
-    untaken: int = 5000
-    waiting: int = 0
-    skipped: int = 0
-    rate: float = 0.03
-    rate_of: int = 100
+AUDITED = {"draws": 40, "positives": 1, "hidden_high": 240, "recall_low": 0.5, "level": 0.95, "likeliest_share": 0.02}
+AUDITED |= {"rows": 50_000, "found": 100, "zone": None, "rechecks": 30, "missed": 0, "sensitivity_low": 0.868}
+AUDITED |= {"doubted": 0, "second_look": "look again at 8 doubted decisions"}
+AUDITED |= {"forecast": "200 more random images: at most about 20 if none of them is positive"}
 
 
-@dataclass(frozen=True)
-class Audited:
-    draws: int = 40
-    positives: int = 1
-    hidden_high: int = 240
-    recall_low: float = 0.5
-    level: float = 0.95
-    likeliest_share: float = 0.02
-    rows: int = 50_000
-    found: int = 100
-    zone: "Audited | None" = None
-    rechecks: int = 30
-    missed: int = 0
-    sensitivity_low: float | None = 0.868
-    unknown: int = 5000
-    doubted: int = 0
-    second_look: str = "look again at 8 doubted decisions"
-    forecast: str = "200 more random images: at most about 20 if none of them is positive"
-
-    @property
-    def recognised_high(self):
-        return round(self.hidden_high * (self.sensitivity_low or 1))
+def counts(**changed):
+    """Progress of a review whose yield has fallen."""
+    return SimpleNamespace(**{"untaken": 5000, "waiting": 0, "skipped": 0, "rate": 0.03, "rate_of": 100, **changed})
 
 
-HALF = Audited(positives=20, likeliest_share=0.5)  # a ranking no better than random images
-OFFER = ["3 of the last 100", "A closing audit (random images alone) would say how many are hidden."]
+def audited(**changed):
+    """Limits after some random images, which exclude little."""
+    limits = SimpleNamespace(**AUDITED | changed)
+    limits.recognised_high = round(limits.hidden_high * (limits.sensitivity_low or 1))
+    return limits
+
+
+YIELDS, RARE = counts(rate=0.4), counts(rate=0.01)
+LOW = {"found": 300, "hidden_high": 9}  # limits at which one may stop
+NO_TEST = {"rechecks": 0, "sensitivity_low": None}
+ZONE = {"hidden_high": 4, "rows": 5000}
+CLOSING = {"closing_audit": True}
+AGAIN = "Look again at 8 doubted decisions first."
+MAY_STOP = ["You may stop: with 95 % confidence at least 97.4 % of all", "at most 8 not", "at least 87 % by 30"]
+UNTESTED = ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."]
+ASIDE = ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"]
+BY_NOW = "Among the likeliest at most 80 by now. 200 more random images: at most about 20 if none"
+OFFER = "A closing audit (random images alone) would say how many are hidden."
 CASES = {  # counts, audit, options; what is said
-    "the ranking yields": (Counts(rate=0.4), Audited(), {}, None),
-    "the yield has fallen": (Counts(), Audited(), {}, OFFER),
-    "the yield is half of its best": (
-        Counts(rate=0.3),
-        Audited(),
-        {"best": 0.6},
-        ["30 of the last 100", "60 of 100 before"],
-    ),
-    "it has hardly fallen": (Counts(rate=0.31), Audited(), {"best": 0.6}, None),
-    "too early to say that it fell": (Counts(rate=0.3, rate_of=60), Audited(), {"best": 0.6}, None),
-    "no audit": (Counts(), None, {}, ["3 of the last 100", "how many are hidden."]),
-    "no better than random": (Counts(rate=0.45), HALF, {}, ["closing audit"]),
-    "too few draws to say so": (Counts(rate=0.45), replace(HALF, draws=10, positives=5), {}, None),
-    "the limit is low": (
-        Counts(rate=0.4),
-        Audited(found=300, hidden_high=9),
-        {},
-        ["You may stop: with 95 % confidence at least 97.4 % of all", "at most 8 not", "at least 87 % by 30"],
-    ),
-    "nothing is there": (Counts(rate=0.0), Audited(found=0, hidden_high=0), {}, ["You may stop"]),
-    "too few rechecks": (
-        Counts(rate=0.4),
-        Audited(found=300, hidden_high=9, rechecks=7, sensitivity_low=None),
-        {},
-        ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."],
-    ),
-    "a positive was overlooked": (Counts(rate=0.4), Audited(found=300, hidden_high=9, missed=1), {}, None),
-    "a second look before a closing audit": (
-        Counts(),
-        Audited(doubted=8),
-        {},
-        ["would say how many are hidden. Look again at 8 doubted decisions first."],
-    ),
-    "a second look before one may stop": (
-        Counts(rate=0.4),
-        Audited(found=300, hidden_high=9, doubted=8),
-        {},
-        ["You may stop: ", " Look again at 8 doubted decisions first."],
-    ),
-    "closing": (Counts(rate=0.01), Audited(), {"closing_audit": True}, None),
-    "a second look before more random images": (
-        Counts(rate=0.01),
-        Audited(doubted=8),
-        {"closing_audit": True},
-        ["Look again at 8 doubted decisions first. Wrong decisions widen the limit."],
-    ),
+    "the ranking yields": (YIELDS, audited(), {}, None),
+    "the yield has fallen": (counts(), audited(), {}, ["3 of the last 100", OFFER]),
+    "the yield is half of its best": (counts(rate=0.3), audited(), {"best": 0.6}, ["30 of the last 100", "60 of 100"]),
+    "it has hardly fallen": (counts(rate=0.31), audited(), {"best": 0.6}, None),
+    "too early to say that it fell": (counts(rate=0.3, rate_of=60), audited(), {"best": 0.6}, None),
+    "no audit": (counts(), None, {}, ["3 of the last 100", OFFER]),
+    "no better than random": (counts(rate=0.45), audited(positives=20, likeliest_share=0.5), {}, [OFFER]),
+    "too few draws to say so": (counts(rate=0.45), audited(draws=10, positives=5, likeliest_share=0.5), {}, None),
+    "the limit is low": (YIELDS, audited(**LOW), {}, MAY_STOP),
+    "nothing is there": (counts(rate=0.0), audited(found=0, hidden_high=0), {}, ["You may stop"]),
+    "too few rechecks": (YIELDS, audited(**LOW, **NO_TEST | {"rechecks": 7}), {}, UNTESTED),
+    "a positive was overlooked": (YIELDS, audited(**LOW, missed=1), {}, None),
+    "a second look before a closing audit": (counts(), audited(doubted=8), {}, [f"{OFFER} {AGAIN}"]),
+    "a second look before one may stop": (YIELDS, audited(**LOW, doubted=8), {}, [*MAY_STOP, AGAIN]),
+    "closing": (RARE, audited(), CLOSING, None),
+    "a second look before random images": (RARE, audited(doubted=8), CLOSING, [f"{AGAIN} Wrong decisions widen"]),
     "closing among the likeliest": (
-        Counts(rate=0.01),
-        Audited(zone=Audited(hidden_high=80, rows=5000)),
-        {"closing_audit": True, "in_zone": True},
-        ["Among the likeliest at most 80 by now. 200 more random images: at most about 20 if none"],
+        RARE,
+        audited(zone=audited(hidden_high=80, rows=5000)),
+        CLOSING | {"in_zone": True},
+        [BY_NOW],
     ),
-    "the likeliest": (
-        Counts(),
-        Audited(zone=Audited(hidden_high=4, rows=5000)),
-        {},
-        ["You may stop if 45,000", "at least 97 % of the other positives"],
-    ),
-    "the likeliest without rechecks": (
-        Counts(),
-        Audited(sensitivity_low=None, rechecks=0, zone=Audited(hidden_high=4, rows=5000, sensitivity_low=None)),
-        {},
-        ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"],
-    ),
-    "closing without an audit": (Counts(), None, {"closing_audit": True}, None),
-    "the end": (Counts(untaken=0), Audited(recall_low=1.0), {}, ["are decided."]),
-    "the end with skips": (Counts(untaken=0, skipped=7), Audited(recall_low=1.0), {}, ["decided or skipped (7)."]),
-    "draws wait": (Counts(untaken=0, waiting=2), Audited(), {}, ["3 of the last 100"]),
+    "the likeliest": (counts(), audited(zone=audited(**ZONE)), {}, ["You may stop if 45,000", "97 % of the other"]),
+    "the likeliest without rechecks": (counts(), audited(**NO_TEST, zone=audited(**ZONE, **NO_TEST)), {}, ASIDE),
+    "closing without an audit": (counts(), None, CLOSING, None),
+    "the end": (counts(untaken=0), audited(recall_low=1.0), {}, ["are decided."]),
+    "the end with skips": (counts(untaken=0, skipped=7), audited(recall_low=1.0), {}, ["decided or skipped (7)."]),
+    "draws wait": (counts(untaken=0, waiting=2), audited(), {}, ["3 of the last 100"]),
 }
 
 

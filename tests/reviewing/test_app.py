@@ -1,18 +1,20 @@
-import http.client
 import json
+import re
 import shutil
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from helpers.hangs import HANG_SECONDS
-from helpers.reviews import BusyTrainer, picture_of, pictured_pile, served
+from helpers.reviews import SilentTrainer, picture_of, pictured_pile, served
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
-from pucache.reviewing.app import MAX_BODY, MAX_DECISIONS, Application
+from pucache.pages.html import read_asset
+from pucache.reviewing.app import ASSETS, MAX_BODY, MAX_DECISIONS, Application, review_page
 from pucache.reviewing.log import Stream
 from pucache.training.ranking_result import RankingResult
 
@@ -56,9 +58,7 @@ def opened(cache, pile, tmp_path):
 
 @pytest.fixture
 def client(opened):
-    client = opened.server.client()
-    yield client
-    client.close()
+    return opened.server.client()
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +70,23 @@ def unchanged(pile, tmp_path_factory):
 
 @pytest.fixture
 def visitor(unchanged):
-    client = unchanged.client()
-    yield client
-    client.close()
+    return unchanged.client()
 
 
 # --- every route, every method -----------------------------------------------------------------
+
+
+def test_nothing_of_the_page_is_inline_or_from_elsewhere_and_text_is_escaped():
+    state = {"session": '"><script>', "panel": "", "examples": [{"row": 1, "key": "<u>"}]}
+    html = review_page(state, title="<i>", warnings=["<b>"], overview=False)
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]*\ssrc=)[^>]*>|javascript:", html)
+    named = re.findall(r'(?:href|src)="([^"]*)"', html)
+    assets = [path.removeprefix("/assets/") for path in named if path.startswith("/assets/")]
+    assert sorted([*assets, "concepts.css"]) == sorted(ASSETS), "the overview of concepts has one of its own"
+    assert all(path.startswith(("/assets/", "#", "/api/image/")) for path in named)
+    assert "&lt;b&gt;" in html and not any(text in html for text in ("<i>", "<b>", "<u>", '"><script>'))
+    text = "".join(map(read_asset, ASSETS)).replace("http://www.w3.org/2000/svg", "")
+    assert not re.search(r"https?://|@import|innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", text)
 
 
 def test_the_table_of_this_test_names_every_route():
@@ -84,27 +95,17 @@ def test_the_table_of_this_test_names_every_route():
     }
 
 
-def ask(server, method, path, body=None, **headers):
-    """Status and headers."""
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=HANG_SECONDS)
-    try:
-        connection.request(method, path, body, headers)
-        answer = connection.getresponse()
-        return answer.status, {name.lower(): value for name, value in answer.getheaders()}
-    finally:
-        connection.close()
-
-
 @pytest.mark.parametrize("path", TABLE)
-def test_each_route_answers_its_methods_alone_and_only_who_may(unchanged, visitor, path):
+def test_each_route_answers_its_methods_alone_and_only_who_may(visitor, path):
     methods, address, body = TABLE[path]
     text = json.dumps({"session": visitor.session, "tab": visitor.tab, **body})
     cookie, own = {"Cookie": visitor.cookie}, {"Origin": visitor.origin, "Content-Type": "application/json"}
     for method in METHODS:
         content = None if method in READ else text
-        assert ask(unchanged, method, address, content, **own)[0] == 403, "without the cookie"
-        assert method in READ or ask(unchanged, method, address, content, **cookie)[0] == 403, "without an Origin"
-        status, headers = ask(unchanged, method, address, content, **cookie, **own)
+        assert visitor.ask(method, address, content, bare=True, **own)[0] == 403, "without the cookie"
+        without = visitor.ask(method, address, content, bare=True, **cookie)[0]
+        assert method in READ or without == 403, "without an Origin"
+        status, headers, _ = visitor.ask(method, address, content, **own)
         assert status == (200 if method in methods else 405), (method, path, status)
         assert headers["content-security-policy"].startswith("default-src 'self'")
 
@@ -113,12 +114,7 @@ NOWHERE = (
     "/x /api /api/ /api/state/ /favicon.ico /assets/ /assets/../app.py /assets/base.html /assets/report.js "
     "/assets/review.css/ /assets/REVIEW.CSS"
 ).split()
-
-
-def test_what_is_no_route_is_nothing_and_no_redirect(unchanged, visitor):
-    for path in NOWHERE:
-        status, headers = ask(unchanged, "GET", path, Cookie=visitor.cookie)
-        assert status == 404 and "location" not in headers, path
+RAW = [b"http://evil.example/api/state", b"//evil.example/api/state", b"*", b"/api/state%00"]
 
 
 def raw(server, text):
@@ -131,12 +127,13 @@ def raw(server, text):
         return answer
 
 
-@pytest.mark.parametrize(
-    "target", [b"http://evil.example/api/state", b"//evil.example/api/state", b"*", b"/api/state%00"]
-)
-def test_the_address_of_a_request_is_its_raw_path(unchanged, visitor, target):
+def test_what_is_no_route_is_nothing_and_no_redirect(unchanged, visitor):
+    for path in NOWHERE:
+        status, headers, _ = visitor.ask("GET", path)
+        assert status == 404 and "location" not in headers, path
     lines = b" HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nCookie: " + visitor.cookie.encode() + b"\r\n\r\n"
-    assert raw(unchanged, b"GET " + target + lines).startswith(b"HTTP/1.1 404")
+    for target in RAW:
+        assert raw(unchanged, b"GET " + target + lines).startswith(b"HTTP/1.1 404"), target
     assert raw(unchanged, b"GET /api/state" + lines).startswith(b"HTTP/1.1 200")
 
 
@@ -182,15 +179,12 @@ def test_a_card_says_neither_score_nor_stream_nor_earlier_decision(cache, tmp_pa
     labels.write_text("".join(f"{row:03}.png\n" for row in range(15, 25)))
     with served(cache, tmp_path / "session", labels, audit_share=0.5, recheck_share=0.5) as (opened, server):
         client = server.client()
-        shown = set()
         for _ in range(40):
             for card in client.next(2):
                 assert set(card) == {"row", "key", "part", "problem", "note", "serial"}
                 assert card["key"] == f"{card['row']:03}.png"
                 assert card["serial"] == 0, "also where it was decided before, and is shown to see whether it is seen"
                 client.decide(card, "positive" if card["row"] < 25 else "negative")
-                shown.add(card["row"])
-        client.close()
         streams = {entry.stream for entry in opened.session.entries()}
         assert Stream.AUDIT in streams and Stream.RECHECK in streams
 
@@ -222,7 +216,6 @@ def test_what_another_tab_decided_meanwhile_is_said_and_not_overwritten(opened, 
     assert answer["stale"] == [{**stands, "request": "r1"}] and answer["state"]["rejected"] == 1
     (changed,) = client.decide({**cards[1], "serial": stands["serial"]}, "positive")["accepted"]
     assert changed["choice"] == "positive" and client.get("/api/state")["found"] == 1
-    other.close()
 
 
 def test_a_page_of_another_session_decides_nothing_here(visitor):
@@ -246,18 +239,15 @@ def test_what_could_not_be_written_is_not_acknowledged_and_can_be_sent_again(ope
 
 
 def test_a_decision_waits_for_no_picture(opened, client, monkeypatch):
-    stop, cookie = threading.Event(), {"Cookie": client.cookie}
+    stop = threading.Event()
     monkeypatch.setattr(opened.pictures, "_encoded", lambda *_: stop.wait(HANG_SECONDS) and None)
-    images = [(opened.server, "GET", f"/api/image/{row}") for row in range(20, 26)]
-    threads = [threading.Thread(target=ask, args=image, kwargs=cookie) for image in images]
-    for thread in threads:
-        thread.start()
-    try:
-        assert len(client.decide({"row": 40, "serial": 0}, "negative")["accepted"]) == 1
-    finally:
-        stop.set()
-        for thread in threads:
-            thread.join(HANG_SECONDS)
+    with ThreadPoolExecutor(6) as threads:
+        for row in range(20, 26):
+            threads.submit(client.ask, "GET", f"/api/image/{row}")
+        try:
+            assert len(client.decide({"row": 40, "serial": 0}, "negative")["accepted"]) == 1
+        finally:
+            stop.set()
 
 
 # --- what a request may be ---------------------------------------------------------------------
@@ -276,29 +266,14 @@ ODD = [
     *({"decisions": [GOOD], "tab": value} for value in (None, "", 5, "a/b", "x" * 65)),
 ]
 NO_COUNTS = [{}, {"count": -1}, {"count": 10**9}, {"count": 1, "keep": [60]}, {"count": True}]
+NO_AUDITS = [{}, {"on": 1}, {"on": "true"}, {"on": True, "zone": "some"}, {"on": True, "zone": "likeliest"}]
 
 
 def test_an_odd_request_is_one_line_and_changes_nothing(visitor):
-    for path, bodies in (("decide", ODD), ("next", NO_COUNTS)):
+    for path, bodies in (("decide", ODD), ("next", NO_COUNTS), ("closing-audit", NO_AUDITS)):
         for body in bodies:
             error = visitor.post(f"/api/{path}", 400, **body)["error"]
             assert error and "\n" not in error and visitor.get("/api/state")["decided"] == 0, body
-
-
-def test_a_closing_audit_shows_random_images_alone_and_needs_a_ranking_for_the_likeliest(opened, client):
-    for on in (None, 1, "true"):
-        assert "true or false" in client.post("/api/closing-audit", 400, on=on)["error"]
-    assert client.post("/api/closing-audit", on=True)["state"]["closing_audit"] is True
-    rows = {card["row"] for card in client.next(10)}
-    assert {draw.row for draw in opened.session.state.waiting()} == rows and len(rows) == 10
-    assert client.post("/api/closing-audit", on=False)["state"]["closing_audit"] is False
-    assert "all or likeliest" in client.post("/api/closing-audit", 400, on=True, zone="some")["error"]
-    assert "no ranking" in client.post("/api/closing-audit", 400, on=True, zone="likeliest")["error"]
-    scores = np.arange(len(opened.session.cache), dtype=np.float32)
-    best = np.flatnonzero(opened.session.state.untaken)[-1]
-    opened.queue.set_ranking(scores, None, 1)
-    state = client.post("/api/closing-audit", on=True, zone="likeliest")["state"]
-    assert state["closing_audit"] and state["closing_zone"] and opened.session.state.zone[best]
 
 
 def test_what_is_no_json_object_is_refused(visitor):
@@ -310,7 +285,6 @@ def test_what_is_no_json_object_is_refused(visitor):
 def test_bodies_are_bounded_by_what_they_say_and_by_what_they_are(unchanged, visitor):
     status, _, content = visitor.ask("POST", "/api/decide", " " * (MAX_BODY + 1))
     assert status == 413 and "at most" in json.loads(content)["error"]
-    visitor.close()
     head = f"POST /api/decide HTTP/1.1\r\nHost: 127.0.0.1:{unchanged.port}\r\nOrigin: {visitor.origin}\r\n"
     head += f"Cookie: {visitor.cookie}\r\nContent-Type: application/json\r\n"
     head += "Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -341,23 +315,9 @@ def test_no_body_is_an_error_of_the_server(client, path, body):
 # --- rankings ----------------------------------------------------------------------------------
 
 
-def test_a_page_that_asks_hears_of_decisions_and_rankings(opened, client):
-    state = client.get(f"/api/state?session={client.session}&tab={client.tab}")
-    assert state["session"] == client.session and state["decided"] == 0 and 'id="found">0<' in state["panel"]
-    client.decide({"row": 40, "serial": 0}, "positive")
-    state = client.get("/api/state")
-    assert state["found"] == 1 and 'id="found">1<' in state["panel"]
-    result = RankingResult(np.arange(60, dtype=np.float32), np.full(60, 0.25, np.float32), 0.1)
-    opened.service.take_ranking(result, 7)
-    assert client.get("/api/state")["ranking_version"] == 7
-    opened.queue.audit_share = 0.0
-    assert client.next(3)[0]["row"] == 59
-
-
 def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monkeypatch):
     monkeypatch.setattr("pucache.reviewing.service.RANKING_SECONDS", HANG_SECONDS)
-    with served(cache, tmp_path / "session", pile[1], begin=False, audit_share=0.0) as (opened, server):
-        opened.service.begin(BusyTrainer())
+    with served(cache, tmp_path / "session", pile[1], trainer=SilentTrainer(), audit_share=0.0) as (opened, server):
         client, got = server.client(), []
         thread = threading.Thread(target=lambda: got.extend(client.next(2)))
         thread.start()
@@ -366,13 +326,9 @@ def test_the_first_images_wait_for_the_first_ranking(cache, pile, tmp_path, monk
         opened.service.take_ranking(RankingResult(np.arange(60, dtype=np.float32), None, 0.1), 0)
         thread.join(HANG_SECONDS)
         assert [card["row"] for card in got] == [59, 58]
-        client.close()
-    with served(cache, tmp_path / "another", pile[1], begin=False) as (opened, server):
-        opened.service.begin(BusyTrainer())
+    with served(cache, tmp_path / "another", pile[1], trainer=SilentTrainer()) as (opened, server):
         opened.service.report("training cannot start")
-        client = server.client()
-        assert len(client.next(2)) == 2, "nobody waits for a ranking that does not come"
-        client.close()
+        assert len(server.client().next(2)) == 2, "nobody waits for a ranking that does not come"
 
 
 def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, monkeypatch, caplog):
@@ -380,7 +336,6 @@ def test_an_error_of_ours_is_one_line_and_the_server_goes_on(opened, client, mon
     error = client.post("/api/release", 500)["error"]
     assert "ZeroDivision" not in error and "\n" not in error
     monkeypatch.undo()
-    client.close()
     assert client.post("/api/release")["state"]
 
 

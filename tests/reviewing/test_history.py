@@ -1,13 +1,11 @@
 """The fold over a log: what leaves for good, what waits, what contradicts the entries before."""
 
-import json
-from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import command_line
-from helpers.reviews import Log, ReviewProcess, pictured_pile, served
+from helpers.command_line import printed, run_json
+from helpers.reviews import Log, ReviewProcess, served
 from helpers.sessions import decide, labels_of, pile_of, proposal
 
 import pucache
@@ -133,7 +131,7 @@ def test_the_limits_of_a_zone_in_parts_hold_after_the_pile_grew():
     assert missed <= (1 - level) * count and np.mean(excluded) > 1, (missed, excluded)
 
 
-# --- Two readers: a session beside another one, what they differ on, and the labels and the audit o---
+# --- two readers: a session beside another one ------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,12 +155,7 @@ def beside(cache, folder, name="ben"):
     return open_session(EmbeddingCache(cache.files[0].path), folder=folder.parent / name, beside=folder)
 
 
-def item(row, choice):
-    """A decision as a page sends it."""
-    return {"request": f"r{row}", "row": row, "choice": choice, "replaces": 0}
-
-
-def test_a_second_reader_begins_with_the_labels_and_the_pile_of_the_first_and_sees_no_answer(cache, folder):
+def test_a_second_reader_begins_with_the_labels_and_the_pile_of_the_first_and_sees_no_answer(cache, folder, tmp_path):
     with beside(cache, folder) as session:
         assert session.pile.urns == (56,) and session.state.untaken.sum() == 56
         assert np.flatnonzero(session.state.labels()[0]).tolist() == [0, 1, 2] and not session.entries()
@@ -170,17 +163,10 @@ def test_a_second_reader_begins_with_the_labels_and_the_pile_of_the_first_and_se
     with beside(cache, folder) as session, open_session(cache, folder=folder) as first:
         decide(session, 21), decide(first, 22)
         assert (session.state.progress().decided, first.state.progress().decided) == (2, 10)
-
-
-def test_what_a_second_reader_cannot_begin_beside_is_refused(cache, folder, tmp_path):
     with pytest.raises(SessionError, match="no review session at"):
-        open_session(cache, folder=tmp_path / "ben", beside=tmp_path / "new")
+        open_session(cache, folder=tmp_path / "new", beside=tmp_path / "none")
     with pytest.raises(ValueError, match="--beside is for a single review with a folder of its own"):
         review(cache, beside=folder, open_browser=False)
-    other = pile_of(tmp_path, 20, name="other.h5")
-    open_session(other).close()
-    with pytest.raises(SessionError, match=r"are no reviews of the same images in the same state"):
-        audit(folder, beside=tmp_path / "other.h5.review")
 
 
 # --- what they differ on ---------------------------------------------------------------------------
@@ -194,13 +180,13 @@ def test_conflicts_are_offered_among_as_many_others_unmarked(cache, folder, tmp_
         assert sorted(differ) == [10, 14]
     with served(cache, folder, conflicts=differ) as (_, server):
         client = server.client()
-        rows = [card["row"] for card in client.post("/api/next", count=50, only="doubted")["images"]]
+        cards = client.post("/api/next", count=50, only="doubted")["images"]
+        rows = [card["row"] for card in cards]
         assert {10, 14} < set(rows) and len(rows) == 4 and rows == sorted(rows)
-        for card in client.post("/api/next", count=50, only="doubted")["images"]:
+        for card in cards:
             answer = "negative" if card["row"] == 10 else "positive" if card["row"] == 14 else "skip"
             client.decide(card, answer, correction=True)
         assert client.get("/api/state")["doubted"] == 0, "each is offered once"
-        client.close()
     assert audit(folder, beside=tmp_path / "ben").agreement.conflicts == ()
 
 
@@ -252,7 +238,10 @@ def test_the_audit_of_both_is_that_of_their_labels_whatever_both_did(tmp_path, s
             cache = pile_of(tmp_path, [*keys, "new.png", "newer.png"], twins=[(10, 11), (20, 25)])
 
 
-def test_reviews_of_different_states_of_the_cache_are_no_audit_of_both(cache, folder, tmp_path):
+def test_reviews_of_different_images_or_states_of_the_cache_are_no_audit_of_both(cache, folder, tmp_path):
+    open_session(pile_of(tmp_path, 20, name="other.h5")).close()
+    with pytest.raises(SessionError, match=r"are no reviews of the same images in the same state"):
+        audit(folder, beside=tmp_path / "other.h5.review")
     beside(cache, folder).close()
     grown = pile_of(tmp_path, [*cache.keys, "new.png"], twins=[(10, 11), (1, 3)])
     open_session(grown, folder=folder).close()
@@ -265,24 +254,15 @@ def test_reviews_of_different_states_of_the_cache_are_no_audit_of_both(cache, fo
 # --- commands --------------------------------------------------------------------------------------
 
 
-def test_commands_take_both_readers(tmp_path, monkeypatch):
+def test_commands_take_both_readers(cache, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pictured_pile(tmp_path)
-    with ReviewProcess(tmp_path, "--positives", "found.txt", "--port", 0, "--reviewer", "anna") as first:
-        with closing(first.client()) as client:
-            client.post("/api/decide", decisions=[item(10, "positive")])
-        place = ("--session", "ben", "--beside", "pile.h5.review")
-        with ReviewProcess(tmp_path, *place, "--reviewer", "Dr. Ben", "--port", 0) as other:
-            with closing(other.client()) as client:
-                client.post("/api/decide", decisions=[item(10, "negative"), item(11, "positive")])
-            assert other.end() == 130 and "train on it: pucache train-pu pile.h5 --labels ben\n" in other.printed
-        assert first.end() == 130
-    result = json.loads(command_line.run("audit pile.h5.review --beside ben --json", 0).stdout)
+    place = ("--session", "ben", "--beside", folder, "--reviewer", "Dr. Ben", "--port", 0)
+    with ReviewProcess(tmp_path, *place) as other:
+        decisions = [{"request": f"r{row}", "row": row, "choice": "negative", "replaces": 0} for row in (10, 20)]
+        other.client().post("/api/decide", decisions=decisions)
+        assert other.end() == 130 and "train on it: pucache train-pu pile.h5 --labels ben\n" in other.printed
+    result = run_json("audit pile.h5.review --beside ben")
     assert result["agreement"]["conflicts"] == [{"key": "010.png", "first": "positive", "second": "negative"}]
     assert result["found"] == 1 and "anna and Dr. Ben agreed on 0 of 1" in result["statements"][-2]
-    assert (
-        "--beside is for labels of a review"
-        in command_line.run("train-pu pile.h5 --positives found.txt --beside ben", 2).output
-    )
-    trained = command_line.run("train-pu pile.h5 --labels pile.h5.review --beside ben --method linear", 0).stdout
-    assert "1 positive, 0 negative" in trained
+    trained = printed("train-pu pile.h5 --labels pile.h5.review --beside ben --method linear")
+    assert "of them known: 2 positive, " in trained, "12 and 3; not 10, which they differ on, and its twin"

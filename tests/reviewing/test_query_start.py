@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from helpers.reviews import served
+from helpers.reviews import SilentTrainer, served
 from helpers.sessions import decide, labels_of, pile_of
 
 from pucache import audit, read_labels, review, session_labels, train_pu
@@ -24,27 +24,12 @@ def ranking(pile, tmp_path):
     return rank_by_query(pile, Query.of(like=tmp_path / "query.npy"), "cpu")
 
 
-class RecordingTrainer:
-    def __init__(self):
-        self.submitted = []
-
-    def submit(self, serial, s, reviewed, session):
-        self.submitted.append((serial, s.copy(), reviewed.copy()))
-
-    def busy(self, session):
-        return False
-
-
-def shown_by(scores, rows):
-    return sorted(rows, key=lambda row: (-scores[row], row))
-
-
 def test_images_come_in_the_order_of_the_query_and_are_no_random_draws(pile, ranking, tmp_path):
     with served(pile, tmp_path / "s", begin=False, audit_share=0.0) as (review, _):
         begin_with(review.session, ranking, "id")
         review.service.begin(None, 0, ranking)
         rows = review.queue.next("tab", 8)
-        assert rows == shown_by(ranking.scores, range(60))[:8]
+        assert rows == np.argsort(-ranking.scores, kind="stable")[:8].tolist()
         for row in rows:
             decide(review.session, row)
         assert {entry.stream for entry in review.session.entries()} == {Stream.RANKED}
@@ -52,7 +37,7 @@ def test_images_come_in_the_order_of_the_query_and_are_no_random_draws(pile, ran
 
 
 def test_the_classifier_is_trained_from_ten_positives_on(pile, ranking, tmp_path):
-    trainer = RecordingTrainer()
+    trainer = SilentTrainer()
     with served(pile, tmp_path / "s", begin=False) as (review, _):
         service, session = review.service, review.session
         begin_with(session, ranking, "id")
@@ -89,11 +74,19 @@ def test_a_review_goes_on_by_the_query_of_its_log(pile, ranking, tmp_path, kept)
 
 def test_a_query_that_cannot_be_asked_again_is_said_and_stops_nothing(pile, ranking, tmp_path):
     with open_session(pile, folder=tmp_path / "s") as session:
-        begin_with(session, ranking, "id")
+        assert session.asked == ""
+        for _ in range(2):
+            begin_with(session, ranking, "id")
+        (asked,) = session._log._select("SELECT * FROM queries")
+        assert asked["after"] == 0, "it is recorded once"
     (tmp_path / "query.npy").unlink()
     with open_session(pile, folder=tmp_path / "s") as session:
         again, lost = begin_with(session, None, "id")
         assert again is None and lost.startswith("this review began with likeness to ") and "query.npy" in lost
+    with read_session(pile, tmp_path / "s") as session:
+        assert Query.from_json(session.asked) == ranking.query
+        with pytest.raises(SessionError, match="opened for reading"):
+            session.ask("{}")
 
 
 def test_with_enough_positives_a_query_is_refused_and_that_of_the_log_is_over(pile, ranking, tmp_path):
@@ -104,25 +97,9 @@ def test_with_enough_positives_a_query_is_refused_and_that_of_the_log_is_over(pi
         assert begin_with(session, None, "id") == (None, "")
         with pytest.raises(ValueError, match="10 positives are known, by which a classifier ranks"):
             begin_with(session, ranking, "id")
-
-
-def test_labelled_pictures_count_once_with_their_twins(tmp_path, ranking):
-    pile = pile_of(tmp_path, twins=[(0, 1), (2, 3)], name="twins.h5")
-    with open_session(pile, labels_of(60, range(ENOUGH)), folder=tmp_path / "s") as session:
-        assert begin_with(session, ranking, "id")[0] is ranking  # eight pictures
-
-
-def test_what_was_asked_is_recorded_once_and_read_by_a_reader(pile, ranking, tmp_path):
-    with open_session(pile, folder=tmp_path / "s") as session:
-        assert session.asked == ""
-        for _ in range(2):
-            begin_with(session, ranking, "id")
-        rows = session._log._select("SELECT * FROM queries")
-        assert len(rows) == 1 and rows[0]["after"] == 0
-    with read_session(pile, tmp_path / "s") as session:
-        assert Query.from_json(session.asked) == ranking.query
-        with pytest.raises(SessionError, match="opened for reading"):
-            session.ask("{}")
+    twins = pile_of(tmp_path, twins=[(0, 1), (2, 3)], name="twins.h5")
+    with open_session(twins, labels_of(60, range(ENOUGH))) as session:
+        assert begin_with(session, ranking, "id")[0] is ranking, "eight pictures"
 
 
 def test_wrong_questions_begin_no_session(pile, tmp_path):
@@ -150,10 +127,9 @@ def test_no_estimate_rests_on_what_a_query_found(pile, ranking, tmp_path):
 
 def test_a_review_that_asks_later_stands_as_it_does_when_it_is_opened_again(pile, ranking, tmp_path):
     with open_session(pile, folder=tmp_path / "s") as session:
-        for row in range(8):
-            decide(session, row)
-        begin_with(session, ranking, "id")
-        for row in range(8, 12):
+        for row in range(12):
+            if row == 8:
+                begin_with(session, ranking, "id")
             decide(session, row)
         labels = session.state.labels()
     with open_session(pile, folder=tmp_path / "s") as session:

@@ -1,17 +1,14 @@
-import csv
 import os
 import signal
 import stat
 
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import refused, run, table
 from helpers.hangs import eventually
 from helpers.review_client import ReviewClient
 from helpers.reviews import ReviewProcess, pictured_pile, served
-from helpers.slow import slow
 
 from pucache import EmbeddingCache
-from pucache.cli.main import main
 from pucache.errors import OutputError
 from pucache.reviewing.access import (
     ADDRESS,
@@ -23,6 +20,7 @@ from pucache.reviewing.access import (
 )
 
 FOUND = ("--positives", "found.txt", "--port", "0")
+GROUPED = "10 groups: of the likely positives one image of each comes first"
 
 
 @pytest.fixture
@@ -32,21 +30,10 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def run(*arguments):
-    return CliRunner().invoke(main, list(map(str, arguments)))
-
-
 # --- the command -------------------------------------------------------------------------------
 
 
-NO_DISPLAY = {"BROWSER": "", "DISPLAY": "", "WAYLAND_DISPLAY": ""}
-
-
-@pytest.mark.parametrize(
-    ("number", "code", "no_browser"),
-    [(signal.SIGINT, 130, {"BROWSER": "/no/such/browser %s"}), slow(signal.SIGTERM, 143, NO_DISPLAY)],
-)
-def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(folder, number, code, no_browser):
+def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(folder):
     script, told = folder / "browser", folder / "told"
     script.write_text('#!/bin/sh\necho "$1" > "$(dirname "$0")/told"\n')
     script.chmod(0o755)
@@ -57,27 +44,23 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         eventually(lambda: told.exists() and told.read_text())
         opened = told.read_text().strip()
         assert opened.startswith(first.url.partition("=")[0]) and opened != first.url
-        ReviewClient(opened).enter().close()
-        again = ReviewClient(opened)
-        assert again.ask("GET", f"/?token={again.token}")[0] == 403, "it works once"
-        again.close()
+        again = ReviewClient(opened).enter()
+        assert ReviewClient(opened).ask("GET", f"/?token={again.token}")[0] == 403, "it works once"
         client.decide({"row": 12, "serial": 0}, "positive")
         assert client.get("/api/state")["reviewer"] == "Ann"
-        assert first.end(number) == code
+        assert first.end() == 130
         said = first.printed.splitlines()
         assert said[-4].startswith("1 found. How many more is not known before the first random image among all.")
         assert said[-3] == "train on it: pucache train-pu pile.h5 --labels pile.h5.review"
         assert said[-1] == "interrupted: run the same command again; it goes on from what is on disk"
         assert "Traceback" not in first.printed
-    with ReviewProcess(folder, "--positives", "found.txt", browser=True, **no_browser) as second:
+    with ReviewProcess(folder, "--positives", "found.txt", browser=True, BROWSER="/no/such/browser %s") as second:
         again = second.client()
         assert (again.port, again.token, again.session) == (client.port, client.token, client.session)
-        client.close()
         assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
         assert "goes on with 1 decided, 1 of them positive" in second.printed
         eventually(lambda: "no browser could be started here" in second.printed)
-        client.close()
-        again.close()
+        assert second.end(signal.SIGTERM) == 143
 
 
 @pytest.mark.slow
@@ -88,28 +71,23 @@ def test_images_that_have_moved_and_a_port_in_use_are_said_at_the_start(folder):
         assert "the images cannot be shown (no such source" in review.printed and "--images SOURCE" in review.printed
         assert b"the images cannot be shown" in client.ask("GET", "/")[2]
         assert "no such source" in client.next(1)[0]["problem"]
-        client.close()
         assert review.end() == 130
-    grouped = run("labels", "pile.h5", "found.txt", "--groups", r"(\d)\.", "--out", "grouped.csv")
-    assert grouped.exit_code == 0, grouped.output
+    run(r"labels pile.h5 found.txt --groups '(\d)\.' --out grouped.csv")
     with listening_socket("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
         with ReviewProcess(folder, "--labels", "grouped.csv", "--port", port, "--images", "moved") as review:
             client = review.client()
             assert client.port > port and f"port {port} is in use; {client.port} is served instead" in review.printed
-            assert "10 groups: of the likely positives one image of each comes first" in review.printed
+            assert GROUPED in review.printed
             assert "cannot be shown" not in review.printed and client.ask("GET", "/api/image/7")[0] == 200
-            client.close()
     with ReviewProcess(folder, "--images", "moved") as review:
-        review.client().close()
-        assert "10 groups: of the likely positives one image of each comes first" in review.printed, "they are kept"
+        assert review.url and GROUPED in review.printed, "they are kept"
 
 
-@pytest.mark.parametrize("where", ["--port 65536", "--port -1", "--host 203.0.113.7", "--host no/host"])
-def test_an_address_that_is_none_is_one_line(folder, where):
-    ended = run("review", "pile.h5", *FOUND[:2], *where.split())
-    assert ended.exit_code == 2 and where.split()[0] in ended.stderr and ended.stderr.count("\n") == 1, ended.stderr
-    assert not (folder / "pile.h5.review").exists(), "nothing was begun"
+def test_an_address_that_is_none_is_one_line(folder):
+    for where in ("--port 65536", "--port -1", "--host 203.0.113.7", "--host no/host"):
+        assert where.split()[0] in refused(f"review pile.h5 --positives found.txt {where}", 2)
+        assert not (folder / "pile.h5.review").exists(), "nothing was begun"
 
 
 # --- export ------------------------------------------------------------------------------------
@@ -120,47 +98,37 @@ def test_the_labels_of_a_review_are_those_that_its_page_exports(folder):
         client = server.client()
         client.decide({"row": 12, "serial": 0}, "positive"), client.decide({"row": 20, "serial": 0}, "negative")
         answer = client.post("/api/export")
-        client.close()
     path = folder / "pile.h5.review/reviewed.csv"
     assert answer["files"] == [str(path.relative_to(folder))] and (answer["positive"], answer["negative"]) == (5, 1)
-    ended = run("labels", "pile.h5", "pile.h5.review")
-    assert ended.exit_code == 0, ended.output
-    for table in (path, folder / "labels.csv"):
-        with table.open(newline="") as stream:
-            labels = {row["key"]: (row["label"], row["reviewed"]) for row in csv.DictReader(stream)}
+    run("labels pile.h5 pile.h5.review")
+    for written in (path, folder / "labels.csv"):
+        labels = {row["key"]: (row["label"], row["reviewed"]) for row in table(written)}
         assert labels["000.png"] == ("1", "0") and labels["012.png"] == ("1", "1") and labels["020.png"] == ("0", "1")
 
 
 # --- address --------------------------------------------------------------------------------------
 
 
-def test_the_address_is_kept_for_its_owner_alone(tmp_path):
-    address = ServerAddress(8321, "x" * 43)
+DAMAGED = ["", "{", "[]", "{}", '{"port": 1}', '{"port": 0, "token": "%s"}', '{"port": "1", "token": "%s"}', "\xff"]
+DAMAGED += ['{"port": 70000, "token": "%s"}', '{"port": 1, "token": ""}', '{"port": 1, "token": 5}']
+
+
+def test_the_address_is_kept_for_its_owner_alone_and_a_damaged_one_is_replaced(tmp_path):
+    address, path = ServerAddress(8321, "x" * 43), tmp_path / ADDRESS
     keep_address(tmp_path, address)
-    assert stat.S_IMODE((tmp_path / ADDRESS).stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert kept_address(tmp_path) == address and os.listdir(tmp_path) == [ADDRESS]
-    (tmp_path / ADDRESS).chmod(0o640)
+    for text in DAMAGED:
+        path.write_bytes(text.replace("%s", "x" * 43).encode("latin-1"))
+        assert kept_address(tmp_path) is None, text
+    keep_address(tmp_path, address)
+    path.chmod(0o640)
     assert kept_address(tmp_path) is None, "others may have read it"
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"port": 1}', '{"port": 0, "token": "%s"}', '{"port": "1", "token": "%s"}',
-             '{"port": 70000, "token": "%s"}', '{"port": 1, "token": ""}', '{"port": 1, "token": 5}', "\xff"]
-)  # fmt: skip
-def test_a_damaged_address_is_replaced(tmp_path, text):
-    path = tmp_path / ADDRESS
-    path.write_bytes((text.replace("%s", "x" * 43)).encode("latin-1"))
-    path.chmod(0o600)
-    assert kept_address(tmp_path) is None
-
-
-def test_every_port_in_use_is_one_line(monkeypatch):
+def test_every_port_in_use_is_one_line_and_printed_addresses_can_be_opened(monkeypatch):
     monkeypatch.setattr("pucache.reviewing.access.PORTS", 1)
     with listening_socket("127.0.0.1", 0) as taken, pytest.raises(OutputError, match="all in use; name a free one"):
         listening_socket("127.0.0.1", taken.getsockname()[1])
-
-
-def test_printed_addresses_can_be_opened():
-    assert printed_url("127.0.0.1", 1, "t") == "http://127.0.0.1:1/?token=t"
-    assert printed_url("::1", 1, "t") == "http://[::1]:1/?token=t"
-    assert printed_url("0.0.0.0", 1, "t") == "http://127.0.0.1:1/?token=t"
+    for host, named in (("127.0.0.1", "127.0.0.1"), ("::1", "[::1]"), ("0.0.0.0", "127.0.0.1")):
+        assert printed_url(host, 1, "t") == f"http://{named}:1/?token=t"

@@ -6,16 +6,17 @@ import shutil
 import signal
 import sqlite3
 import traceback
+from contextlib import closing
 
 import numpy as np
 import pytest
+from helpers.refusals import one_line
 from helpers.sessions import decide, labels_of, pile_of
 
 from pucache import audit
 from pucache.errors import SessionError
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.session import open_session, read_session
-from pucache.reviewing.session_labels import export_session
 
 N = 120
 
@@ -30,7 +31,7 @@ def folder(tmp_path):
     return tmp_path / "pile.h5.review"
 
 
-def review_some(cache, first, last, *, export=False, kill=False):
+def review_some(cache, first, last, *, kill=False):
     """Decide rows in a process of its own, which may kill itself while the session is open."""
     child = os.fork()
     if not child:
@@ -38,8 +39,6 @@ def review_some(cache, first, last, *, export=False, kill=False):
             with open_session(cache, labels_of(N)) as session:
                 for row in range(first, last):
                     decide(session, row, Choice.POSITIVE if row % 3 else Choice.NEGATIVE)
-                if export:
-                    export_session(session)
                 if kill:
                     os.kill(os.getpid(), signal.SIGKILL)
         except BaseException:
@@ -57,14 +56,9 @@ def content(folder):
 
 def refusal(cache, folder):
     """The one line by which each way to open a session refuses it; nothing in its folder changes."""
-    before, lines = content(folder), set()
-    for attempt in (lambda: open_session(cache), lambda: read_session(cache), lambda: audit(folder)):
-        with pytest.raises(SessionError) as caught:
-            attempt()
-        lines.add(str(caught.value))
-    assert content(folder) == before
-    (line,) = lines
-    assert "\n" not in line and "decisions.sqlite" in line
+    before, ways = content(folder), (lambda: open_session(cache), lambda: read_session(cache), lambda: audit(folder))
+    (line,) = {one_line(SessionError, way) for way in ways}
+    assert content(folder) == before and "decisions.sqlite" in line
     return line
 
 
@@ -76,15 +70,15 @@ def decided(cache):
 # --- the log is gone -----------------------------------------------------------------------------
 
 
-def emptied(log):
-    log.write_bytes(b"")
-
-
 def without_tables(log):
     log.unlink()
-    with sqlite3.connect(log) as database:
+    with closing(sqlite3.connect(log)) as database:
         database.execute("PRAGMA user_version = 1")
-    database.close()
+
+
+def never_written(log):
+    log.unlink()
+    sqlite3.connect(log).execute("PRAGMA journal_mode = WAL").connection.close()
 
 
 def link_to_nothing(log):
@@ -92,38 +86,31 @@ def link_to_nothing(log):
     log.symlink_to("/no/such/disk/decisions.sqlite")
 
 
-LOSSES = {"missing": os.unlink, "empty": emptied, "without tables": without_tables, "link": link_to_nothing}
+def emptied(log):
+    log.write_bytes(b"")
+
+
+LOSSES = {"missing": os.unlink, "empty": emptied, "without tables": without_tables}
+LOSSES |= {"before its first transaction": never_written, "link": link_to_nothing}
 BESIDE = "reviewed.csv acknowledged.txt ranking.npz pile-0123456789abcdef.npz server.json decisions.sqlite-wal".split()
 
 
-@pytest.mark.parametrize(
-    ("loss", "beside"), [(loss, beside) for at, loss in enumerate(LOSSES) for beside in BESIDE[1 - at % 2 :: 2]]
-)  # but not the WAL of a link, which lies where the link leads
-def test_a_lost_log_is_no_first_start_where_anything_of_its_session_is_left(cache, folder, loss, beside):
-    with open_session(cache, labels_of(N)):
-        pass
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_lost_log_is_no_first_start_where_anything_of_its_session_is_left(cache, folder, loss):
+    open_session(cache, labels_of(N)).close()
     for path in folder.iterdir():
         if path.name != "decisions.sqlite":
             path.unlink()
     LOSSES[loss](folder / "decisions.sqlite")
-    (folder / beside).write_bytes(b"anything")
-    line = refusal(cache, folder)
-    assert "are lost" in line and "decisions.sqlite-wal" in line and "--session" in line
-    assert loss == "link" or beside in line
-
-
-@pytest.mark.parametrize("loss", ["missing", "empty", "without tables"])
-def test_where_nothing_of_a_session_is_left_it_begins(cache, folder, loss):
-    with open_session(cache, labels_of(N)):
-        pass
-    shutil.copy(folder / "decisions.sqlite", folder.parent / "kept")
-    shutil.rmtree(folder)
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
-    (folder / ".lock").touch()
-    shutil.move(folder.parent / "kept", folder / "decisions.sqlite")
-    LOSSES[loss](folder / "decisions.sqlite")
-    assert decided(cache) == 0 and (folder / "notes.txt").read_text() == "mine"
+    for beside in BESIDE[: -1 if loss == "link" else None]:  # the WAL of a link lies where the link leads
+        (folder / beside).write_bytes(b"anything")
+        line = refusal(cache, folder)
+        assert "are lost" in line and "decisions.sqlite-wal" in line and "--session" in line and beside in line
+        (folder / beside).unlink()
+    if loss != "link":  # nothing of a session is left
+        (folder / "notes.txt").write_text("mine")
+        (folder / ".lock").touch()
+        assert decided(cache) == 0 and (folder / "notes.txt").read_text() == "mine"
 
 
 def test_a_folder_of_concepts_is_not_taken_for_a_review_whose_log_is_lost(cache, folder):
@@ -163,52 +150,31 @@ def test_a_log_that_was_cut_is_refused(cache, folder):
     assert decided(cache) == 60
 
 
-def test_after_a_kill_nothing_but_the_whole_log_is_continued(cache, folder):
-    review_some(cache, 20, 30)
-    clean = (folder / "decisions.sqlite").read_bytes()
-    review_some(cache, 30, 56, kill=True)
-    wal = (folder / "decisions.sqlite-wal").read_bytes()
-    assert len(wal) > 0, "decisions that are only there"
-    log = (folder / "decisions.sqlite").read_bytes()
-
-    def put(log, wal):
-        for name, bytes_ in (("decisions.sqlite", log), ("decisions.sqlite-wal", wal)):
-            (folder / name).unlink(missing_ok=True)
-            if bytes_ is not None:
-                (folder / name).write_bytes(bytes_)
-        (folder / "decisions.sqlite-shm").unlink(missing_ok=True)
-
-    put(log, None)
-    assert "holds 10 entries; acknowledged.txt says that 36 were" in refusal(cache, folder)
-    put(log, b"")
-    refusal(cache, folder)
-    put(log, wal[: len(wal) // 2])
-    refusal(cache, folder)
-    put(clean, None)
-    refusal(cache, folder)
-    put(log, wal)
-    assert decided(cache) == 36
-
-
 @pytest.mark.parametrize("is_noted", [True, False])
-def test_a_copy_beside_the_wal_of_another_time_is_refused_or_whole(cache, folder, is_noted):
-    """All pairs of a log and a WAL of one review, at different times: what opens holds all that either holds."""
-    logs, wals = {}, {}
+def test_what_opens_after_a_kill_holds_all_that_its_files_hold(cache, folder, is_noted):
+    """All pairs of a log and a WAL of one review, also a WAL that is missing, empty or cut.
+
+    What was acknowledged is noted since 0.4.
+    """
+    logs, wals = [], [(0, None), (0, b"")]  # entries that each holds whatever stands beside it, and its bytes
     for number, (first, last) in enumerate([(20, 22), (22, 56), (56, 60), (60, 100)]):
         review_some(cache, first, last, kill=True)
-        logs[last - 20], wals[last - 20] = ((folder / f"decisions.sqlite{end}").read_bytes() for end in ("", "-wal"))
+        logs.append((0, (folder / "decisions.sqlite").read_bytes()))
+        wals.append((last - 20, (folder / "decisions.sqlite-wal").read_bytes()))
         if number % 2:
             assert decided(cache) == last - 20  # which puts the WAL into the log
-            logs[last - 20] = (folder / "decisions.sqlite").read_bytes()
+            logs.append((last - 20, (folder / "decisions.sqlite").read_bytes()))
+    wals.append((0, wals[-1][1][: len(wals[-1][1]) // 2]))
+    if not is_noted:
+        (folder / "acknowledged.txt").unlink()
     opened = 0
-    for of_log, log in logs.items():
-        for of_wal, wal in wals.items():
+    for of_log, log in logs:
+        for of_wal, wal in wals:
             for path in folder.glob("decisions.sqlite*"):
                 path.unlink()
             (folder / "decisions.sqlite").write_bytes(log)
-            (folder / "decisions.sqlite-wal").write_bytes(wal)
-            if not is_noted:
-                (folder / "acknowledged.txt").unlink(missing_ok=True)
+            if wal is not None:
+                (folder / "decisions.sqlite-wal").write_bytes(wal)
             try:
                 with read_session(cache) as session:
                     count = len(session.entries())
@@ -216,7 +182,7 @@ def test_a_copy_beside_the_wal_of_another_time_is_refused_or_whole(cache, folder
                 assert "\n" not in str(error) and "decisions.sqlite-shm" in str(error)
                 continue
             opened += 1
-            assert count >= max(of_wal, of_log if of_log in (56 - 20, 100 - 20) else 0), (of_log, of_wal)
+            assert count >= max(of_wal, of_log, 80 * is_noted), (of_log, of_wal)
     assert opened
 
 
@@ -229,9 +195,6 @@ def test_the_log_of_another_review_of_the_same_cache_is_refused(cache, folder, t
     assert "holds the entries of another review" in refusal(cache, folder)
 
 
-# --- sessions of before 0.4, which note nothing --------------------------------------------------
-
-
 def test_a_log_of_before_notes_its_last_entry_from_now_on(cache, folder):
     review_some(cache, 20, 56)
     (folder / "acknowledged.txt").unlink()
@@ -239,19 +202,6 @@ def test_a_log_of_before_notes_its_last_entry_from_now_on(cache, folder):
 
 
 # --- copies --------------------------------------------------------------------------------------
-
-
-def test_two_copies_of_a_folder_are_two_reviews(cache, folder, tmp_path):
-    review_some(cache, 20, 30, kill=True)
-    shutil.copytree(folder, tmp_path / "copy")
-    for where, rows in ((folder, range(30, 40)), (tmp_path / "copy", range(40, 60))):
-        with open_session(cache, folder=where) as session:
-            assert len(session.entries()) == 10
-            for row in rows:
-                decide(session, row)
-    for where, count in ((folder, 20), (tmp_path / "copy", 30)):
-        with open_session(cache, folder=where) as session:
-            assert len(session.entries()) == count
 
 
 def test_a_folder_copied_in_the_order_of_names_while_it_is_written_opens_whole(cache, folder, tmp_path):
@@ -277,7 +227,7 @@ def test_a_log_behind_a_link_is_checked_where_it_lies(cache, folder, tmp_path):
     review_some(cache, 30, 50, kill=True)
     assert (tmp_path / "real.sqlite-wal").stat().st_size
     aside = (tmp_path / "real.sqlite-wal").rename(tmp_path / "aside")
-    with pytest.raises(SessionError, match="holds 10 entries"):
+    with pytest.raises(SessionError, match=r"holds 10 entries; acknowledged\.txt says that 30 were"):
         open_session(cache)
     aside.rename(tmp_path / "real.sqlite-wal")
     assert decided(cache) == 30
