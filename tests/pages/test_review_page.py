@@ -25,11 +25,6 @@ def sheet(path, cache, rows, **options):
     return path, write_review_page(cache, Ranking(rows=rows, scores=scores, **named), path, **options)
 
 
-def bare(folder, n, keys=None):
-    """A cache without pictures."""
-    return write_cache(folder / "bare.h5", np.ones((n, 2), np.float32), keys)
-
-
 def test_a_sheet_has_pictures_keys_scores_and_links_and_no_script(tmp_path):
     cache = folder_of(tmp_path, {f"{row}.png": encode(shaded(20 + row, 20)) for row in range(5)})
     (tmp_path / "images/0.png").unlink()
@@ -47,29 +42,25 @@ def test_a_sheet_has_pictures_keys_scores_and_links_and_no_script(tmp_path):
     assert "<b>1</b> 2.000 <b>98.2 %</b>" in html and "<b>4</b> -2.000 <b>1.8 %</b>" in html
 
 
-def test_more_candidates_than_a_page_can_hold_are_one_line(tmp_path, monkeypatch):
+def test_an_empty_ranking_says_what_to_do_and_more_candidates_than_a_page_can_hold_are_one_line(tmp_path, monkeypatch):
+    cache = write_cache(tmp_path / "bare.h5", np.ones((4, 2), np.float32))
+    path, said = sheet(tmp_path / "empty.html", cache, [])
+    assert said == ReviewPage(shown=0, without_picture=0, changed=0) and "pucache embed" in path.read_text()
     monkeypatch.setattr("pucache.pages.review_page.MAX_CANDIDATES", 2)
     with pytest.raises(ValueError, match="at most 2 candidates, got 3; retrieve fewer with -k"):
-        sheet(tmp_path / "r.html", bare(tmp_path, 4), [1, 2, 3])
+        sheet(tmp_path / "r.html", cache, [1, 2, 3])
 
 
 @needs_chromium
 @pytest.mark.parametrize("scheme", ["light", slow("dark")])
-def test_odd_keys_are_shown_to_everybody_on_a_narrow_screen_too(tmp_path, browser, scheme):
-    cache = bare(tmp_path, len(ODD) + 1, [*ODD, "zzz"])
+def test_odd_keys_and_pictures_are_shown_to_everybody_on_a_narrow_screen_too(tmp_path, browser, scheme):
+    cache = write_cache(tmp_path / "bare.h5", np.ones((len(ODD) + 1, 2), np.float32), [*ODD, "zzz"])
     path, _ = sheet(tmp_path / "r.html", cache, cache.keys.rows(ODD))
     with opened(browser, path, viewport={"width": 320, "height": 500}, color_scheme=scheme) as page:
         assert page.locator("figcaption").all_text_contents() == list(map(visible, ODD))
         assert page.title() == "9 candidates" and violations(page) == []
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
-
-
-@needs_chromium
-def test_pictures_load_and_an_empty_ranking_says_what_to_do(tmp_path, browser):
-    cache = folder_of(tmp_path, {f"{row}.png": encode(shaded(20 + row, 20)) for row in range(5)})
-    with opened(browser, sheet(tmp_path / "r.html", cache, range(5))[0]) as page:
+        pictured = folder_of(tmp_path, {f"{row}.png": encode(shaded(20 + row, 20)) for row in range(5)})
+        page.goto(sheet(tmp_path / "pictured.html", pictured, range(5))[0].as_uri())
         assert page.evaluate("[...document.images].map((image) => image.naturalWidth)") == [20, 21, 22, 23, 24]
         assert violations(page) == []
-    path, said = sheet(tmp_path / "empty.html", cache, [])
-    assert said == ReviewPage(shown=0, without_picture=0, changed=0)
-    assert "pucache embed" in path.read_text()
