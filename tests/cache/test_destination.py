@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from helpers.embedding_runs import During, ctrl_c, run
 from helpers.refusals import one_line
 from helpers.tiny import save_image, tiny_encoder
 
@@ -10,9 +11,7 @@ from pucache import EmbeddingCache, open_source
 from pucache.cache.destination import atomic_output, encoder_of_existing, open_destination
 from pucache.cache.parts import part_files
 from pucache.embedding import blocks
-from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.errors import CacheError, CacheLockedError, OutputError, SourceError
-from pucache.progress import Silent
 from pucache.storage import retries
 from pucache.storage.file_kinds import TABLE
 
@@ -26,34 +25,15 @@ def small_blocks(monkeypatch):
 
 
 @pytest.fixture
-def images(tmp_path):
+def images(image_folder):
     """Sixty images, one of which is none."""
-    for number in range(60):
-        save_image(tmp_path / f"images/{number:03}.png", number)
-    (tmp_path / "images/033.png").write_bytes(b"no image")
-    return open_source(tmp_path / "images")
-
-
-class During(Silent):
-    """Calls a function once so many images are done."""
-
-    def __init__(self, images, action):
-        self._left, self._action = images, action
-
-    def advance(self, steps):
-        self._left -= steps
-        if self._left < 0 and self._action:
-            action, self._action = self._action, None
-            action()
+    folder = image_folder(60)
+    (folder / "033.png").write_bytes(b"no image")
+    return open_source(folder)
 
 
 def embedded(images, cache, action=lambda: None, **options):
-    options = EmbedOptions(**options)
-    return run_embedding(images, cache, tiny_encoder(), options=options, workers=0, progress=During(40, action))
-
-
-def interrupt():
-    raise KeyboardInterrupt
+    return run(images, cache, progress=During("embedding", 40, action), **options)
 
 
 def writes_all(store):
@@ -78,7 +58,7 @@ def test_a_cache_in_a_store_has_the_bytes_of_one_on_a_disk_and_is_not_fetched(im
 def test_an_interrupted_run_goes_on_here_and_leaves_nothing_in_the_store(images, store, tmp_path):
     embedded(images, tmp_path / "cache.h5")
     with pytest.raises(KeyboardInterrupt):
-        embedded(images, CACHE, interrupt)
+        embedded(images, CACHE, ctrl_c)
     assert store.keys() == [] and encoder_of_existing(CACHE) == tiny_encoder().spec
     report = embedded(images, CACHE)
     assert 0 < report.computed < 59 and part_files(open_destination(CACHE).local) == []
@@ -100,10 +80,8 @@ def test_an_object_that_changed_meanwhile_is_refused_and_the_next_run_computes_n
     with pytest.raises(OutputError) as refused:
         embedded(images, CACHE, writes_all(store))
     local = open_destination(CACHE).local
-    assert str(refused.value) == (
-        f"{CACHE} was changed by another writer while this command ran; nothing was sent, and {local} is kept: run "
-        "the command again to add to it, or with --force to overwrite it"
-    )
+    told = f"{CACHE} was changed by another writer while this command ran; nothing was sent, and {local} is kept: run "
+    assert str(refused.value).startswith(told)
     assert store.get("made/cache.h5") == b"of another machine"
     assert local.read_bytes() == (tmp_path / "cache.h5").read_bytes()
     store.files.rm_file("bucket/made/cache.h5")
@@ -181,10 +159,7 @@ def test_a_table_is_written_whole_or_not_at_all(store):
     assert store.get("made/scores.csv") == b"old"
     with atomic_output(SCORES) as path:
         path.write_text("whole")
-        with (
-            pytest.raises(CacheLockedError, match=f"{SCORES} is being written by another process"),
-            atomic_output(SCORES),
-        ):
+        with pytest.raises(CacheLockedError, match=f"{SCORES} is being written"), atomic_output(SCORES):
             pass
     assert store.get("made/scores.csv") == b"whole"
 
@@ -200,6 +175,5 @@ def test_an_object_is_replaced_by_its_own_kind_alone_and_never_where_it_is_read(
     assert text.startswith(f"{SCORES} is a PNG picture, where a table is to be written; remove it first")
     destination.check(TABLE, force=True)
     for where in (SCORES, "s3://bucket/made", "s3://bucket/made/*.csv"):
-        assert f"{SCORES} is also an input" in one_line(
-            OutputError, destination.check, TABLE, inputs=[where], force=True
-        )
+        told = one_line(OutputError, destination.check, TABLE, inputs=[where], force=True)
+        assert f"{SCORES} is also an input" in told

@@ -1,7 +1,9 @@
 import copy
 import dataclasses
+import errno
 import json
 import multiprocessing
+import os
 import pickle
 import re
 
@@ -273,28 +275,15 @@ def test_a_file_that_is_gone_is_named(caches, tmp_path):
 
 def test_results_go_along_and_a_notebook_shows_them_shortly(caches):
     model = pucache.train_pu(caches, S, method="linear")
-    results = [
-        (model, "PULinearClassifier(method='linear')"),
-        (pucache.retrieve_positives(caches, S, model, k=3), "Ranking("),
-        (pucache.estimate_prior(caches, S)[0], "PriorEstimate(tilt: "),
-        (pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0]), "Sweep(penalty="),
-        (pucache.info(caches), "80 rows of imported:planted (6-d) in 2 files, 0 failures"),
-        (pucache.PULabels.of(S), "PULabels(80 rows: 20 labelled positive)"),
-        (pucache.PULabels(S, S - 1), "20 labelled positive, 60 negative"),
-        (caches.encoder, "EncoderSpec(imported:planted (6-d))"),
-    ]
-    shown = [
-        *results,
-        (caches, "80 rows of imported:planted (6-d), float32"),
-        (caches.files[0], "50 rows"),
-        (caches.keys, "Keys(80: 0000, 0001, 0002, ...)"),
-    ]
-    for thing, text in shown:
-        assert text in repr(thing) and len(repr(thing)) < 400
-        assert "object at 0x" not in repr(thing) and "array(" not in repr(thing)
-    for thing, _ in results:
+    prior, ranking = pucache.estimate_prior(caches, S)[0], pucache.retrieve_positives(caches, S, model, k=3)
+    sweep = pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0])
+    results = [model, prior, ranking, sweep, pucache.info(caches), pucache.PULabels(S, S - 1), caches.encoder]
+    for thing in [*results, caches, caches.files[0], caches.keys]:
+        assert len(repr(thing)) < 400 and not re.search(r"object at 0x|array\(", repr(thing))
+    for thing in results:
         assert repr(pickle.loads(pickle.dumps(thing))) == repr(copy.deepcopy(thing)) == repr(thing)
     assert (pickle.loads(pickle.dumps(model)).margins(X) == model.margins(X)).all()
+    assert repr(caches).endswith("80 rows of imported:planted (6-d), float32)")
 
 
 # --- The mark of caches whose rows were sorted out of the order of their input --------------------
@@ -366,3 +355,42 @@ def test_a_table_of_images_is_marked_and_a_folder_is_not(tmp_path, manifest):
     for source, marked in ((archive(tmp_path / "t.parquet", images), True), (tmp_path, False)):
         run(source, tmp_path / f"{marked}.h5", tiny_encoder())
         assert EmbeddingCache(tmp_path / f"{marked}.h5").reordered == marked
+
+
+# --- files that change while they are open ------------------------------------------------------
+
+
+@pytest.mark.parametrize("meanwhile", [lambda path: write(path, ["z"]), lambda path: path.unlink()])
+def test_a_cache_that_is_open_is_read_to_the_end_as_it_was(path, meanwhile):
+    before, cache = EmbeddingCache(path).X.copy(), EmbeddingCache(path)
+    meanwhile(path)
+    np.testing.assert_array_equal(cache.X, before)
+    np.testing.assert_array_equal(np.concatenate([block.copy() for _, block in cache.blocks()]), before)
+    assert list(cache.keys) == ["a", "bé", "c\nd", "e"] and cache.failures == FAILURES
+
+
+def test_a_map_beyond_the_end_of_its_file_is_one_line_and_no_death(path):
+    cache = EmbeddingCache(path)
+    path.rename(path.with_name("other"))
+    os.truncate(path.with_name("other"), 100)
+    assert "was cut short while it was read; restore it from a copy" in refusal(lambda: list(cache.blocks()))
+
+
+def test_an_error_of_the_disk_is_one_line_and_no_death(path, monkeypatch):
+    def broken(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    cache = EmbeddingCache(path)
+    monkeypatch.setattr(os, "preadv", broken)
+    for action in (lambda: list(cache.blocks()), cache.verify):
+        assert refusal(action) == f"cannot read {path}: Input/output error"
+
+
+def test_a_file_replaced_after_it_was_opened_is_not_mixed_with_the_new_one(path):
+    file = CacheFile(path)
+    write(path, ["z"])
+    one = EmbeddingCache(file)
+    for action in (lambda: file.X, lambda: list(one.blocks()), lambda: file.take("keys", np.arange(2)), one.verify):
+        assert "was replaced or removed while it was open; open it again" in refusal(action)
+    path.unlink()
+    assert "was replaced or removed while it was open" in refusal(lambda: file.X)

@@ -1,14 +1,12 @@
 import itertools
 import os
 
-import numpy as np
 import pytest
 from helpers.cache_files import FAILURES, SPEC, rows_of, write
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache import EmbeddingCache
-from pucache.cache import reader
 from pucache.cache.keys import Keys, encode_keys, find_duplicate
 from pucache.cache.reader import CacheFile
 from pucache.errors import OutputError
@@ -48,19 +46,6 @@ def test_a_full_disk_is_an_output_error_and_leaves_no_file(tmp_path, small_disk,
     with small_disk(room), pytest.raises(OutputError, match=r"cannot write .*c\.h5: File too large"):
         write(path, keys)
     assert os.listdir(tmp_path) == []
-
-
-# --- reader ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("room", [1, 40, 1 << 20])
-def test_rows_are_taken_in_stretches_as_indexing_gives_them(tmp_path, monkeypatch, room):
-    monkeypatch.setattr(reader, "BLOCK_BYTES", room)
-    file = CacheFile(write(tmp_path / "c.h5", [f"{n:03}" for n in range(50)]))
-    for rows in ([], [0], [49], [3, 3, 5], [0, 1, 2, 30, 31, 49], range(50)):
-        rows = np.array(rows, np.int64)
-        for name, whole in {"embeddings": file.X, "keys": file.raw_keys, "size_mtime": file.size_mtime}.items():
-            np.testing.assert_array_equal(file.take(name, rows), whole[rows])
 
 
 # --- Keys against a list of str, and the search for a key that two files hold against brute force ---

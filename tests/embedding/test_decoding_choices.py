@@ -5,14 +5,13 @@ import logging
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from helpers.command_line import run
 from helpers.learned import write_run
 from helpers.pictures import encode
 from helpers.tiny import tiny_encoder
 from PIL import Image
 
 import pucache
-from cli.main import main
 from pucache import Decoding, EmbeddingCache, embed, open_source
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders import pretrained_file
@@ -55,29 +54,29 @@ def photos(tmp_path):
     return tmp_path / "photos"
 
 
-CUT = {"2.jpg": "read in part: cut off, image file is truncated (0 bytes not processed)"}
+def is_of_the_cut_one(partial):
+    (reason,) = partial.values()
+    return list(partial) == ["2.jpg"] and reason.startswith("read in part: cut off, image file is truncated")
 
 
-def cuts(partial):
-    return {key: reason.split(" (")[0] for key, reason in partial.items()}
+# --- a white level -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_dark_images_are_told_whoever_decodes_them(scans, out, workers, caplog):
-    report = run_embedding(scans, out, tiny(), workers=workers)
-    assert report.range_note == (
+    with caplog.at_level(logging.WARNING):
+        embed(scans, out, tiny(), workers=workers)
+    assert (
         "12 of 12 16-bit images use less than a sixteenth of the range and are nearly black (largest value 4,095): "
         "pass --white-level 4095"
-    )
-    with caplog.at_level(logging.WARNING):
-        embed(scans, out.with_name("again.h5"), tiny(), workers=workers)
-    assert report.range_note in caplog.text
+    ) in caplog.text
 
 
 def test_a_level_makes_other_embeddings_that_never_mix(scans, out):
     dark = embed(scans, out, tiny())
     bright = embed(scans, out.with_name("bright.h5"), tiny(white_level=4095))
     assert np.abs(dark.X[:] - bright.X[:]).max() > 0.01
+    assert 110 < np.asarray(RowImages(bright).read(0, 64).pixels).mean() < 145, "thumbnails are as bright"
     assert str(bright.encoder).endswith(", fp32 torch, white-level=4095)")
     with pytest.raises(CacheError, match=r"white-level=4095\) \(they differ in decoder\)"):
         embed(scans, out, tiny(white_level=4095))
@@ -89,67 +88,21 @@ def test_a_level_makes_other_embeddings_that_never_mix(scans, out):
     assert report.kept == 12 and report.range_note == ""
 
 
-def test_thumbnails_are_as_bright_as_what_was_embedded(scans, out):
-    cache = embed(scans, out, tiny(white_level=4095))
-    assert 110 < np.asarray(RowImages(cache).read(0, 64).pixels).mean() < 145
-
-
-def test_a_cut_image_is_refused_by_name_of_the_option_or_embedded_and_recorded(photos, out):
-    assert list(run_embedding(photos, out, tiny()).failures) == ["2.jpg"]
-    accepted = out.with_name("accepted.h5")
-    report = run_embedding(photos, accepted, tiny(accept_truncated=True))
-    assert (report.rows, report.failures, cuts(report.partial)) == (4, {}, cuts(CUT))
-    assert report.partial == EmbeddingCache(accepted).partial
-    content = pucache.info(accepted)
-    assert (content.failures, content.partial) == ({}, report.partial)
-
-
-def test_the_record_outlives_updates_packing_reuse_and_a_table(photos, out, tmp_path, small_blocks):
-    encoder = tiny(accept_truncated=True)
-    run_embedding(photos, out, encoder)
-    (photos / "new.jpg").write_bytes((photos / "0.jpg").read_bytes() + b"more")
-    assert cuts(run_embedding(photos, out, encoder).partial) == cuts(CUT)
-    pucache.pack([out], tmp_path / "packed.h5")
-    reused = run_embedding(photos, tmp_path / "reused.h5", encoder, options=EmbedOptions(reuse=[out]))
-    pucache.export(out, tmp_path / "x.parquet")
-    pucache.import_embeddings(tmp_path / "x.parquet", tmp_path / "imported.h5")
-    assert reused.reused == 5
-    for name in ("packed", "reused", "imported"):
-        assert cuts(EmbeddingCache(tmp_path / f"{name}.h5").partial) == cuts(CUT)
-        assert EmbeddingCache(tmp_path / f"{name}.h5").failures == {}
-
-
-def test_the_record_goes_with_its_row(photos, out):
-    encoder = tiny(accept_truncated=True)
-    run_embedding(photos, out, encoder)
-    (photos / "2.jpg").write_bytes((photos / "1.jpg").read_bytes())
-    assert run_embedding(photos, out, encoder).partial == {}
-    assert EmbeddingCache(out).partial == {}
-
-
-def run(*arguments):
-    return CliRunner().invoke(main, [str(each) for each in arguments])
-
-
 def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path, monkeypatch):
     monkeypatch.setenv("PUCACHE_WEIGHTS", str(tmp_path))
     monkeypatch.setenv("PUCACHE_DEVICE", "cpu")
+    monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run")
-    how = ("--device", "cpu", "--runtime", "torch")
-    embed_scans = ("embed", scans, "--encoder", tmp_path / "run", *how)
-    told = run(*embed_scans, tmp_path / "c.h5")
-    assert "warning: 12 of 12 16-bit images use less than a sixteenth of the range" in told.output
-    cache = tmp_path / "bright.h5"
-    assert "white-level=4095" in run(*embed_scans, cache, "--white-level", "4095").output
-    assert "they differ in decoder" in run(*embed_scans, cache).output
+    command = "embed scans --encoder run --device cpu --runtime torch"
+    told = run(f"{command} dark.h5").output
+    assert "warning: 12 of 12 16-bit images use less than a sixteenth of the range" in told
+    assert "white-level=4095" in run(f"{command} c.h5 --white-level 4095").output
+    assert "they differ in decoder" in run(f"{command} c.h5", code=1).output
     (tmp_path / "found.txt").write_text("".join(f"{number:02}.png\n" for number in range(5)))
-    model = tmp_path / "m.safetensors"
-    trained = run("train-pu", cache, "--positives", tmp_path / "found.txt", "--out", model)
-    assert trained.exit_code == 0, trained.output
-    scored = run("score", model, scans, "--out", tmp_path / "s.csv")
-    assert scored.exit_code == 0, scored.output
-    assert EmbeddingCache(tmp_path / "s.h5").encoder == EmbeddingCache(cache).encoder
-    assert (EmbeddingCache(tmp_path / "s.h5").X[:] == EmbeddingCache(cache).X[:]).all()
+    run("train-pu c.h5 --positives found.txt --out m.safetensors")
+    run("score m.safetensors scans --out s.csv")
+    assert EmbeddingCache("s.h5").encoder == EmbeddingCache("c.h5").encoder
+    assert (EmbeddingCache("s.h5").X[:] == EmbeddingCache("c.h5").X[:]).all()
 
 
 def test_an_encoder_that_was_trained_with_a_level_keeps_it(scans, tmp_path):
@@ -167,14 +120,46 @@ def test_an_encoder_that_was_trained_with_a_level_keeps_it(scans, tmp_path):
 def test_pretraining_decodes_with_the_level_and_writes_it(scans, tmp_path):
     network = build_network(NetworkConfig("test_resnet", size=24, decoding=Decoding(4095)), norm=True, seed=0)
     source = open_source(scans)
-    listing = source.scan()
     squash = squash_for(network.description, VIEWS["natural"])
-    images = open_images(source, listing, tmp_path, squash, workers=0, progress=Silent())
+    images = open_images(source, source.scan(), tmp_path, squash, workers=0, progress=Silent())
     (batch,) = images.batches([np.arange(12)])
     assert 110 < batch.float().mean() < 145
-    assert network.description.decoder == Decoding(4095).decoder
     pretrained_file.write(tmp_path / "e.safetensors", network.backbone, network.description)
     assert pretrained_file.read(tmp_path / "e.safetensors")[1].decoder == Decoding(4095).decoder
+
+
+# --- images that are cut off -------------------------------------------------------------------
+
+
+def test_a_cut_image_is_refused_by_name_of_the_option_or_embedded_and_recorded_while_it_is_cut(photos, out):
+    assert list(run_embedding(photos, out, tiny()).failures) == ["2.jpg"]
+    accepted = out.with_name("accepted.h5")
+    report = run_embedding(photos, accepted, tiny(accept_truncated=True))
+    assert (report.rows, report.failures) == (4, {}) and is_of_the_cut_one(report.partial)
+    assert report.partial == EmbeddingCache(accepted).partial
+    content = pucache.info(accepted)
+    assert (content.failures, content.partial) == ({}, report.partial)
+    (photos / "2.jpg").write_bytes((photos / "1.jpg").read_bytes())
+    assert run_embedding(photos, accepted, tiny(accept_truncated=True)).partial == {}
+    assert EmbeddingCache(accepted).partial == {}
+
+
+def test_the_record_outlives_updates_packing_reuse_and_a_table(photos, out, tmp_path, small_blocks):
+    encoder = tiny(accept_truncated=True)
+    run_embedding(photos, out, encoder)
+    (photos / "new.jpg").write_bytes((photos / "0.jpg").read_bytes() + b"more")
+    assert is_of_the_cut_one(run_embedding(photos, out, encoder).partial)
+    pucache.pack([out], tmp_path / "packed.h5")
+    reused = run_embedding(photos, tmp_path / "reused.h5", encoder, options=EmbedOptions(reuse=[out]))
+    pucache.export(out, tmp_path / "x.parquet")
+    pucache.import_embeddings(tmp_path / "x.parquet", tmp_path / "imported.h5")
+    assert reused.reused == 5
+    for name in ("packed", "reused", "imported"):
+        cache = EmbeddingCache(tmp_path / f"{name}.h5")
+        assert is_of_the_cut_one(cache.partial) and cache.failures == {}
+
+
+# --- what is told and refused ------------------------------------------------------------------
 
 
 def test_a_batch_beyond_all_memory_is_refused_before_it_is_compiled():
@@ -188,5 +173,5 @@ def test_endings_beyond_the_first_are_counted(scans, tmp_path):
     for number, ending in enumerate("abcdefg"):
         (scans / f"x.{ending}").write_text("")
         (scans / f"{number}.docx").write_text("")
-    said = run("embed", scans, tmp_path / "c.h5", "--runtime", "torch").output
+    said = run(f"embed {scans} {tmp_path}/c.h5 --runtime torch").output
     assert "left out by their ending: 7 .docx, " in said and said.rstrip().endswith(", and 4 with other endings")

@@ -1,14 +1,10 @@
-import multiprocessing
-import os
-import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-import torch
-from helpers.embedding_runs import MemorySource, StopAfter, parts_of, picture, pictures, run
+from helpers.embedding_runs import Deadly, MemorySource, Pile, parts_of, picture, pictures, run
 from helpers.files import visible
 from helpers.hangs import HANG_SECONDS
 from helpers.tiny import tiny_encoder
@@ -26,19 +22,6 @@ N, CHUNK = 130, 8
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch):
     monkeypatch.setattr(engine, "CHUNK_ROWS", CHUNK)
-
-
-@pytest.fixture
-def left_behind():
-    """Assert that neither threads, nor processes, nor another number of torch's threads are left by what is within."""
-    threads, torch_threads = set(threading.enumerate()), torch.get_num_threads()
-    yield
-    deadline = time.monotonic() + HANG_SECONDS
-    while time.monotonic() < deadline and set(threading.enumerate()) - threads:
-        time.sleep(0.01)  # a queue's own feeder may take a moment
-    assert set(threading.enumerate()) - threads == set()
-    assert torch.get_num_threads() == torch_threads
-    assert multiprocessing.active_children() == []
 
 
 # --- timing changes nothing --------------------------------------------------------------------
@@ -68,43 +51,31 @@ def test_random_delays_and_the_number_of_workers_change_no_byte(out, fixed_time,
 # --- bounds ------------------------------------------------------------------------------------
 
 
-class CountingSource(MemorySource):
-    """Counts what is read, in whatever process."""
-
-    def __init__(self, files):
-        super().__init__(files)
-        self.reads = multiprocessing.Value("q")
-
-    def read(self, key):
-        with self.reads.get_lock():
-            self.reads.value += 1
-        return super().read(key)
-
-    def settled(self):
-        """Number of images read, once there are any and it has not grown for a while."""
-        counts = [0]
-        while len(counts) < 8 or counts[-8] != counts[-1] or not counts[-1]:
-            time.sleep(0.1)
-            counts.append(self.reads.value)
-        return counts[-1]
+def settled(source):
+    """Number of images read, once there are any and it has not grown for a while."""
+    counts = [0]
+    while len(counts) < 8 or counts[-8] != counts[-1] or not counts[-1]:
+        time.sleep(0.1)
+        counts.append(len(source.reads))
+    return counts[-1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_reading_ahead_of_the_encoder_is_bounded(out, workers):
-    encoder, released, source = tiny_encoder(), threading.Event(), CountingSource(pictures(300))
+def test_reading_ahead_of_the_encoder_is_bounded(out, tmp_path, workers):
+    encoder, released, source = tiny_encoder(), threading.Event(), Pile(tmp_path / "read.log", 300)
     encoder.runtime.caller_threads = encoder.runtime.streams = 2
     forward = encoder.runtime.compute
     encoder.runtime.compute = lambda pixels: (released.wait(HANG_SECONDS), forward(pixels))[1]
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(run, source, out, encoder, workers=workers)
         try:
-            ahead = source.settled()
+            ahead = settled(source)
         finally:
             released.set()
         assert running.result().rows == 300
     # chunks: those under way (five for two threads, four a worker), five passes, and one or two in between
     assert CHUNK <= ahead <= 16 * CHUNK
-    assert source.reads.value == 300
+    assert len(source.reads) == 300
 
 
 # --- what goes wrong ---------------------------------------------------------------------------
@@ -128,32 +99,11 @@ def test_an_error_of_the_encoder_reaches_the_caller_and_nothing_is_left_running(
     assert run(MemorySource(pictures(N)), out).rows == N
 
 
-@pytest.mark.parametrize(("blocks", "workers"), [(0, 2), (2, 0)])
-def test_an_interruption_leaves_nothing_running(out, left_behind, blocks, workers):
-    with pytest.raises(KeyboardInterrupt):
-        run(MemorySource(pictures(N)), out, workers=workers, progress=StopAfter(out, blocks))
-    assert not out.exists()
-
-
-class DeadlySource(MemorySource):
-    """Kills the process that reads a certain image, as the kernel does when memory is short."""
-
-    def __init__(self, files, deadly):
-        super().__init__(files)
-        self._deadly = deadly
-
-    def read(self, key):
-        if key == self._deadly:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().read(key)
-
-
-def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_on(out, left_behind):
-    key, files = "0203.ppm", pictures(204)
-    with pytest.raises(SourceError, match=rf"^a worker process died of SIGKILL with '{key}' .*run again"):
-        run(DeadlySource(files, key), out, workers=2)
+def test_a_killed_worker_is_an_error_that_names_the_image_and_the_next_run_goes_on(out, tmp_path, left_behind):
+    with pytest.raises(SourceError, match=r"^a worker process died of SIGKILL with '0203.ppm' .*run again"):
+        run(Deadly(tmp_path / "read.log", 204, deadly="0203.ppm"), out, workers=2)
     finished = sum(len(CacheFile(part)) for part in parts_of(out))
-    report = run(MemorySource(files), out)
+    report = run(Pile(tmp_path / "read.log", 204), out)
     assert (report.rows, report.computed) == (204, 204 - finished)
 
 

@@ -1,7 +1,6 @@
 """Rows of parts of images: what of an image is embedded, how often it is read, and what is recorded of it."""
 
 import dataclasses
-import io
 import os
 from collections import Counter
 
@@ -24,10 +23,10 @@ SIZE = (96, 72)
 ODD = "a#xywh=1,2,3,4.png"
 
 
-def tiled(tiles):
+def tiled(tiles, **changed):
     """The tiny encoder, of parts of images."""
     encoder = tiny_encoder()
-    encoder.spec = dataclasses.replace(encoder.spec, tiles=tiles)
+    encoder.spec = dataclasses.replace(encoder.spec, tiles=tiles, **changed)
     return encoder
 
 
@@ -52,50 +51,25 @@ def pixel_box(key, size):
     return split_key(key)[1].box(size)
 
 
-class CountingSource:
-    """A folder that counts how often each image is read."""
-
-    def __init__(self, folder):
-        self._folder, self.name = open_source(folder), str(folder)
-        self.scan, self.reads = self._folder.scan, Counter()
-
-    def read(self, key):
-        self.reads[key] += 1
-        return self._folder.read(key)
-
-
 def write_manifest(path, *rows):
     path.write_text("\n".join(["path,x,y,w,h", *rows]) + "\n")
     return path
 
 
-@pytest.mark.parametrize("tiles", ["3x2", "40 overlap 8", "boxes"])
-def test_the_row_of_a_part_is_that_of_a_file_of_its_pixels(photos, out, tmp_path, tiles):
+@pytest.mark.parametrize(("tiles", "workers"), [("3x2", 0), ("9x9", 2), ("40 overlap 8", 0), ("boxes", 0)])
+def test_the_row_of_a_part_is_that_of_a_file_of_its_pixels(photos, out, tmp_path, tiles, workers):
     source = photos
     if tiles == "boxes":
         source = write_manifest(tmp_path / "boxes.csv", *(f'"photos/{name}",3,5,40,60' for name in os.listdir(photos)))
     encoder = tiled(tiles)
 
-    cache = embed(source, out, encoder)
+    cache = embed(source, out, encoder, workers=workers)
 
     assert {image_of(key).removeprefix("photos/") for key in cache.keys} == set(os.listdir(photos))
     for key, row in zip(cache.keys, cache.X[:], strict=True):
         image = upright(photos / image_of(key).removeprefix("photos/"))
         assert image.size == (SIZE[::-1] if "turned" in key else SIZE)
         np.testing.assert_allclose(row, encoder([image.crop(pixel_box(key, image.size))])[0], atol=1e-3)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("tiles", ["2x2", "9x9"])  # fewer and more than a chunk has
-def test_an_image_is_read_once_for_all_its_parts(photos, out, tiles, workers):
-    source = CountingSource(photos)
-
-    cache = embed(source, out, tiled(tiles), workers=workers)
-
-    assert len(cache) == 4 * len(tiles.split("x")[0]) * int(tiles[0]) ** 2
-    assert workers or set(source.reads.values()) == {1}  # processes count on their own
-    X = embed(photos, out.with_name("again.h5"), tiled(tiles), workers=0).X[:]
-    np.testing.assert_array_equal(cache.X[:], X)
 
 
 def test_parts_of_one_image_are_no_twins_by_digest_and_those_of_a_copy_are(photos, out):
@@ -158,22 +132,18 @@ def test_squares_of_small_and_damaged_images_are_recorded_when_they_are_listed(p
     assert "0.png" not in {image_of(key) for key in cache.keys}  # its former parts are gone as an image's row is
 
 
-def test_a_list_without_any_box_is_refused_before_anything_is_written(photos, out):
-    manifest = write_manifest(photos / "m.csv", "0.png,1_0,0,5,5")
-
-    with pytest.raises(SourceError, match="not four numbers"):
-        embed(manifest, out, tiled("boxes"))
+def test_boxes_that_are_none_and_other_tiles_are_refused_before_anything_is_written(photos, out, tmp_path):
+    boxes = write_manifest(tmp_path / "m.csv", "photos/0.png,0,0,9,9")
+    none = write_manifest(tmp_path / "none.csv", "photos/0.png,1_0,0,5,5")
+    for source, tiles, told in (
+        (none, "boxes", "not four numbers"),
+        (photos, "boxes", "names no parts of images"),
+        (boxes, "", "names parts of images, and the encoder takes "),
+        (boxes, "3x3", "names parts of images, and the encoder takes tiles of 3x3"),
+    ):
+        with pytest.raises(SourceError, match=told):
+            embed(source, out, tiled(tiles))
     assert not list(out.parent.iterdir())
-
-
-@pytest.mark.parametrize("tiles", ["", "3x3"])
-def test_boxes_and_other_tiles_are_not_mixed(photos, out, tmp_path, tiles):
-    manifest = write_manifest(tmp_path / "m.csv", "photos/0.png,0,0,9,9")
-
-    with pytest.raises(SourceError, match="names parts of images, and the encoder takes " + (tiles and "tiles of 3x3")):
-        embed(manifest, out, tiled(tiles))
-    with pytest.raises(SourceError, match="names no parts of images"):
-        embed(photos, out, tiled("boxes"))
 
 
 def test_caches_of_parts_have_their_own_format_version_and_others_stay_as_they_were(photos, out):
@@ -206,13 +176,10 @@ def test_an_image_above_the_limit_is_read_at_the_scale_that_its_parts_bear(tmp_p
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     (tmp_path / "large").mkdir()
     gradient = np.add.outer(np.arange(480), np.arange(480)).astype(np.uint8)
-    stream = io.BytesIO()
-    Image.fromarray(gradient).convert("RGB").save(stream, "JPEG")
-    (tmp_path / "large" / "0.jpg").write_bytes(stream.getvalue())
+    (tmp_path / "large" / "0.jpg").write_bytes(encode(Image.fromarray(gradient).convert("RGB"), "JPEG"))
     (tmp_path / "large" / "1.png").write_bytes(encode(Image.new("RGB", (480, 480))))
     (tmp_path / "large" / "2.png").write_bytes(encode(Image.new("RGB", (64, 64))))
-    encoder = tiled(tiles)
-    encoder.spec = dataclasses.replace(encoder.spec, decoder=decoding.Decoding(large_images=True).decoder)
+    encoder = tiled(tiles, decoder=decoding.Decoding(large_images=True).decoder)
 
     report = run_embedding(tmp_path / "large", out, encoder)
 
@@ -226,20 +193,11 @@ def test_an_image_above_the_limit_is_read_at_the_scale_that_its_parts_bear(tmp_p
 
 @pytest.mark.parametrize("tiles", ["", "2x2"])
 def test_rows_of_images_whose_store_gives_no_answer_are_kept_until_it_does(photos, out, tiles):
-    encoder, source = tiled(tiles) if tiles else tiny_encoder(), CountingSource(photos)
+    encoder, source = tiled(tiles) if tiles else tiny_encoder(), open_source(photos)
     before = embed(source, out, encoder)
-    whole = source.scan
-
-    def without_answer():
-        listing = whole()
-        at = listing.keys.index("1.png")
-        keys, size_mtime = listing.keys[:at] + listing.keys[at + 1 :], np.delete(listing.size_mtime, at, 0)
-        reasons = {"1.png": "503", "new.png": "503"}
-        return dataclasses.replace(
-            listing, keys=keys, size_mtime=size_mtime, failures=reasons, unanswered=frozenset(reasons)
-        )
-
-    source.scan = without_answer
+    (photos / "1.png").unlink()
+    scan, reasons = source.scan, {"1.png": "503", "new.png": "503"}
+    source.scan = lambda: dataclasses.replace(scan(), failures=reasons, unanswered=frozenset(reasons))
     report = run_embedding(source, out, encoder, options=EmbedOptions(prune=True))
 
     assert report.failures == {"new.png": "503"} and report.computed == 0  # what has a row is no failure
@@ -262,14 +220,10 @@ def test_images_of_an_archive_are_read_once_and_not_at_all_where_nothing_is_new(
     source = open_source(archive(tmp_path / f"a.{kind}", {file.name: file.read_bytes() for file in photos.iterdir()}))
     reads = Counter()
 
+    taken = {"read": source.read, "head": source.head}
+
     def counted(of):
-        take = getattr(source, of)
-
-        def count(key, *size):
-            reads[of, key] += 1
-            return take(key, *size)
-
-        return count
+        return lambda key, *size: reads.update([(of, key)]) or taken[of](key, *size)
 
     source.read, source.head = counted("read"), counted("head")
 

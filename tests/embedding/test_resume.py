@@ -6,16 +6,7 @@ import shutil
 import numpy as np
 import pytest
 from helpers.cache_files import damage
-from helpers.embedding_runs import (
-    MemorySource,
-    expect_current,
-    interrupt,
-    parts_of,
-    picture,
-    pictures,
-    run,
-    work,
-)
+from helpers.embedding_runs import MemorySource, expect_current, interrupt, parts_of, picture, pictures, run, work
 from helpers.files import visible
 from helpers.tiny import save_image
 
@@ -54,8 +45,8 @@ def finished_rows(cache):
     return [len(CacheFile(path)) for path in parts_of(cache)]
 
 
-@pytest.mark.parametrize(("blocks", "workers"), [(3, 0), (5, 2)])
-def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, encoder, blocks, workers):
+@pytest.mark.parametrize(("blocks", "workers"), [(0, 2), (3, 0), (5, 2)])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, encoder, left_behind, blocks, workers):
     interrupt(folder, out, blocks, workers=workers)
     finished = finished_rows(out)
     assert blocks <= len(finished) <= blocks + 1  # the one being written is finished
@@ -66,14 +57,6 @@ def test_an_interrupted_run_goes_on_to_the_same_bytes(folder, out, undisturbed, 
     assert visible(out.parent) == ["cache.h5"]
 
 
-def test_what_changed_after_an_interruption_is_embedded_anew(folder, out):
-    interrupt(folder, out, 2)
-    save_image(folder / "003.png", 500)
-    (folder / "004.png").unlink()
-    assert run(folder, out).rows == 113
-    expect_current(out, folder)
-
-
 def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out):
     run(folder, out)
     other = shutil.copy2(out, out.with_name("other.h5"))
@@ -81,14 +64,16 @@ def test_an_update_interrupted_time_and_again_ends_in_the_same_bytes(folder, out
         save_image(folder / f"{number:03}.png", 150 + number)
     (folder / "001.png").unlink()
     os.utime(folder / "007.png", (1, 1))
-    run(folder, other, prune=True)
     old = out.read_bytes()
     for _ in range(2):
         interrupt(folder, out, 1, prune=True)
         assert out.read_bytes() == old
     done = sum(finished_rows(out))
+    save_image(folder / "000.png", 500)  # of these two the finished rows are no longer right
+    (folder / "002.png").unlink()
     report = run(folder, out, prune=True)
-    assert report.computed + report.reused == 76 - done < 76  # one was only touched
+    assert report.computed + report.reused == 75 - (done - 2) < 75  # one was only touched
+    run(folder, other, prune=True)
     assert out.read_bytes() == other.read_bytes()
     expect_current(out, folder)
 

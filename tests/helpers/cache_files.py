@@ -21,6 +21,7 @@ def rows_of(keys, dtype="float16"):
     draws = [np.random.default_rng(zlib.crc32(key.encode())) for key in keys]
     X = np.array([draw.normal(size=SPEC.dim) for draw in draws], dtype).reshape(-1, SPEC.dim)
     digests = np.array([draw.integers(0, 256, 32) for draw in draws], np.uint8).reshape(-1, 32)
+    digests[:, -2:] = 0  # what a conversion of fixed-width bytes would lose
     size_mtime = np.array([draw.integers(0, 1 << 62, 2) for draw in draws], np.int64).reshape(-1, 2)
     return Rows(encode_keys(keys), X, digests, size_mtime)
 

@@ -1,5 +1,7 @@
 """Runs of `embed`: their sources, what interrupts them, and what must hold of the cache."""
 
+import os
+import signal
 import zlib
 from pathlib import Path
 
@@ -42,6 +44,55 @@ class MemorySource:
         return self._files[key]
 
 
+class Pile(MemorySource):
+    """`pictures`; reading them is written down, in whatever process.
+
+    Attributes
+    ----------
+    log : Path
+        A line for every image that is read.
+    """
+
+    def __init__(self, log, count, *, broken=()):
+        super().__init__(pictures(count, broken), name="pile")
+        self.log = log
+        log.touch()
+
+    def read(self, key):
+        with self.log.open("a") as log:
+            log.write(f"{key}\n")
+        self.befall(key)
+        return super().read(key)
+
+    def befall(self, key):
+        """What happens to who reads an image."""
+
+    @property
+    def reads(self):
+        """Keys of all images that were read."""
+        return self.log.read_text().split()
+
+
+class Deadly(Pile):
+    """Kills the process that reads a certain image, as the kernel does when memory is short; so many times."""
+
+    def __init__(self, log, count, *, deadly="0020.ppm", times=10**6):
+        super().__init__(log, count)
+        self._deadly, self._times = deadly, times
+
+    def befall(self, key):
+        if key == self._deadly and self.reads.count(key) <= self._times:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Unmounted(Pile):
+    """Images that some nodes do not see."""
+
+    def befall(self, key):
+        if os.environ.get("UNMOUNTED"):
+            raise ImageError("cannot be read: No such file or directory")
+
+
 def run(source, cache, encoder=None, *, workers=0, progress=None, listing=None, **options):
     chosen = {"options": EmbedOptions(**options), "listing": listing, "workers": workers, "progress": progress}
     return run_embedding(source, cache, encoder or tiny_encoder(), **chosen)
@@ -60,6 +111,28 @@ class StopAfter(Silent):
     def advance(self, steps):
         if len(parts_of(self._cache)) >= self._before + self._blocks:
             raise KeyboardInterrupt
+
+
+class During(Silent):
+    """Calls a function once, when more than so many steps of a stage are done."""
+
+    _counts = False
+
+    def __init__(self, stage, steps, action):
+        self._stage, self._left, self._action = stage, steps, action
+
+    def start(self, total, what):
+        self._counts = what == self._stage
+
+    def advance(self, steps):
+        self._left -= steps * self._counts
+        if self._left < 0 and self._action:
+            action, self._action = self._action, None
+            action()
+
+
+def ctrl_c():
+    raise KeyboardInterrupt
 
 
 def interrupt(source, cache, blocks, encoder=None, **options):

@@ -3,13 +3,13 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from helpers.embedding_runs import MemorySource, picture
 from helpers.pictures import encode
 from helpers.tiny import SIDE, tiny_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from pucache.errors import ImageError
 from pucache.images import loading
 from pucache.images.decoding import decode
 from pucache.images.listing import UNKNOWN
@@ -20,25 +20,11 @@ from pucache.images.source import image_digest
 PREPROCESS = tiny_encoder().preprocess
 
 
-class Memory(dict):
-    """A source of bytes at hand; a missing key has vanished."""
-
-    def read(self, key):
-        if key not in self:
-            raise ImageError("cannot be read: No such file or directory")
-        return self[key]
-
-
-def picture(number, form="PNG"):
-    pixels = np.random.default_rng(number).integers(0, 256, (9, 12, 3), np.uint8)
-    return encode(Image.fromarray(pixels), form)
-
-
 KINDS = {  # kind: bytes, size when listed, outcome
     "good": (picture(0), None, None),
     "unknown size": (picture(1), UNKNOWN, None),
     "known": (picture(2), None, None),
-    "jpeg": (picture(3, "JPEG"), None, None),
+    "jpeg": (encode(Image.linear_gradient("L").resize((12, 9)).convert("RGB"), "JPEG"), None, None),
     "broken": (b"no image", None, "not an image in a known format"),
     "narrow": (encode(Image.new("RGB", (600, 1))), None, "600 x 1 pixels; one side is more than 500 times the other"),
     "vanished": (None, 5, "cannot be read: No such file or directory"),
@@ -49,10 +35,11 @@ KINDS = {  # kind: bytes, size when listed, outcome
 def prepared(kinds, rows):
     """Prepare one image of each of these kinds."""
     keys = [f"{number:03}-{kind}" for number, kind in enumerate(kinds)]
-    files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True) if KINDS[kind][0] is not None}
+    files = {key: KINDS[kind][0] for key, kind in zip(keys, kinds, strict=True)}
+    source = MemorySource(files, gone=[key for key in keys if key.endswith("vanished")])
     sizes = [len(KINDS[kind][0]) if KINDS[kind][1] is None else KINDS[kind][1] for kind in kinds]
     known = np.array(sorted(KNOWN), "S32")
-    return ChunkLoader(Memory(files), PREPROCESS, keys, sizes, chunk_size=rows, embedded_digests=known)
+    return ChunkLoader(source, PREPROCESS, keys, sizes, chunk_size=rows, embedded_digests=known)
 
 
 KNOWN = [image_digest(KINDS["known"][0]), image_digest(b"something else")]
@@ -83,11 +70,11 @@ def test_a_known_digest_is_known_whatever_its_bytes():
     near = image_digest(odd)[:-1] + b"\1"
     for known, to_embed in ([image_digest(odd)], []), ([near], [0]), ([], [0]):
         options = {"chunk_size": 1, "embedded_digests": np.array(known, "S32")}
-        chunk = ChunkLoader(Memory({"a": odd}), PREPROCESS, ["a"], [len(odd)], **options)(0)
+        chunk = ChunkLoader(MemorySource({"a": odd}), PREPROCESS, ["a"], [len(odd)], **options)(0)
         assert (chunk.outcomes, chunk.to_embed) == ([image_digest(odd)], to_embed)
 
 
-class Counting(Memory):
+class Counting(MemorySource):
     """Counts how often each image is read."""
 
     def read(self, key):
@@ -104,12 +91,12 @@ class Counting(Memory):
 )
 def test_parts_of_an_image_are_split_by_their_bytes_and_read_once(images, rows, most, forget):
     """Whatever the number of parts of each image, of images in a chunk and of parts that a chunk may hold."""
-    files, keys, sizes = Counting(), [], []
-    files.reads = []
+    content, keys, sizes = {}, [], []
     for number, (side, kind) in enumerate(images):
-        files[name := f"{number}.png"] = KINDS[kind][0]
+        content[name := f"{number}.png"] = KINDS[kind][0]
         keys += sorted(part_key(name, region) for region in grid_regions(f"{side}x{side}"))
-        sizes += [len(files[name])] * side**2
+        sizes += [len(content[name])] * side**2
+    files = Counting(content)
 
     def loaded(limit):
         with pytest.MonkeyPatch.context() as patch:

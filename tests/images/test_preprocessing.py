@@ -33,6 +33,8 @@ FAST = {
     "center bilinear": config(96, 1.0, interpolation="bilinear"),
     "center odd": config(95, 0.9, interpolation="bilinear"),
     "squash to an oblong": config(48, 0.9, "squash", width=80),
+    "a crop beyond the image": config(92, 1.15),
+    "a squash beyond the image": config(92, 1.15, "squash"),
 }
 OTHER = {
     "border": config(64, 0.9, "border"),
@@ -90,15 +92,6 @@ def test_everything_else_is_timms_to_the_bit(name, width, height, seed):
 def test_too_narrow_an_image_is_refused(name, width, height):
     with pytest.raises(ImageError, match=rf"^{width} x {height} pixels; one side is more than {MAX_ASPECT} times"):
         made(name)[0](Image.new("RGB", (width, height)))
-
-
-@pytest.mark.parametrize("mode", ["center", "squash"])
-def test_a_crop_beyond_the_image_is_padded_as_timm_does(mode):
-    larger = config(92, 1.15, mode)
-    transform = timm.data.create_transform(**larger, is_training=False, normalize=False)
-    image = smooth(120, 90)
-    found, expected = Preprocess(larger, transform)(image), transform(image).permute(1, 2, 0)
-    assert found.shape == expected.shape and (found.int() - expected.int()).abs().max() <= 2
 
 
 # --- as much of a JPEG as is needed ------------------------------------------------------------

@@ -1,12 +1,12 @@
 """Images behind URLs: a web server and a real S3 server, which fail where they are told to."""
 
-import pickle
 import re
 import zipfile
 
 import numpy as np
 import pytest
 from helpers.pictures import refusal
+from helpers.refusals import one_line
 from helpers.sources import picture, tar, write
 from helpers.tiny import save_image, tiny_encoder
 
@@ -34,56 +34,70 @@ def show(store, folder, *links):
 
 
 @pytest.fixture
-def manifest(store, site, tmp_path):
-    """Two images of the web server in a list of this machine."""
-    for name in ("a.png", "b.png"):
+def far(store, site, tmp_path):
+    """Sources in the store: two images of the web server in a list of this machine, its pages, a folder and shards."""
+    for name in ("a.png", "b.png", "sub/c.png"):
         store.put(f"site/{name}", name.encode())
-    return write(tmp_path / "list.txt", f"{site}/a.png\n{site}/b.png\n".encode())
-
-
-def fail(store, key, kind, times=10**6):
-    """Let the next look-ups of a key fail, each of which asks for the head, and then for the whole."""
-    for method in ("HEAD", "GET"):
-        store.relay.fail(method, key, kind, times)
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"), [("busy", r"503.* \(tried 4 times\); run again"), ("denied", "403.*; check the credentials")]
-)
-def test_a_web_server_that_fails_or_refuses_does_not_say_that_there_is_no_such_file(
-    store, site, manifest, kind, reason
-):
-    fail(store, "site/b.png", kind)
-    listing = open_source(manifest).scan()
-    assert listing.keys == [f"{site}/a.png"] and listing.unanswered == listing.failures.keys() == {f"{site}/b.png"}
-    assert re.search(f"{reason}.*, or leave it out$", listing.failures[f"{site}/b.png"])
-    assert reason[:3] in refusal(open_source(manifest).read, f"{site}/b.png")
-    fail(store, "site/a.png", kind)
-    counted = f"cannot look up 2 of the 2 images that {manifest} names; first {site}/[ab].png: "
-    with pytest.raises(SourceError, match=f"{counted}{reason}.*, or leave it out$"):
-        open_source(manifest).scan()
-
-
-def test_what_a_web_server_does_not_have_any_more_is_a_failure(store, site, manifest):
-    fail(store, "site/b.png", "gone")
-    listing = open_source(manifest).scan()
-    assert listing.keys == [f"{site}/a.png"]
-    assert listing.failures == {f"{site}/b.png": f"cannot be read: no such file: {site}/b.png"}
-
-
-def test_a_folder_below_whose_listing_fails_is_not_taken_for_an_empty_one(store, site):
     show(store, "site", "a.png", "sub/")
-    show(store, "site/sub", "b.png")
-    source = open_source(site)
-    store.relay.fail("GET", "site/sub", "busy", times=2)
-    assert source.scan().keys == ["a.png", "sub/b.png"]
-    store.relay.fail("GET", "site/sub", "busy")
-    with pytest.raises(SourceError, match=rf"cannot read {site}: .*503.* \(tried 4 times\); run again"):
-        source.scan()
-    store.relay.fail("GET", "site/sub", "denied")
-    listing = source.scan()
-    assert (listing.keys, list(listing.failures)) == (["a.png"], ["sub/"])
-    assert listing.failures["sub/"].startswith("directory cannot be listed: 403")
+    show(store, "site/sub", "c.png")
+    for number in (1, 2):
+        store.put(f"shards/{number}.tar", tar(("a.png", b"data")))
+    listed = write(tmp_path / "list.txt", f"{site}/a.png\n{site}/b.png\n".encode())
+    return {"list": listed, "pages": site, "folder": "s3://bucket/site", "shards": "s3://bucket/shards/*.tar"}
+
+
+ALWAYS, BOTH = 10**6, "site/a.png site/b.png"
+NONE = r"cannot look up 2 of the 2 images that .*list.txt names; first .*/[ab].png: "
+FAULTS = [  # source, what fails, how and how often; the keys that are listed, None where the listing fails, and why
+    ("list", "site/b.png", "busy", ALWAYS, ["a.png"], r"503.* \(tried 4 times\); run again.*, or leave it out$"),
+    ("list", "site/b.png", "denied", ALWAYS, ["a.png"], "403.*; check the credentials.*, or leave it out$"),
+    ("list", "site/b.png", "gone", ALWAYS, ["a.png"], "^cannot be read: no such file: .*/site/b.png$"),
+    ("list", BOTH, "busy", ALWAYS, None, NONE + r"503.* \(tried 4 times\); run again.*, or leave it out$"),
+    ("list", BOTH, "denied", ALWAYS, None, NONE + "403.*; check the credentials.*, or leave it out$"),
+    ("pages", "site/sub", "busy", 2, ["a.png", "sub/c.png"], ""),
+    ("pages", "site/sub", "busy", ALWAYS, None, r"^cannot read .*: .*503.* \(tried 4 times\); run again"),
+    ("pages", "site/sub", "denied", ALWAYS, ["a.png"], "^directory cannot be listed: 403"),
+    (
+        "folder",
+        "",
+        "denied",
+        ALWAYS,
+        None,
+        "^cannot read s3://bucket/site: Access Denied; check the credentials, and what",
+    ),
+    ("shards", "shards/2.tar", "cut", 3, ["1.tar/a.png", "2.tar/a.png"], ""),
+    (
+        "shards",
+        "shards/2.tar",
+        "cut",
+        ALWAYS,
+        None,
+        r"^cannot read s3://bucket/shards/2.tar: .* \(tried 4 times\); run",
+    ),
+    ("shards", "shards/2.tar", "denied", ALWAYS, ["1.tar/a.png"], "^tar shard cannot be read: Access Denied$"),
+]
+
+
+@pytest.mark.parametrize(("source", "failing", "kind", "times", "keys", "reason"), FAULTS)
+def test_what_is_out_of_reach_is_told_from_what_is_not_there(
+    store, site, far, source, failing, kind, times, keys, reason
+):
+    for key in failing.split(" "):
+        for method in (
+            ("HEAD", "GET") if source == "list" else ("GET",)
+        ):  # look-ups ask for the head, then for the whole
+            store.relay.fail(method, key, kind, times)
+    opened = open_source(far[source])
+    if keys is None:
+        assert re.search(reason, one_line(SourceError, opened.scan))
+        return
+    listing = opened.scan()
+    assert [key.removeprefix(f"{site}/") for key in listing.keys] == keys
+    assert len(listing.failures) == bool(reason)
+    assert all(re.search(reason, told) for told in listing.failures.values())
+    if source == "list" and kind != "gone":
+        assert listing.unanswered == listing.failures.keys() == {f"{site}/b.png"}
+        assert reason[:3] in refusal(opened.read, f"{site}/b.png")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +115,7 @@ def test_a_glob_of_shards_reads_those_of_its_web_server_and_lists_no_other_folde
     show(store, "site", "shards/", "other/")
     show(store, "site/shards", "1.tar", "2.tar", "sub/")
     show(store, "site/shards/sub", "3.tar")
-    fail(store, "site/other", "busy")
+    store.relay.fail("GET", "site/other", "busy")
     source = open_source(f"{site}/{pattern}")
     assert source.scan().keys == keys
     assert [source.read(key) for key in keys] == [(key.rpartition("/")[0][-5:] or "1.tar").encode() for key in keys]
@@ -146,22 +160,6 @@ def test_a_remote_tag_stands_in_for_the_time_and_differs_with_the_content(memory
 
 # --- reading from a store ----------------------------------------------------------------------
 
-ODD = ["a b.png", "x#y.png", "p%20q.png", "w?.png", "w?x=1.png", "p+q.png", "é🦊.png", "[1].png", "d//e.png", "s/t.png"]
-CONTENT = {"empty.png": b""} | {name: name.encode() for name in ODD}
-
-
-@pytest.mark.parametrize("source", ["root", "root/list.csv", "one.tar"])
-def test_a_store_is_listed_and_read_whatever_the_keys(store, source):
-    for name, data in CONTENT.items():
-        store.put(f"root/{name}", data)
-    store.put("root/list.csv", "\n".join(["path", *CONTENT]).encode())
-    store.put("one.tar", tar(*CONTENT.items()))
-    opened = pickle.loads(pickle.dumps(open_source(f"s3://bucket/{source}")))
-    listing = opened.scan()
-    assert (listing.keys, listing.failures) == (sorted(CONTENT, key=str.encode), {})
-    assert listing.size_mtime[:, 0].tolist() == [len(CONTENT[key]) for key in listing.keys]
-    assert {key: opened.read(key) for key in listing.keys} == CONTENT
-
 
 @pytest.mark.parametrize(("where", "key"), [("root", "{}.png"), ("root/*.tar", "{}.tar/a.png")])
 def test_what_has_come_since_the_last_listing_is_found(store, where, key):
@@ -174,10 +172,19 @@ def test_what_has_come_since_the_last_listing_is_found(store, where, key):
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"),
-    [("root", "cut"), ("root", "short"), ("root/list.txt", "busy"), ("shards/*.tar", "cut"), ("shards/*.tar", "busy")],
+    ("source", "fault", "times", "reason", "tries"),
+    [
+        ("root", "cut", 2, None, 3),  # nothing beneath tries on its own account
+        ("root", "short", 2, None, 3),
+        ("root/list.txt", "busy", 2, None, 3),
+        ("shards/*.tar", "cut", 2, None, 3),
+        ("shards/*.tar", "busy", 2, None, 3),
+        ("root", "busy", 10**6, r".* \(tried 4 times\)", 4),
+        ("root", "denied", 10**6, "Access Denied", 1),
+        ("root", None, 0, "no such file: bucket/root/a.png", 0),
+    ],
 )
-def test_a_read_that_fails_twice_and_then_works_gives_the_image(store, source, kind):
+def test_a_read_that_fails_is_tried_again_unless_the_failure_is_certain(store, source, fault, times, reason, tries):
     store.put("root/a.png", picture())
     store.put("root/list.txt", b"a.png")
     store.put("shards/1.tar", tar(("a.png", picture())))
@@ -185,27 +192,16 @@ def test_a_read_that_fails_twice_and_then_works_gives_the_image(store, source, k
     (key,) = opened.scan().keys
     where = "shards/1.tar" if "tar" in source else "root/a.png"
     store.relay.asked.clear()
-    store.relay.fail("GET", where, kind, times=2)
-    assert opened.read(key) == picture()
-    assert store.relay.asked["GET", where] == 3, "and nothing beneath tries on its own account"
-
-
-@pytest.mark.parametrize(
-    ("key", "fault", "reason", "tries"),
-    [
-        ("a.png", "busy", r".* \(tried 4 times\)", 4),
-        ("a.png", "denied", "Access Denied", 1),
-        ("gone.png", None, "no such file: bucket/root/gone.png", 0),
-    ],
-)
-def test_a_read_that_always_fails_is_refused_and_what_is_certain_is_not_tried_again(store, key, fault, reason, tries):
-    store.put("root/a.png", b"data")
     if fault:
-        store.relay.fail("GET", "root/a.png", fault)
-    told = refusal(open_source("s3://bucket/root").read, key)
-    assert re.fullmatch(f"cannot be read: {reason}", told)
-    assert store.relay.asked["HEAD", f"root/{key}"] == max(tries, 1)
-    assert store.relay.asked["GET", f"root/{key}"] == tries
+        store.relay.fail("GET", where, fault, times)
+    else:
+        store.files.rm_file(f"bucket/{where}")
+    if reason:
+        assert re.fullmatch(f"cannot be read: {reason}", refusal(opened.read, key))
+    else:
+        assert opened.read(key) == picture()
+    assert store.relay.asked["GET", where] == tries
+    assert not reason or store.relay.asked["HEAD", where] == max(tries, 1)
 
 
 @pytest.mark.slow
@@ -229,40 +225,3 @@ def test_worker_processes_read_from_a_store_and_what_always_fails_is_recorded(st
     store.relay.asked.clear()
     opened.scan()
     assert store.relay.asked.total() == 1, "an answer that workers take away makes a second request"
-
-
-# --- listing a store ---------------------------------------------------------------------------
-
-
-def test_a_shard_that_cannot_be_read_is_no_damaged_shard(store):
-    for number in (1, 2):
-        store.put(f"shards/{number}.tar", tar(("a.png", b"data")))
-    source = open_source("s3://bucket/shards/*.tar")
-    store.relay.fail("GET", "shards/2.tar", times=3)
-    assert source.scan().keys == ["1.tar/a.png", "2.tar/a.png"]
-    store.relay.fail("GET", "shards/2.tar")
-    with pytest.raises(SourceError, match=r"cannot read s3://bucket/shards/2.tar: .* \(tried 4 times\); run again"):
-        source.scan()
-    store.relay.fail("GET", "shards/2.tar", "denied")
-    listing = source.scan()
-    assert listing.keys == ["1.tar/a.png"]
-    assert listing.failures == {"2.tar/": "tar shard cannot be read: Access Denied"}
-
-
-@pytest.mark.parametrize(
-    ("where", "fault", "reason"),
-    [
-        ("s3://missing/root", None, "cannot read s3://missing/root: The specified bucket does not exist"),
-        ("s3://bucket/empty", None, r"no such source: s3://bucket/empty \(nothing is there\)"),
-        ("s3://bucket/no.csv", None, "cannot read s3://bucket/no.csv: no such file: bucket/no.csv"),
-        ("s3://bucket/no.tar", None, "cannot read s3://bucket/no.tar as tar: no such file: bucket/no.tar"),
-        ("s3://bucket/*.tar", None, r"no such source: no shard matches s3://bucket/\*.tar"),
-        ("s3://bucket/root", "denied", "cannot read s3://bucket/root: Access Denied; check the credentials, and what"),
-    ],
-)
-def test_a_store_that_cannot_be_listed_is_refused_in_one_line(store, where, fault, reason):
-    if fault:
-        store.relay.fail("GET", "", fault)
-    with pytest.raises(SourceError, match=reason) as caught:
-        open_source(where).scan()
-    assert "\n" not in str(caught.value)

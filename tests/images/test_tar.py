@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from helpers.pictures import refusal
 from helpers.sources import tar, write
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache import open_source
@@ -72,34 +72,29 @@ def test_shards_are_keyed_by_their_place_below_the_fixed_part_of_the_glob(place,
     assert all(content.endswith(name) for content, name in zip(read.values(), names, strict=True))
 
 
-@pytest.mark.parametrize(
-    ("damaged", "whole"),
-    [
-        (WHOLE[:3600], ["0.png", "1.png"]),
-        (WHOLE[:3300], ["0.png", "1.png"]),
-        (WHOLE[:3072] + b"x" * 512 + WHOLE[3584:], ["0.png", "1.png"]),
-        (WHOLE[:1546] + b"x" + WHOLE[1547:], ["0.png"]),
-    ],
-    ids=["cut in data", "cut in header", "header overwritten", "header flipped"],
-)
-def test_a_damaged_shard_is_a_failure_beside_its_whole_members_and_other_shards(tmp_path, damaged, whole):
-    write(tmp_path / "damaged.tar", damaged)
-    alone = open_source(tmp_path / "damaged.tar").scan()
-    assert len(alone.failures) == 1 and [key for key in alone.keys if key != "2.png"] == whole
-    write(tmp_path / "good.tar", WHOLE)
-    write(tmp_path / "zero.tar", b"")
+DAMAGED = {  # shards, and the members of each that are whole
+    "cut.tar": (WHOLE[:3300], ["0.png", "1.png"]),
+    "cut-in-data.tar": (WHOLE[:3600], ["0.png", "1.png"]),
+    "flipped.tar": (WHOLE[:1546] + b"x" + WHOLE[1547:], ["0.png"]),
+    "overwritten.tar": (WHOLE[:3072] + b"x" * 512 + WHOLE[3584:], ["0.png", "1.png"]),
+    "zero.tar": (b"", []),
+}
+
+
+def test_a_damaged_shard_is_a_failure_beside_its_whole_members_and_other_shards(tmp_path):
     os.mkfifo(tmp_path / "pipe.tar")
+    for name, (data, _) in {**DAMAGED, "good.tar": (WHOLE, [])}.items():
+        write(tmp_path / name, data)
     source = open_source(tmp_path / "*.tar")
     listing = source.scan()
-    cut = {"damaged.tar/2.png"} & set(listing.keys)
-    assert [key for key in listing.keys if key not in cut] == [
-        *(f"damaged.tar/{key}" for key in whole),
-        *(f"good.tar/{number}.png" for number in range(3)),
-    ]
-    assert all(set(source.read(key)) == {65 + int(key[-5])} for key in set(listing.keys) - cut)
-    assert all(refusal(source.read, key).startswith("truncated tar member: expected 600 bytes, got") for key in cut)
+    read = {key for key in listing.keys if key != "cut-in-data.tar/2.png"}
+    expected = {f"{name}/{key}" for name, (_, whole) in DAMAGED.items() for key in whole}
+    assert read == expected | {f"good.tar/{number}.png" for number in range(3)}
+    assert all(set(source.read(key)) == {65 + int(key[-5])} for key in read)
+    for key in set(listing.keys) - read:
+        assert refusal(source.read, key).startswith("truncated tar member: expected 600 bytes, got")
     assert listing.failures.pop("pipe.tar/") == "tar shard cannot be read: not a regular file"
-    assert set(listing.failures) == {"damaged.tar", "zero.tar"}
+    assert listing.failures.keys() == DAMAGED.keys()
     assert all(reason.startswith("tar shard is damaged or truncated: ") for reason in listing.failures.values())
 
 
@@ -200,6 +195,7 @@ NAMES = {
 
 
 @pytest.mark.parametrize("encoding", NAMES)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_words_of_a_language_tell_its_encoding(tmp_path_factory, data, encoding):
     """Any few names of one, with numbers and names in ASCII among them."""
@@ -215,18 +211,8 @@ def test_a_named_encoding_is_part_of_the_name_of_the_source(tmp_path):
     assert source.name == f"{where}#encoding=gbk"
     found, failures = keys(source.name)
     assert found == ["照片.png"] and list(failures.values()) == ["file name is not UTF-8; rename the file"]
-
-
-@pytest.mark.parametrize(
-    ("where", "problem"),
-    [
-        ("x.zip#encoding=nonsense", "unknown encoding 'nonsense'"),
-        ("folder#encoding=gbk", "an encoding is named, which is for manifests, tar"),
-    ],
-)
-def test_encodings_that_do_not_fit_are_refused(where, problem):
-    with pytest.raises(ValueError, match=problem):
-        open_source(where)
+    with pytest.raises(ValueError, match="unknown encoding 'nonsense'"):
+        open_source(f"{where}#encoding=nonsense")
 
 
 def test_latin_names_in_a_tar_are_read_by_their_encoding(tmp_path):
