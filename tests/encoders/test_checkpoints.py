@@ -119,40 +119,25 @@ PLACES = {  # a checkpoint of these weights, in which those of another training 
 }
 
 
+TOLD = {  # of a place, what one line says of the choice; of the backbone alone there is none
+    "both": r"took the weights at state_dict/\*; state_dict_ema/\* would fit too",
+    "head beside": r"took the weights at backbone\.\*; projector left out",
+    "head beside, flat": r"took the weights at \*; projector left out",
+    "DINO": r"took the weights at teacher/backbone\.\*; student/module\.backbone\.\* would fit too",
+    "backbone": None,
+}
+
+
 @pytest.mark.parametrize("place", PLACES)
-def test_weights_are_found_under_any_name_and_prefix(tmp_path, state, other, place):
-    loaded = from_timm(NETWORK, saved(tmp_path, PLACES[place](state, other)))
-    assert digest(loaded) == digest(from_timm(NETWORK, saved(tmp_path, state, "plain.pth")))
-
-
-@pytest.mark.parametrize("form", ["backbone", "head beside"])
-def test_safetensors_are_read_by_what_they_hold(tmp_path, state, other, form):
-    for name in ("a.safetensors", "a.bin"):
-        safetensors.torch.save_file(PLACES[form](state, other), tmp_path / name)
-        loaded = from_timm(NETWORK, tmp_path / name)
-        assert digest(loaded) == digest(from_timm(NETWORK, saved(tmp_path, state)))
-
-
-@pytest.mark.parametrize(
-    ("place", "expected"),
-    [
-        ("both", r"took the weights at state_dict/\*; state_dict_ema/\* would fit too"),
-        ("head beside", r"took the weights at backbone\.\*; projector left out"),
-        ("head beside, flat", r"took the weights at \*; projector left out"),
-        ("DINO", r"took the weights at teacher/backbone\.\*; student/module\.backbone\.\* would fit too"),
-        ("backbone", None),
-    ],
-)
-def test_a_choice_is_told_in_one_line(tmp_path, state, other, caplog, place, expected):
+def test_weights_are_found_under_any_name_and_prefix_and_a_choice_is_told(tmp_path, state, other, place, caplog):
+    content, expected = PLACES[place](state, other), digest(from_timm(NETWORK, saved(tmp_path, state, "plain.pth")))
     with caplog.at_level(logging.INFO, "pucache"):
-        from_timm(NETWORK, saved(tmp_path, PLACES[place](state, other)))
-    assert [bool(re.search(expected or "", text)) for text in caplog.messages] == [True] * (expected is not None)
-
-
-def test_a_file_of_pucache_is_no_state_dict(tmp_path):
-    content = b'12345678{"__metadata__":{"pucache-checkpoint":'
-    (tmp_path / "a.safetensors").write_bytes(content)
-    assert "is a pucache checkpoint, not weights of timm" in refusal(from_timm, NETWORK, tmp_path / "a.safetensors")
+        assert digest(from_timm(NETWORK, saved(tmp_path, content))) == expected
+    if place in TOLD:
+        assert [bool(re.search(TOLD[place] or "", text)) for text in caplog.messages] == [True] * bool(TOLD[place])
+    if place in ("backbone", "head beside"):  # safetensors too, whatever the ending of their name
+        safetensors.torch.save_file(content, tmp_path / "a.bin")
+        assert digest(from_timm(NETWORK, tmp_path / "a.bin")) == expected
 
 
 # --- numbers that mean nothing -------------------------------------------------------------------
@@ -201,24 +186,6 @@ def mae(model):
     return {"model": dict(model.state_dict()) | {"mask_token": torch.ones(1, 1, 8)} | decoder}
 
 
-AUTHORS = {  # network of timm, what its authors' file holds, and settings
-    "DINOv2": ("vit_small_patch14_dinov2", dinov2, {"img_size": 224}),
-    "DINOv2, registers": ("vit_small_patch14_reg4_dinov2", dinov2_with_registers, {"img_size": 224}),
-    "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3, {"img_size": 224}),
-    "MAE": ("vit_tiny_patch16_224", mae, {}),
-}
-
-
-@pytest.mark.parametrize("family", AUTHORS)
-def test_a_file_of_the_authors_gives_the_embeddings_of_the_network(tmp_path, family):
-    name, of_authors, settings = AUTHORS[family]
-    model = network(name, **settings)
-    torch.save(of_authors(model), tmp_path / "weights.pth")
-    with torch.inference_mode():
-        loaded = from_timm(name, tmp_path / "weights.pth", image_size=(224, 224)).eval()
-        assert torch.cosine_similarity(loaded(IMAGES), model(IMAGES)).min() > 0.9999
-
-
 def test_a_fine_tuned_mae_normalises_the_mean_as_it_was_trained(tmp_path):
     model = network("vit_tiny_patch16_224", global_pool="avg")
     assert "fc_norm.weight" in model.state_dict()
@@ -231,15 +198,11 @@ def test_a_fine_tuned_mae_normalises_the_mean_as_it_was_trained(tmp_path):
 def test_positions_of_another_grid_are_resampled_and_the_line_says_so(tmp_path, caplog):
     model = network("vit_small_patch14_dinov2", img_size=224)
     torch.save(dinov2(model), tmp_path / "weights.pth")
+    options = {"weights": tmp_path / "weights.pth", "device": "cpu"}
     with caplog.at_level(logging.INFO, "pucache"):
-        X = {
-            side: load_encoder(
-                "timm:vit_small_patch14_dinov2", weights=tmp_path / "weights.pth", image_size=side, device="cpu"
-            )
-            for side in (224, 280)
-        }
-    assert X[224].spec.input_size == (224, 224) and X[280].spec.input_size == (280, 280)
-    assert X[224].spec.differences(X[280].spec) == ["weights", "input_size"]
+        small, large = (load_encoder("timm:vit_small_patch14_dinov2", image_size=n, **options).spec for n in (224, 280))
+    assert small.input_size == (224, 224) and large.input_size == (280, 280)
+    assert small.differences(large) == ["weights", "input_size"]
     told = [message for message in caplog.messages if "resampled" in message]
     assert len(told) == 1 and "pos_embed resampled from 257 to 401 positions" in told[0]
 
@@ -356,30 +319,30 @@ def vision_tower(model):
     return {f"vision_model.{name}": tensor for name, tensor in (state | flat).items()} | text
 
 
-OF_TRANSFORMERS = {
-    "ViT": ("vit_tiny_patch16_224", vit, {}),
-    "MAE": ("vit_tiny_patch16_224", mae_of_transformers_names, {}),
-    "DINOv2": ("vit_small_patch14_dinov2", lambda model: dinov2_of_hub(dinov2(model)), {"img_size": 224}),
-    "DINOv2, registers": (
+FILES = {  # network of timm, what the file of its authors or of transformers holds, and settings
+    "DINOv2": ("vit_small_patch14_dinov2", dinov2, {"img_size": 224}),
+    "DINOv2, registers": ("vit_small_patch14_reg4_dinov2", dinov2_with_registers, {"img_size": 224}),
+    "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3, {"img_size": 224}),
+    "MAE": ("vit_tiny_patch16_224", mae, {}),
+    "ViT of transformers": ("vit_tiny_patch16_224", vit, {}),
+    "MAE of transformers": ("vit_tiny_patch16_224", mae_of_transformers_names, {}),
+    "DINOv2, registers of transformers": (
         "vit_small_patch14_reg4_dinov2",
         lambda model: dinov2_of_hub(dinov2_with_registers(model)),
         {"img_size": 224},
     ),
-    "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3_of_transformers_names, {"img_size": 224}),
     "DINOv3, gated": ("vit_small_plus_patch16_dinov3_qkvb", dinov3_of_transformers_names, {"img_size": 224}),
     "SigLIP": ("vit_base_patch16_siglip_224", vision_tower, {}),
     "CLIP": ("vit_base_patch32_clip_quickgelu_224", vision_tower, {}),
 }
+LARGE = {"SigLIP", "CLIP"}
 
 
-LARGE = {"SigLIP", "CLIP", "DINOv2", "DINOv3"}  # the last two have their names in those with registers and gates
-
-
-@pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in OF_TRANSFORMERS])
-def test_a_file_of_transformers_gives_the_embeddings_of_the_network(tmp_path, family):
-    name, of_transformers, settings = OF_TRANSFORMERS[family]
+@pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in FILES])
+def test_a_file_of_the_authors_or_of_transformers_gives_the_embeddings_of_the_network(tmp_path, family):
+    name, written, settings = FILES[family]
     model = network(name, **settings)
-    torch.save(of_transformers(model), tmp_path / "pytorch_model.bin")
+    torch.save(written(model), tmp_path / "weights.pth")
     with torch.inference_mode():
-        loaded = from_timm(name, tmp_path / "pytorch_model.bin", image_size=(224, 224)).eval()
+        loaded = from_timm(name, tmp_path / "weights.pth", image_size=(224, 224)).eval()
         assert torch.cosine_similarity(loaded(IMAGES), model(IMAGES)).min() > 0.9999

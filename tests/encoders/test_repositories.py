@@ -1,6 +1,9 @@
 """Repositories as the hub has them, in its cache on this machine or in a folder; no network is touched."""
 
 import json
+import os
+import subprocess
+import sys
 from functools import partial
 
 import huggingface_hub
@@ -133,8 +136,32 @@ def test_a_card_without_a_licence_states_none(tmp_path):
 
 def test_the_licence_of_a_tag_is_that_of_timm_and_a_bare_file_has_none(tmp_path):
     torch.save(network("test_vit").state_dict(), tmp_path / "weights.pth")
-    tagged, bare = (
-        load_encoder(f"timm:test_vit{tag}", weights=tmp_path / "weights.pth", **PLAIN) for tag in (".r160_in1k", "")
-    )
-    assert tagged.licence == timm.get_pretrained_cfg("test_vit.r160_in1k").license == "apache-2.0"
-    assert bare.licence == ""
+    options = {"weights": tmp_path / "weights.pth", **PLAIN}
+    tagged = load_encoder("timm:test_vit.r160_in1k", **options).licence
+    assert tagged == timm.get_pretrained_cfg("test_vit.r160_in1k").license == "apache-2.0"
+    assert load_encoder("timm:test_vit", **options).licence == ""
+
+
+WITHOUT_PAUSES = """
+import time
+from pucache.cli.main import run
+
+pauses = []
+time.sleep = pauses.append
+try:
+    run()
+finally:
+    open("pauses", "w").write(" ".join(map(str, pauses)))
+"""
+
+
+@pytest.mark.slow
+def test_no_hub_in_reach_is_one_line_soon_with_the_way_out(tmp_path):
+    closed = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "TORCH_HOME": str(tmp_path)}
+    (tmp_path / "images").mkdir()
+    command = [sys.executable, "-c", WITHOUT_PAUSES, "embed", "images", "cache.h5", "--encoder", "timm:resnet18"]
+    ended = subprocess.run(command, env={**os.environ, **closed}, cwd=tmp_path, capture_output=True, text=True)
+    assert ended.returncode == 1 and ended.stderr.count("\n") == 1 and ended.stdout == ""
+    assert ended.stderr.startswith("Error: cannot fetch the pretrained weights of resnet18 (")
+    assert "--weights FILE" in ended.stderr and "use the bundled one" in ended.stderr
+    assert sum(map(float, (tmp_path / "pauses").read_text().split())) < 5, "the hub's client retries for 45 s"
