@@ -180,6 +180,12 @@ def test_charts_take_the_colours_of_the_page_and_refer_to_their_own_ids_alone(ma
     assert len(all_ids) == len(set(all_ids))
 
 
+def test_priors_by_several_methods_are_drawn_also_without_an_interval():
+    estimates = [PriorEstimate("tilt", 0.2, 0.15, 0.25, 0.9, 9), PriorEstimate("audit", 0.3, 0.0, 1.0, 0.9, 0)]
+    svg = charts.draw("priors", 1.6, charts.paint_priors, estimates, 0.2, 0.21, True)
+    assert ElementTree.fromstring(f"<svg {svg['box']}>{svg['body']}".replace("xlink:href", "href")) is not None
+
+
 @pytest.mark.slow
 def test_equal_input_gives_equal_bytes(made, tmp_path, fixed_time):
     _, _, cache, s, y = made
