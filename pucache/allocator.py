@@ -4,7 +4,7 @@ By default glibc maps every block above 128 KiB anew, has the kernel zero it pag
 when it is freed. The activations of a forward pass are megabytes and live for a millisecond, so on the
 CPU page faults take half of the time and more. Threads get heaps of at most 64 MiB each, beyond which
 blocks are mapped anew whatever the thresholds. The remedy: one heap for all threads, nothing mapped, and
-nothing returned to the kernel. ``benchmarks/speed/embed.py`` measures the difference.
+nothing returned to the kernel. docs/results/decisions.md has the difference.
 """
 
 from __future__ import annotations

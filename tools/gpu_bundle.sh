@@ -1,25 +1,16 @@
 #!/usr/bin/env bash
-# Collect what benchmarks/gpu.py needs on a machine with Python 3.12, torch, and no network:
-#   tools/gpu_bundle.sh OUT CIFAR [PACKAGE ...]
-# OUT/wheels gets the packages that setup.py and the tests of CUDA name, or PACKAGE instead, and all that these need,
-# but for torch, torchvision, numpy and scipy. OUT/cifar gets the folder CIFAR (train/<class>/*.png, test/<class>/*.png)
-# as tar files. No file is larger than 60 MiB. On the machine, in the checkout:
-#   python -m pip install --no-index --no-deps --target SITE OUT/wheels/*.whl
-#   for part in OUT/cifar/*.tar; do tar -xf "$part" -C OUT/cifar; done
+# Collect the wheels that benchmarks/gpu.py needs on a machine with Python 3.12, torch, and no network:
+#   tools/gpu_bundle.sh OUT [PACKAGE ...]
+# OUT gets the packages that setup.py and the tests of CUDA name, or PACKAGE instead, and all that these need, but for
+# torch, torchvision, numpy and scipy. On the machine, in the checkout:
+#   python -m pip install --no-index --no-deps --target SITE OUT/*.whl
 #   PYTHONPATH=SITE python -m benchmarks.gpu RESULTS
-#   PYTHONPATH=SITE python -m benchmarks.quality.pretrain_recipes rank OUT/cifar RESULTS
 set -euo pipefail
-[ $# -ge 2 ] || { sed -n '2,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
+[ $# -ge 1 ] || { sed -n '2,7s/^# \{0,1\}//p' "$0" >&2; exit 2; }
 repository=$(cd "$(dirname "$0")/.." && pwd)
-cifar=$2
-for part in train test; do
-  [ -d "$cifar/$part" ] ||
-    { echo "tools/gpu_bundle.sh: $cifar has no folder $part; expected CIFAR-10 as PNG files by class" >&2; exit 2; }
-done
-mkdir -p "$1/wheels" "$1/cifar"
+mkdir -p "$1"
 out=$(cd "$1" && pwd)
-shift 2
-part_bytes=${PART_BYTES:-$((60 * 1024 * 1024))}
+shift
 python=${PYTHON:-python3}
 
 target=(--only-binary=:all: --implementation cp --python-version 3.12)
@@ -29,7 +20,7 @@ done
 target+=(--platform manylinux2014_x86_64 --platform manylinux1_x86_64)
 
 missing() { # [PACKAGE ...]: requirements of these, and of the wheels that are there, that no wheel meets
-  "$python" - "$repository/setup.py" "$out/wheels" "$@" <<'PY'
+  "$python" - "$repository/setup.py" "$out" "$@" <<'PY'
 import ast
 import email
 import sys
@@ -85,23 +76,7 @@ while :; do
   [ -n "$requirements" ] || break
   mapfile -t names <<<"$requirements"
   echo "fetching ${names[*]}"
-  "$python" -m pip --disable-pip-version-check download --quiet --no-deps "${target[@]}" --dest "$out/wheels" \
+  "$python" -m pip --disable-pip-version-check download --quiet --no-deps "${target[@]}" --dest "$out" \
     "${names[@]}"
 done
-large=$(find "$out/wheels" -name '*.whl' -size "+${part_bytes}c")
-[ -z "$large" ] || { echo "tools/gpu_bundle.sh: larger than $part_bytes bytes: $large" >&2; exit 1; }
-
-# a member takes its bytes, rounded up to blocks of 512, and a block for its name
-cd "$cifar"
-lists=$(mktemp -d)
-trap 'rm -rf "$lists"' EXIT
-find train test -type f -name '*.png' -printf '%s %p\n' | LC_ALL=C sort -k 2 |
-  awk -v most=$((part_bytes - 10240)) -v lists="$lists" '
-    { size = 512 + 512 * int(($1 + 511) / 512); if (!part || total + size > most) { part++; total = 0 }
-      total += size; sub(/^[0-9]+ /, ""); print > sprintf("%s/%03d", lists, part) }'
-rm -f "$out"/cifar/cifar-*.tar
-for list in "$lists"/*; do
-  tar --create --file "$out/cifar/cifar-$(basename "$list").tar" --mtime=@0 --owner=0 --group=0 --numeric-owner \
-    --no-recursion --verbatim-files-from --files-from "$list"
-done
-du -sh "$out"/wheels "$out"/cifar/*
+du -sh "$out"

@@ -2,9 +2,8 @@
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -32,51 +31,34 @@ def append(path: Path, row: dict) -> None:
 
 
 def measured(
-    work: Path,
-    name: str,
-    wanted: Iterable[dict],
-    measure: Callable[..., dict],
-    *,
-    minutes: float = float("inf"),
-    jobs: int = 1,
+    work: Path, name: str, wanted: Iterable[dict], measure: Callable[..., dict], *, jobs: int = 1
 ) -> list[dict]:
     """The rows of `wanted` cells: those of earlier runs of this commit, and `measure(**cell)` of the others.
 
-    A cell is a dict of what it is; all have the same names. They are kept in WORK/NAME-COMMIT.jsonl. None is
-    begun after so many minutes. More than one job: in that many processes of one thread; `measure` must be picklable.
+    A cell is a dict of what it is; all have the same names. They are kept in WORK/NAME-COMMIT.jsonl. More than one
+    job: in that many processes of one thread; `measure` must be picklable.
     """
     cells, path = list(wanted), work / f"{name}-{commit() or 'unknown'}.jsonl"
     identity = tuple(cells[0])
     work.mkdir(parents=True, exist_ok=True)
     earlier = kept(path, identity)
     missing = [cell for cell in cells if tuple(cell.values()) not in earlier]
-    deadline = time.monotonic() + 60 * minutes
-    rows = _in_processes(missing, measure, deadline, jobs) if jobs > 1 else _one_by_one(missing, measure, deadline)
-    for row in rows:
+    for row in _in_processes(missing, measure, jobs) if jobs > 1 else (cell | measure(**cell) for cell in missing):
         append(path, row)
     rows_by_cell = kept(path, identity)
-    return [rows_by_cell[tuple(cell.values())] for cell in cells if tuple(cell.values()) in rows_by_cell]
+    return [rows_by_cell[tuple(cell.values())] for cell in cells]
 
 
-def _one_by_one(cells: list[dict], measure: Callable[..., dict], deadline: float) -> Iterator[dict]:
-    for cell in cells:
-        if time.monotonic() < deadline:
-            yield cell | measure(**cell)
-
-
-def _in_processes(cells: list[dict], measure: Callable[..., dict], deadline: float, jobs: int) -> Iterator[dict]:
+def _in_processes(cells: list[dict], measure: Callable[..., dict], jobs: int) -> Iterator[dict]:
     """In any order."""
     os.environ["OMP_NUM_THREADS"] = "1"  # read when the processes start
-    waiting = iter(cells)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        running: dict[Future, dict] = {}
-        while True:
-            while len(running) < jobs and time.monotonic() < deadline and (cell := next(waiting, None)):
-                running[pool.submit(measure, **cell)] = cell
-            if not running:
-                return
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                yield running.pop(future) | future.result()
+        running = {pool.submit(measure, **cell): cell for cell in cells}
+        try:
+            for future in as_completed(running):
+                yield running[future] | future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def table(head: list[str], rows: list[list]) -> str:

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.common.image_classes import QUICK, ImageClasses, Task, write_manifest
+from benchmarks.common.image_classes import ImageClasses, Task
 from benchmarks.common.unpack import unpacked
-
-__all__ = ["CLASSES", "QUICK", "VEHICLES", "Cifar", "Task", "is_positive", "split", "write_manifest"]
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 VEHICLES = ("airplane", "automobile", "ship", "truck")
@@ -44,23 +42,3 @@ class Cifar(ImageClasses):
         positive, s = np.flatnonzero(np.isin(self.label, VEHICLES)), np.zeros(len(self.label), np.int8)
         s[np.random.default_rng(seed).choice(positive, labelled // self.part, replace=False)] = 1
         return self.task(np.ones(len(s), bool), s, np.array(VEHICLES))
-
-
-# --- the authors' task as files, for what embeds in its own way ------------------------------------
-
-
-def split(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """Keys of the pile, of the labelled positives in it, and of the test set."""
-    pile, labelled = [], []
-    for directory in sorted((folder / "train").iterdir()):
-        keys = [f"train/{directory.name}/{path.name}" for path in sorted(directory.iterdir())]
-        if directory.name in VEHICLES:
-            keys = keys[: HIDDEN + LABELLED]
-            labelled += keys[HIDDEN:]
-        pile += keys
-    test = [str(path.relative_to(folder)) for path in sorted((folder / "test").glob("*/*.png"))]
-    return pile, labelled, test
-
-
-def is_positive(keys) -> np.ndarray:
-    return np.array([key.split("/")[-2] in VEHICLES for key in keys])

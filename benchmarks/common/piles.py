@@ -2,9 +2,7 @@
 
 import numpy as np
 
-from benchmarks.common.attributes import Attributes
-from benchmarks.common.tasks import TaskGroups
-from benchmarks.common.texts import Texts
+from benchmarks.common.tasks import ATTRIBUTES, KINDS, TOPICS, TaskGroups
 
 DIM, SAMPLE = 256, 5000
 
@@ -12,10 +10,10 @@ DIM, SAMPLE = 256, 5000
 def task_rows(groups: TaskGroups, group: str, task: str) -> tuple[np.ndarray, np.ndarray]:
     """Training rows of a task, (n, d), and which are positive, (n,)."""
     data = groups.data(group)
-    if isinstance(data, Attributes):
+    if group == ATTRIBUTES:
         negatives, positives, *_ = data.base(task)
         return np.concatenate([positives, negatives]), np.arange(len(positives) + len(negatives)) < len(positives)
-    if isinstance(data, Texts):
+    if group in (TOPICS, KINDS):
         return data.X[~data.test], data.labels[task][~data.test]
     return data.X, data.label == task
 

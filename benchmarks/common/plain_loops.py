@@ -1,5 +1,7 @@
 """What people write first: one head trained with autograd, as the authors of ImPULSeS train it."""
 
+from collections.abc import Iterable
+
 import torch
 
 BATCH = 256
@@ -17,22 +19,20 @@ def loss_of(margins, s, prior):
 
 def slices_loop(X, s, prior, epochs):
     """One head with autograd, over contiguous slices of float32 rows."""
-    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
-    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
-    for _ in range(epochs):
-        for begin in range(0, len(X), BATCH):
-            adam.zero_grad()
-            loss_of(head(X[begin : begin + BATCH])[:, 0], s[begin : begin + BATCH], prior).backward()
-            adam.step()
+    return _trained(list(zip(X.split(BATCH), s.split(BATCH), strict=True)), X.shape[1], prior, epochs)
 
 
 def loader_loop(X, s, prior, epochs):
-    """The same through a shuffling DataLoader, as the authors do; returns the head."""
-    head = torch.nn.Linear(X.shape[1], 1).to(X.device)
-    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
+    """The same through a shuffling DataLoader, as the authors do."""
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(X, s), batch_size=BATCH, shuffle=True)
+    return _trained(loader, X.shape[1], prior, epochs)
+
+
+def _trained(batches: Iterable, dim: int, prior: float, epochs: int) -> torch.nn.Module:
+    head = torch.nn.Linear(dim, 1)
+    adam = torch.optim.Adam(head.parameters(), lr=3e-4)
     for _ in range(epochs):
-        for rows, labels in loader:
+        for rows, labels in batches:
             adam.zero_grad()
             loss_of(head(rows)[:, 0], labels, prior).backward()
             adam.step()

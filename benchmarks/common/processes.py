@@ -1,23 +1,21 @@
-"""Times of whole processes, and tables of them."""
+"""Calls and commands in processes of their own, and their times."""
 
-import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 
-@dataclass(frozen=True)
-class ProcessTime:
-    """Seconds on the clock, and of CPU time of the process and its children."""
-
-    seconds: float
-    cpu: float
+def alone(call: Callable, *arguments: object) -> Any:
+    """Result of a call in a process of its own."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
 
 
 def pucache(*arguments: str | Path) -> list[str]:
@@ -27,35 +25,14 @@ def pucache(*arguments: str | Path) -> list[str]:
     return [*start, *map(str, arguments)]
 
 
-def timed(command: Sequence[str], folder: Path, **variables: str) -> ProcessTime:
-    """Run a command in a folder and measure the process; ends the benchmark where the command fails."""
-    log = folder / f"output-{time.monotonic_ns()}.txt"
-    with log.open("wb") as stream:
-        began = time.perf_counter()
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **variables},
-            stdin=subprocess.DEVNULL,
-            stdout=stream,
-            stderr=stream,
-        )
-    _, status, usage = os.wait4(process.pid, 0)
+def timed(command: Sequence[str], folder: Path) -> float:
+    """Seconds of a command in a folder; ends the benchmark where it fails."""
+    began = time.perf_counter()
+    done = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     seconds = time.perf_counter() - began
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{log.read_text()[-3000:]}")
-    log.unlink()
-    return ProcessTime(seconds=seconds, cpu=usage.ru_utime + usage.ru_stime)
-
-
-def figures_of(command: Sequence[str], what: str) -> dict[str, float]:
-    """Figures in JSON that a command prints last; ends the benchmark where the command fails."""
-    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(f"{what} failed:\n{done.stderr}")
-    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return seconds
 
 
 def memory() -> dict[str, float]:

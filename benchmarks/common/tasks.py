@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Protocol
 
 from benchmarks.common import attributes, cifar, fashion, texts
-from benchmarks.common.image_classes import Task
+from benchmarks.common.image_classes import ImageClasses, Task
 
 CHOSEN_ON = ("airplane", "cat", "frog", "truck")  # of the first group
 CIFAR, FASHION, ATTRIBUTES, TOPICS, KINDS = (
@@ -29,6 +28,7 @@ TASKS = {
     TOPICS: tuple(texts.TOPICS),
     KINDS: tuple(texts.KINDS),
 }
+CELL = ("group", "task", "share", "labelled", "seed")  # what identifies a task
 CROSSING = (ATTRIBUTES, KINDS)  # groups that cut across classes and topics: neighbours may mislead
 CHOICE = (
     "The constants of the neighbours and of the distilled head are chosen on four classes of CIFAR-10 "
@@ -38,61 +38,62 @@ CHOICE = (
 )
 
 
-class Data(Protocol):
-    """What tasks are made from."""
-
-    def one_vs_rest(self, name: str, share: float, labelled: int, seed: int) -> Task:
-        """One kind of rows hidden, at a share of the unlabelled, among all others."""
-        ...
-
-
 @dataclass(frozen=True)
-class Setting:
-    """What identifies a task: names are also those of the columns of a table of cells."""
+class Location:
+    """Where data lie.
 
-    group: str
-    task: str
-    share: float
-    labelled: int
-    seed: int
-
-
-class TaskGroups:
-    """Data of groups of tasks, made or read when they are first asked for.
-
-    Parameters
+    Attributes
     ----------
-    cifar_folder, work : Path
+    cifar, work : Path
         Images of CIFAR-10; where embeddings are kept.
-    fashion_source : Path, optional
+    fashion : Path, optional
         Fashion-MNIST as `fashion.Fashion` takes it; without it, there is no such group.
     quick : bool
         A quarter of the rows.
     """
 
-    def __init__(self, cifar_folder: Path, work: Path, *, fashion_source: Path | None = None, quick: bool = False):
-        self.cifar_folder, self.work, self.quick = cifar_folder, work, quick
-        self.fashion_source = fashion_source
-        self._data: dict[str, Data] = {}
+    cifar: Path
+    work: Path
+    fashion: Path | None
+    quick: bool
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The groups there are."""
-        return tuple(name for name in TASKS if name != FASHION or self.fashion_source is not None)
+    @classmethod
+    def of(cls, arguments: Namespace, *, quick: bool = False) -> "Location":
+        """Of the arguments of `images_parser`; `quick` takes a quarter of the rows whatever they say."""
+        folder = arguments.folder.resolve()
+        return cls(folder, arguments.work or folder / "pucache-bench", arguments.fashion, quick or arguments.quick)
 
     @property
     def prefix(self) -> str:
         """How the names of files of cells begin."""
         return "quick-" if self.quick else ""
 
-    def data(self, group: str) -> Data:
+    @property
+    def options(self) -> str:
+        """Of the command line that a page states."""
+        return " --fashion SOURCE" * bool(self.fashion) + " --quick" * self.quick
+
+
+class TaskGroups:
+    """Data of groups of tasks at a location, made or read when they are first asked for."""
+
+    def __init__(self, at: Location):
+        self.at = at
+        self._data: dict[str, ImageClasses | attributes.Attributes | texts.Texts] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The groups there are."""
+        return tuple(name for name in TASKS if name != FASHION or self.at.fashion is not None)
+
+    def data(self, group: str):
         """What the tasks of a group are made from."""
         if group not in self._data:
             self._data[group] = self._opened(group)
         return self._data[group]
 
-    def task(self, setting: Setting) -> Task:
-        return self.data(setting.group).one_vs_rest(setting.task, setting.share, setting.labelled, setting.seed)
+    def task(self, group: str, task: str, share: float, labelled: int, seed: int) -> Task:
+        return self.data(group).one_vs_rest(task, share, labelled, seed)
 
     def describe(self) -> str:
         """What the rows of the groups are that have been asked for, a sentence each."""
@@ -105,44 +106,24 @@ class TaskGroups:
         }
         descriptions = [sentence for group, sentence in sentences.items() if group in self._data]
         descriptions += [data.describe() for data in set(self._data.values()) if isinstance(data, texts.Texts)]
-        return " ".join(descriptions) + " One in four of all rows is used." * self.quick
+        return " ".join(descriptions) + " One in four of all rows is used." * self.at.quick
 
-    def _opened(self, group: str) -> Data:
+    def _opened(self, group: str):
+        at = self.at
         if group == CIFAR:
-            return cifar.Cifar(self.cifar_folder, self.work, quick=self.quick)
+            return cifar.Cifar(at.cifar, at.work, quick=at.quick)
         if group == FASHION:
-            if self.fashion_source is None:
-                raise ValueError(f"{group} need the images of Fashion-MNIST: pass --fashion")
-            return fashion.Fashion(self.fashion_source, self.work, quick=self.quick)
+            return fashion.Fashion(at.fashion, at.work, quick=at.quick)
         if group == ATTRIBUTES:
-            images = self.data(CIFAR)
-            assert isinstance(images, cifar.Cifar)
-            return attributes.Attributes(images, self.work)
+            return attributes.Attributes(self.data(CIFAR), at.work)
         other = KINDS if group == TOPICS else TOPICS  # both are of one set of texts
-        return self._data.get(other) or texts.Texts(self.work, quick=self.quick)
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where data lie; the arguments of `TaskGroups`."""
-
-    cifar: Path
-    work: Path
-    fashion: Path | None
-    quick: bool
-
-    @classmethod
-    def of(cls, arguments: Namespace, *, quick: bool = False) -> "Location":
-        """Of the arguments of `images_parser`; `quick` takes a quarter of the rows whatever they say."""
-        folder = arguments.folder.resolve()
-        work = arguments.work or folder / "pucache-bench"
-        return cls(folder, work, arguments.fashion, quick or arguments.quick)
+        return self._data.get(other) or texts.Texts(at.work, quick=at.quick)
 
 
 @cache
 def opened(at: Location) -> TaskGroups:
     """Once in each process."""
-    return TaskGroups(at.cifar, at.work, fashion_source=at.fashion, quick=at.quick)
+    return TaskGroups(at)
 
 
 def prepared(at: Location, groups: Iterable[str]) -> TaskGroups:
@@ -153,28 +134,10 @@ def prepared(at: Location, groups: Iterable[str]) -> TaskGroups:
 
 
 def settings(
-    groups: Iterable[str],
-    *,
-    shares: Iterable[float],
-    seeds: dict[int, int],
-    names: Iterable[str] | None = None,
-) -> Iterator[Setting]:
-    """All tasks of groups, seed by seed, so that what is cut off is whole but for the last seeds.
-
-    Parameters
-    ----------
-    groups : iterable of str
-    shares : iterable of float
-    seeds : dict of int to int
-        Number of seeds by number of labelled rows.
-    names : iterable of str, optional
-        These tasks only.
-    """
-    groups, shares, wanted = tuple(groups), tuple(shares), None if names is None else set(names)
-    for seed in range(max(seeds.values())):
-        for labelled, share, group in product(seeds, shares, groups):
-            if seed >= seeds[labelled]:
-                continue
-            for task in TASKS[group]:
-                if wanted is None or task in wanted:
-                    yield Setting(group, task, share, labelled, seed)
+    groups: Iterable[str], *, shares: Iterable[float], seeds: dict[int, int], names: Iterable[str]
+) -> Iterator[dict]:
+    """What identifies the tasks of these names in groups, seed by seed; `seeds` by number of labelled rows."""
+    for seed, labelled, share, group in product(range(max(seeds.values())), seeds, shares, groups):
+        for task in TASKS[group]:
+            if task in names and seed < seeds[labelled]:
+                yield dict(zip(CELL, (group, task, share, labelled, seed), strict=True))

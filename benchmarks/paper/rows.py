@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from benchmarks.common.cifar import Cifar, Task
+from benchmarks.common.baselines import BCE, centroid_margins, logistic, ranked, ranking_figures, standardised
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
-from pucache import EmbeddingCache, PULinearClassifier
-from pucache.estimates.metrics import precision_at, with_labels
+from pucache import PULinearClassifier
+from pucache.estimates.metrics import with_labels
 from pucache.estimates.share_of_new_images import estimate_share
 from pucache.estimates.thresholds import choose_threshold
 from pucache.heads.linear_heads import FittedHeads
@@ -18,7 +20,6 @@ from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import SIMILARITIES, Similarity
 from pucache.training.sklearn_classifier import linear_margins
 
@@ -38,12 +39,10 @@ AT_ZERO, TEST_SHARE, AUTO, OWN = (
 LOGISTIC = "logistic regression, P against U, balanced, C={:g}"
 CENTROID = "centroid of P less centroid of U, threshold midway"
 SUPERVISED_HEAD = "supervised: logistic regression on all true labels, C=0.001"
-BCE = PURisk("weighted_bce")
 MISLED = {
     "imbnnPU, authors' protocol": ("imbnnpu", RAW),
     "nnPU, authors' protocol, standardised X": ("nnpu", STANDARDISED),
 }
-RANKS = (100, 1000)  # and as many as there are hidden positives
 
 
 @dataclass(frozen=True)
@@ -116,36 +115,21 @@ def _ours(task: Task, seed: int, share: float) -> tuple[dict, PULinearClassifier
 def _others(task: Task, seed: int):
     """Name, head, test rows and unlabelled rows as the head takes them."""
     yield AUTHORS, authors(task, prior=task.prior, seeds=(seed,)), task.X_test, task.unlabelled
-    Z, Z_test = standardised(task)
-    heads = logistic(Z, task.s, seed)
+    Z, Z_test = standardised(task.X, task.X_test)
+    heads = logistic(Z, task.s, CS, seed=seed)
     for at, C in enumerate(CS):
         yield LOGISTIC.format(C), heads.take([at]), Z_test, Z[task.s == 0]
-    yield SUPERVISED_HEAD, logistic(Z, task.y.astype(np.int8), seed, CS[:1]), Z_test, Z[task.s == 0]
-
-
-def logistic(Z: np.ndarray, labels: np.ndarray, seed: int, of: tuple[float, ...] = CS) -> FittedHeads:
-    """Balanced logistic regression at each C, by heads of pucache; tests/heads compares them with scikit-learn."""
-    scale = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
-    return fit_heads(Z, labels, risk=BCE, penalty=1 / (np.array(of) * len(Z) * scale), seed=seed)
-
-
-def standardised(task: Task) -> tuple[np.ndarray, np.ndarray]:
-    """X and X_test, each column less its mean in X, over its standard deviation there; float32."""
-    centre, scale = task.X.mean(0, dtype=np.float64), task.X.std(0, dtype=np.float64) + 1e-6
-    X, X_test = (((part - centre) / scale).astype(np.float32) for part in (task.X, task.X_test))
-    return X, X_test
+    yield SUPERVISED_HEAD, logistic(Z, task.y.astype(np.int8), CS[:1], seed=seed), Z_test, Z[task.s == 0]
 
 
 def as_standardised(task: Task) -> Task:
-    X, X_test = standardised(task)
+    X, X_test = standardised(task.X, task.X_test)
     return replace(task, X=X, X_test=X_test)
 
 
 def _centroid(task: Task) -> dict:
-    positive, unlabelled = (task.X[task.s == value].mean(0, dtype=np.float64) for value in (1, 0))
-    direction = positive - unlabelled
-    margins = task.X_test @ direction - (positive + unlabelled) @ direction / 2
-    return figures(task.y_test, margins) | {"ap": average_precision_score(task.hidden, task.unlabelled @ direction)}
+    test, unlabelled = centroid_margins(task.X, task.s, task.X_test, task.unlabelled)
+    return figures(task.y_test, test) | {"ap": average_precision_score(task.hidden, unlabelled)}
 
 
 def bins(posterior: np.ndarray, y: np.ndarray, number: int = 10) -> list[list[float]]:
@@ -167,31 +151,18 @@ def retrieved(data: Cifar, work: Path, seed: int) -> dict:
     model = PULinearClassifier(random_state=seed).fit(task.X, task.s)
     model.encoder_ = cache.encoder
     ways = {
-        "**pucache: classifier and neighbours, fused** (default)": _ranked(cache, task, Fused(model)),
+        "**pucache: classifier and neighbours, fused** (default)": ranked(cache, task.s, Fused(model)),
         "pucache: classifier": model.margins(task.unlabelled),
         AUTHORS: authors(task, prior=task.prior, seeds=(seed,)).margins(task.unlabelled)[:, 0],
     }
-    Z = standardised(task)[0]
-    by_logistic = logistic(Z, task.s, seed).margins(Z[task.s == 0])
+    (Z,) = standardised(task.X)
+    by_logistic = logistic(Z, task.s, CS, seed=seed).margins(Z[task.s == 0])
     ways |= {LOGISTIC.format(C): of for C, of in zip(CS, by_logistic.T, strict=True)}
-    ways |= {f"pucache: similarity, {kind}": _ranked(cache, task, Similarity(kind)) for kind in SIMILARITIES}
+    ways |= {f"pucache: similarity, {kind}": ranked(cache, task.s, Similarity(kind)) for kind in SIMILARITIES}
     unit = task.X / np.linalg.norm(task.X.astype(np.float32), axis=1, keepdims=True)
     ways["mean cosine to the labelled positives, not centred"] = unit[task.s == 0] @ unit[task.s == 1].mean(0)
     ways["supervised: rows it has not seen (5 folds), every other true label"] = _unseen(task, seed)
     return {"ways": {name: ranking_figures(task.hidden, scores) for name, scores in ways.items()}}
-
-
-def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> list[float]:
-    """Precision at each of `RANKS` and at the number of positives, then average precision."""
-    at = [precision_at(hidden, scores, rank) for rank in (*RANKS, int(hidden.sum()))]
-    return [*at, float(average_precision_score(hidden, scores))]
-
-
-def _ranked(cache: EmbeddingCache, task: Task, by) -> np.ndarray:
-    ranking = rank_unlabelled(cache, task.s, k=None, scorer=by, twins=None)  # all of them, copies too
-    scores = np.empty(len(task.s))
-    scores[ranking.rows] = ranking.scores
-    return scores[task.s == 0]
 
 
 def _unseen(task: Task, seed: int) -> np.ndarray:

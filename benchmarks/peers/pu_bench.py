@@ -1,6 +1,6 @@
 """PU-Bench's tasks: labels drawn at random and with three biases, CIFAR-10 and Fashion-MNIST, and NcPU's task.
 
-    python -m benchmarks.peers.pu_bench DIR [--fashion SOURCE] [--seeds 3] [--out docs/results/pu-bench.md]
+    python -m benchmarks.peers.pu_bench DIR [--fashion SOURCE] [--quick] [--out docs/results/pu-bench.md]
 
 After PU-Bench (ICLR 2026, openreview tb8DabMbMq) and its repository XiXiphus/PU-Bench: which classes are positive, the
 share of the positives that is labelled (c), and which of them: at random (S1), rather those that a logistic regression
@@ -8,25 +8,25 @@ of the pixels on the true labels takes for positive (S2), rather not (S3), or in
 training set ("single"). NcPU's task (ICLR 2026): 1,000 labelled vehicles, 40,000 unlabelled images, .4 positive.
 """
 
-import argparse
-import functools
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache, partial
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
 from benchmarks.common.cells import measured, spread, table
-from benchmarks.common.cifar import VEHICLES, Cifar
-from benchmarks.common.command_line import images_parser, print_page
+from benchmarks.common.cifar import VEHICLES
+from benchmarks.common.command_line import add_jobs, images_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.fashion import Fashion
 from benchmarks.common.image_classes import ImageClasses, Task
+from benchmarks.common.tasks import CIFAR, FASHION, Location, opened, prepared
 from benchmarks.peers.learners import DEFAULT, LEARNERS, Truth
 
 TOPS = ("t-shirt", "pullover", "dress", "coat", "shirt")
 POSITIVES = {"CIFAR-10": VEHICLES, "Fashion-MNIST": TOPS}
+GROUPS = {"CIFAR-10": CIFAR, "Fashion-MNIST": FASHION}
+SEEDS = 3
 SHRINK, POWER, UNIFORM = 1.0, 10, 0.1  # of S2 and S3
 NCPU = "NcPU's task"
 SETTINGS = [("S1", 0.05), ("S2", 0.05), ("S3", 0.05), ("S4", 0.05), ("S1", 0.1), ("S2", 0.5), ("S3", 0.5), ("S4", 0.5)]
@@ -62,14 +62,7 @@ CHOICES: dict[str, Callable[..., np.ndarray]] = {
 }  # fmt: skip
 
 
-@functools.cache
-def images_of(data: str, folder: Path, fashion: Path | None, work: Path, quick: bool) -> ImageClasses:
-    return (
-        Fashion(fashion, work, quick=quick) if data == "Fashion-MNIST" and fashion else Cifar(folder, work, quick=quick)
-    )
-
-
-@functools.cache
+@cache
 def by_pixels(images: ImageClasses, positives: tuple[str, ...]) -> np.ndarray:
     """Probability of each training image by logistic regression of its pixels on the true labels, float (n,)."""
     from PIL import Image
@@ -95,9 +88,9 @@ def task_of(images: ImageClasses, positives: tuple[str, ...], choice: str, c: fl
     return images.task(pile, s, np.array(positives))
 
 
-def measure(options: dict, data: str, choice: str, c: float, seed: int, learner: str) -> dict[str, float]:
+def measure(at: Location, data: str, choice: str, c: float, seed: int, learner: str) -> dict[str, float]:
     """Figures of one fit on the test images."""
-    task = task_of(images_of(data, **options), POSITIVES[data], choice, c, seed)
+    task = task_of(opened(at).data(GROUPS[data]), POSITIVES[data], choice, c, seed)
     score = LEARNERS[learner].fit(task.X, task.s, Truth(task.prior, task.deploy_prior))
     ranked, called = score(task.X_test)
     y = task.y_test
@@ -105,13 +98,13 @@ def measure(options: dict, data: str, choice: str, c: float, seed: int, learner:
     return dict(zip(FIGURES, map(float, quality), strict=True)) | {"labelled": int(task.s.sum())}
 
 
-def cells(data: list[str], seeds: int, quick: bool) -> list[dict]:
+def cells(data: list[str], quick: bool) -> list[dict]:
     wanted = [(name, *setting) for name in data for setting in SETTINGS] + [("CIFAR-10", NCPU, 0.0)]
     learners = [DEFAULT] if quick else [DEFAULT, *sorted(PEERS)]
     return [
         {"data": name, "choice": choice, "c": c, "seed": seed, "learner": learner}
         for learner in learners
-        for seed in range(1 if quick or learner in FIRST_SEED else seeds)
+        for seed in range(1 if quick or learner in FIRST_SEED else SEEDS)
         for name, choice, c in wanted
     ]
 
@@ -128,20 +121,7 @@ def rows_of(fits: list[dict]) -> list[list[str]]:
     ]
 
 
-def page(arguments: argparse.Namespace) -> str:
-    folder = arguments.folder.resolve()
-    work = arguments.work or folder / "pucache-bench"
-    fashion = arguments.fashion.resolve() if arguments.fashion else None
-    options = {"folder": folder, "fashion": fashion, "work": work, "quick": arguments.quick}
-    data = [name for name in POSITIVES if fashion or name == "CIFAR-10"]
-    fits = measured(
-        work,
-        f"{'quick-' * arguments.quick}pu-bench",
-        cells(data, arguments.seeds, arguments.quick),
-        functools.partial(measure, options),
-        minutes=arguments.minutes,
-        jobs=arguments.jobs,
-    )
+def page(fits: list[dict]) -> str:
     head = ["data", "labels", "c", "labelled", "learner", "seeds", *FIGURES]
     told = (
         "Tasks of PU-Bench (ICLR 2026): the training set is the pile, a share c of its positives is labelled, and the "
@@ -161,6 +141,9 @@ def page(arguments: argparse.Namespace) -> str:
 
 
 if __name__ == "__main__":
-    parser = images_parser(__doc__)
-    parser.add_argument("--seeds", type=int, default=3)
-    print_page(page, parser.parse_args())
+    options = add_jobs(images_parser(__doc__)).parse_args()
+    at = Location.of(options)
+    data = [name for name, group in GROUPS.items() if group in opened(at).names]
+    prepared(at, map(GROUPS.get, data))
+    fits = measured(at.work, f"{at.prefix}pu-bench", cells(data, at.quick), partial(measure, at), jobs=options.jobs)
+    write_page(page(fits), options.out)

@@ -5,14 +5,12 @@ from pathlib import Path
 
 import faiss
 import numpy as np
-from sklearn.metrics import average_precision_score
 
-from benchmarks.common.cifar import Task
+from benchmarks.common.baselines import ranked, ranking_figures
+from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.estimates.metrics import precision_at
 from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.retrieve import rank_unlabelled
 from pucache.retrieval.similarity import Similarity
 
 
@@ -46,13 +44,6 @@ def mean_positive(X: np.ndarray, s: np.ndarray) -> np.ndarray:
     return scores
 
 
-def ranked(cache: EmbeddingCache, s: np.ndarray, by) -> np.ndarray:
-    ranking = rank_unlabelled(cache, s, k=None, scorer=by, twins=None)
-    scores = np.full(len(s), -np.inf)
-    scores[ranking.rows] = ranking.scores
-    return scores[s == 0]
-
-
 def ways(cache: EmbeddingCache, X: np.ndarray, s: np.ndarray) -> dict:
     def fused():
         model = PULinearClassifier().fit(cache.X, s)
@@ -81,9 +72,3 @@ def retrieval(task: Task, like: EmbeddingCache, work: Path) -> list[dict]:
         rows.append({"way": name, "seconds": time.perf_counter() - began} | ranking_figures(task.hidden, scores))
     path.unlink()
     return rows
-
-
-def ranking_figures(hidden: np.ndarray, scores: np.ndarray) -> dict[str, float]:
-    ranks = {"P@100": 100, "P@1000": 1000, "P@hidden": int(hidden.sum())}
-    precision = {name: precision_at(hidden, scores, rank) for name, rank in ranks.items()}
-    return {"AP": average_precision_score(hidden, scores)} | precision

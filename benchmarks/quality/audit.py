@@ -1,6 +1,6 @@
 """The limits of a review: coverage and width over simulated reviews.
 
-    python -m benchmarks.quality.audit DIR [--quick] [--out docs/results/audit.md]
+    python -m benchmarks.quality.audit FOLDER [--quick] [--out docs/results/audit.md]
 
 A simulated review has ranked images, random ones where the ranking yields little, a closing audit among the likeliest
 and then in the whole pile, and more ranked ones; `History` takes its log. Reviews of images are those of
@@ -11,15 +11,14 @@ import re
 from collections.abc import Callable
 from functools import partial
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import images_parser, write_page
+from benchmarks.common.command_line import add_jobs, page_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.quality import growing_piles
 from benchmarks.quality.audit_reviews import SKIPPED, TWINS, WRONG, Review
-from benchmarks.quality.growing_piles import GROWING, exclusions, growth
 from pucache.estimates.limits import UPPER_PART
 from pucache.estimates.strata import SIDES, Stratum
 from pucache.reviewing.history import History
@@ -37,40 +36,8 @@ GLANCE = 100  # looks between two glances at the sentence
 LIMITS = ("sentence", "upper limit", "lower limit", "zone and rest", "chance")
 AT_MOST = re.compile(r"Perhaps (\S+) .*; at most ([\d,]+), with")
 NEAR = 3  # factor by which *perhaps* may be off
-PILES, SHARES, LENGTHS = (3000, 50_000), (0.001, 0.01, 0.1), (30, 100, 300, 1000)
+PILES, SHARES = (3000, 50_000), (0.001, 0.01, 0.1)
 LOOKS, LARGE = (300, 1000, 3000), 1_000_000
-
-
-class Hypergeometric:
-    """Exact two-sided interval of Clopper and Pearson for one look that was planned."""
-
-    def __init__(self, most: int):
-        self._log_factorials = np.concatenate([[0.0], np.cumsum(np.log(np.arange(1, most + 1)))])
-
-    def _log_choose(self, n: int, k: np.ndarray) -> np.ndarray:
-        table = self._log_factorials
-        return table[n] - table[k] - table[n - k]
-
-    def probability(self, low: int, high: int, rows: int, positives: int, draws: int) -> float:
-        """That low to high of the draws are positive."""
-        x = np.arange(max(low, draws - (rows - positives)), min(high, positives, draws) + 1)
-        terms = self._log_choose(positives, x) + self._log_choose(rows - positives, draws - x)
-        return float(np.exp(terms - self._log_choose(rows, np.array(draws))).sum())
-
-    def interval(self, positives: int, rows: int, draws: int) -> tuple[int, int]:
-        """Limits of the positives among the rows; so many of the draws were positive."""
-        tail = (1.0 - LEVEL) / 2.0
-        low, high = positives, rows - (draws - positives)
-        while low < high:  # the greatest number under which so few are not too rare
-            middle = (low + high + 1) // 2
-            rare = self.probability(0, positives, rows, middle, draws) <= tail
-            low, high = (low, middle - 1) if rare else (middle, high)
-        greatest, low, high = low, positives, rows - (draws - positives)
-        while low < high:
-            middle = (low + high) // 2
-            rare = self.probability(positives, draws, rows, middle, draws) <= tail
-            low, high = (middle + 1, high) if rare else (low, middle)
-        return low, greatest
 
 
 # --- coverage ----------------------------------------------------------------------------------------------
@@ -153,19 +120,6 @@ def excluded_limits(review: Review) -> list[bool]:
 # --- width -------------------------------------------------------------------------------------------------
 
 
-def length(rows: int, share: float, draws: int, reviews: int) -> dict:
-    """Mean width after so many random images and nothing else, relative to that of the exact interval."""
-    exact, limits = Hypergeometric(rows), []
-    for number in range(reviews):
-        rng = np.random.default_rng([rows, round(1000 * share), draws, number])
-        review = Review(rows, share, "chance", rng, lapses=False)
-        review.close(Stream.AUDIT, draws)
-        result = review.limits()
-        limits.append(((result.total_low, result.total_high), exact.interval(len(review.found), rows, draws)))
-    ours, planned = np.diff(limits, axis=2)[..., 0].mean(axis=0)
-    return {"ratio": float(ours / planned)}
-
-
 def widths(rows: int, share: float, looks: int, reviews: int) -> dict:
     """Hidden and limits after looks of which the last two fifths are a closing audit, or the ranking; means."""
     figures = []
@@ -192,7 +146,7 @@ def widths(rows: int, share: float, looks: int, reviews: int) -> dict:
 
 # --- the page ----------------------------------------------------------------------------------------------
 
-TEXT = f"""`python -m benchmarks.quality.audit DIR`. A review has {RANKED} looks by a ranking, with
+TEXT = f"""`python -m benchmarks.quality.audit FOLDER`. A review has {RANKED} looks by a ranking, with
 random images in up to 5 % of the slots, then {IN_ZONE} random images in a zone of the likeliest (a sixth of the pile,
 at most 5,000), {IN_PILE} in the whole pile, and 100 looks by the ranking. {100 * TWINS:.0f} % of the images are twins
 of another one, {100 * SKIPPED:.0f} % are skipped, {100 * WRONG:.0f} % are decided wrongly and corrected later, and
@@ -206,8 +160,6 @@ asked: at most 5 %. *Chance* is the limit that assumes a ranking that is no wors
 negatives first, that is false: it is meant for a ranking that learns."""
 PERHAPS_TEXT = f"""What the sentence calls *perhaps* hidden, over the glances of these reviews: how often more are
 hidden, and how often the two are within a factor of {NEAR} of each other (with one more on both sides)."""
-LENGTH_TEXT = """Ratio of mean widths after so many random images and nothing else, to the exact two-sided
-hypergeometric interval, which is made for that moment. The other one holds at all of them."""
 WIDTH_TEXT = f"""Upper limits after so many looks of which the last two fifths are a closing audit in the pile, or in
 the zone; or the ranking goes on, for the limit by chance (means of three reviews, one of {LARGE:,} images; beside each
 the true number)."""
@@ -219,50 +171,28 @@ def share_of(values: np.ndarray) -> str:
     return f"{100 * mean:.2f} ± {100 * np.sqrt(mean * (1 - mean) / len(values)):.2f}"
 
 
-def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list[dict], ever: list[dict]) -> str:
-    coverages = []
+def estimate_cells(read: list[tuple[int, int]]) -> list[str]:
+    """Means of the true and the estimated number, and how often it is greater, and near."""
+    hidden, perhaps = np.array(read, float).T
+    near = np.abs(np.log((perhaps + 1) / (hidden + 1))) <= np.log(NEAR)
+    shares = (f"{100 * one.mean():.0f}" for one in (hidden > perhaps, near))
+    return [f"{hidden.mean():,.0f}", f"{perhaps.mean():,.0f}", *shares]
+
+
+def page(covered: list[dict], wide: list[dict]) -> str:
+    coverages, estimates = [], []
     for case, rows, share in CASES:
         cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
+        first = [case, f"{rows:,}", f"{100 * share:g} %"]
         excluded = np.array([review for cell in cells for review in cell["excluded"]])
-        if len(excluded):
-            coverages.append([case, f"{rows:,}", f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)])
-    estimates = []
-    for case, rows, share in CASES:
-        cells = [cell for cell in covered if (cell["case"], cell["rows"], cell["share"]) == (case, rows, share)]
-        read = np.array([pair for cell in cells for pair in cell["read"]], float).reshape(-1, 2)
-        if len(read):
-            hidden, perhaps = read.T
-            near = np.abs(np.log((perhaps + 1) / (hidden + 1))) <= np.log(NEAR)
-            means = f"{hidden.mean():,.0f}", f"{perhaps.mean():,.0f}"
-            shares = (f"{100 * one.mean():.0f}" for one in (hidden > perhaps, near))
-            estimates.append([case, f"{rows:,}", f"{100 * share:g} %", *means, *shares])
-    ratios = {(cell["rows"], cell["share"], cell["draws"]): f"{cell['ratio']:.2f}" for cell in lengths}
-    length_lines = [
-        [f"{rows:,}", f"{100 * share:g} %", *(ratios.get((rows, share, draws), "") for draws in LENGTHS)]
-        for rows, share in product(PILES, SHARES)
-    ]
+        coverages.append([*first, len(excluded), *map(share_of, excluded.T)])
+        if read := [pair for cell in cells for pair in cell["read"]]:
+            estimates.append([*first, *estimate_cells(read)])
     width_lines = [
         [f"{cell['rows']:,}", f"{100 * cell['share']:g} %", cell["looks"], *(f"{mean:,.0f}" for mean in cell["means"])]
         for cell in wide
     ]
     width_head = ["pile", "positive", "looks", "hidden", "pile", "hidden in zone", "zone", "hidden", "chance"]
-    grown_lines = [
-        [
-            "{:,} + {:,}; {}, {}; {:g} %".format(*GROWING[cell["case"]][:4], 100 * GROWING[cell["case"]][4]),
-            *(" / ".join(f"{cell['weeks'][week][at]:,.0f}" for week in range(4)) for at in range(3)),
-        ]
-        for cell in grown
-    ]
-    excluded_by_share = {
-        share: np.array([one for cell in ever if cell["share"] == share for one in cell["excluded"]])
-        for share in growing_piles.SHARES
-    }
-    ever_lines = [
-        [f"{100 * share:g} %", len(excluded), *map(share_of, excluded.T)]
-        for share, excluded in excluded_by_share.items()
-        if len(excluded)
-    ]
-    grown_head = ["pile + weekly; draws first, then weekly; positive", "hidden", "all strata", "begun anew"]
     sections = [
         "# Interval of the hidden positives",
         "## Every limit",
@@ -270,50 +200,27 @@ def page(covered: list[dict], lengths: list[dict], wide: list[dict], grown: list
         table(["review", "pile", "positive", "reviews", *(f"{limit} wrong, %" for limit in LIMITS)], coverages),
         PERHAPS_TEXT,
         table(["review", "pile", "positive", "hidden", "perhaps", "more hidden, %", f"within {NEAR}, %"], estimates),
-        "## Width and length",
-        LENGTH_TEXT,
-        table(["pile", "positive", *(f"{draws:,}" for draws in LENGTHS)], length_lines),
+        "## Width",
         WIDTH_TEXT,
         table(width_head, width_lines),
-        "## Piles that grow",
-        growing_piles.GROWTH_TEXT,
-        table(grown_head, grown_lines),
-        growing_piles.EVER_TEXT,
-        table(["positive", "reviews", "above, %", "below, %"], ever_lines),
         environment(),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def main() -> None:
-    options = images_parser(__doc__, fashion=False).parse_args()
-    work = options.work or options.folder.resolve() / "pucache-bench"
-    limits = {"minutes": options.minutes, "jobs": options.jobs}
-    averaged = 2 if options.quick else 20
+if __name__ == "__main__":
+    parser = add_jobs(page_parser(__doc__))
+    parser.add_argument("folder", type=Path, help="where cells are kept")
+    options = parser.parse_args()
     wanted = [
         {"case": case, "rows": rows, "share": share, "begin": begin, "count": QUICK_REVIEWS if options.quick else CHUNK}
-        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)  # first, so that a short run has every case
+        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)
         for case, rows, share in CASES
         if begin < reviews_of(case, rows)
     ]
-    sizes = [{"rows": rows, "share": share} for rows, share in product(PILES, SHARES)]
-    lengths = [size | {"draws": draws, "reviews": averaged} for size, draws in product(sizes, LENGTHS)]
     looks = [
         {"rows": rows, "share": share, "looks": count, "reviews": 1 if options.quick or rows == LARGE else 3}
         for rows, share, count in product(PILES if options.quick else (*PILES, LARGE), SHARES, LOOKS)
     ]
-    grown = [{"case": case, "reviews": 2 if options.quick else 8} for case in range(len(GROWING))]
-    ever = [
-        {"share": share, "begin": begin, "count": CHUNK}
-        for begin in range(0, CHUNK if options.quick else REVIEWS, CHUNK)
-        for share in growing_piles.SHARES
-    ]
-    parts = (coverage, wanted), (length, lengths), (widths, looks), (growth, grown), (exclusions, ever)
-    rows = [
-        measured(work, f"audit-{number}", cells, measure, **limits) for number, (measure, cells) in enumerate(parts)
-    ]
-    write_page(page(*rows), options.out)
-
-
-if __name__ == "__main__":
-    main()
+    covered = measured(options.folder, "audit-coverage", wanted, coverage, jobs=options.jobs)
+    write_page(page(covered, measured(options.folder, "audit-width", looks, widths, jobs=options.jobs)), options.out)

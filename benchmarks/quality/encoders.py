@@ -20,19 +20,21 @@ import pyarrow.parquet
 from scipy.stats import t
 from sklearn.metrics import average_precision_score, f1_score
 
+from benchmarks.common.baselines import ranked
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import page_parser, write_page
+from benchmarks.common.command_line import add_jobs, page_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.piles import pile_rows
 from benchmarks.common.row_cache import write_row_cache
 from benchmarks.peers.learners import CS, FOLDS, Score, Truth, cross_validated_logistic
-from benchmarks.quality.few_labels import ranking
 from benchmarks.quality.review import simulated_review
 from benchmarks.quality.review_pile import AHEAD, Pile
 from pucache import EmbeddingCache, score, train_pu
 from pucache.neighbours.graph import cached_graph
+from pucache.retrieval.retrieve import choose_scorer
 
-LABELLED, UNLABELLED, SHARE, DRAWS = (10, 20, 40, 100), 3000, 0.02, 10
+LABELLED, UNLABELLED, SHARE = (10, 20, 40, 100), 3000, 0.02
+DRAWS, QUICK_DRAWS = 6, 2
 REVIEW_LABELLED, FOUND, LOOKS, LEVEL = 20, 0.8, 500, 0.95
 HIDDEN = round(SHARE * UNLABELLED)
 NOTEBOOK, PUCACHE = "notebook", "pucache"
@@ -93,7 +95,7 @@ def trained(pile: Drawn, test: Path, folder: Path) -> dict:
     """AP among the unlabelled, and F1 on new images by what each calls positive."""
     X, s, unlabelled = np.array(pile.rows.X), pile.s, pile.s == 0
     by_notebook, model = notebook(pile), train_pu(pile.rows, pile.s)
-    ours = {"ap": average_precision_score(pile.y[unlabelled], ranking(pile.rows, s, model))}
+    ours = {"ap": average_precision_score(pile.y[unlabelled], ranked(pile.rows, s, choose_scorer(model)))}
     theirs = {"ap": average_precision_score(pile.y[unlabelled], by_notebook(X)[0][unlabelled])}
     for name, rows in new_images(test, pile.positive).items():
         X_new, truth = images(test).X[rows], images(test).label[rows] == pile.positive
@@ -238,20 +240,14 @@ def cells(pairs: list[tuple[str, str]], draws: int) -> list[dict]:
     ]
 
 
-def main() -> None:
-    parser = page_parser(__doc__)
+if __name__ == "__main__":
+    parser = add_jobs(page_parser(__doc__))
     parser.add_argument("caches", type=Path, nargs="+", metavar="TRAIN.h5 TEST.h5")
     parser.add_argument("--work", type=Path, default=Path("build"), help="where cells are kept (default: build)")
-    parser.add_argument("--draws", type=int, default=DRAWS)
-    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
     if len(options.caches) % 2:
         parser.error("caches come in pairs: TRAIN.h5 TEST.h5")
     paths = [str(path.resolve()) for path in options.caches]
-    pairs = list(zip(paths[::2], paths[1::2], strict=True))
-    rows = measured(options.work, "encoders", cells(pairs, options.draws), measure, jobs=options.jobs)
+    wanted = cells(list(zip(paths[::2], paths[1::2], strict=True)), QUICK_DRAWS if options.quick else DRAWS)
+    rows = measured(options.work, "encoders", wanted, measure, jobs=options.jobs)
     write_page(page(rows, str(EmbeddingCache(options.caches[0]).encoder)), options.out)
-
-
-if __name__ == "__main__":
-    main()

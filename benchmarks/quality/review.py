@@ -16,15 +16,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.cells import measured
-from benchmarks.common.command_line import images_parser, write_page
-from benchmarks.common.tasks import CIFAR, FASHION, Location, Setting, opened, prepared, settings
+from benchmarks.common.command_line import add_jobs, images_parser, write_page
+from benchmarks.common.tasks import CELL, CIFAR, FASHION, Location, opened, prepared, settings
 from benchmarks.quality import review_page
 from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PEER_C, PEER_LOOKS, ROUNDS
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
@@ -115,30 +114,24 @@ def asreview(pile: Pile, python: Path, *, seed: int) -> dict[str, dict]:
 
 def measure(at: Location, python: Path | None, **cell) -> dict:
     """Reviews of a task by each arm."""
-    setting = Setting(**cell)
-    with opened_pile(opened(at), setting) as pile:
-        arms = {DEFAULT: simulated_review(pile, seed=setting.seed), ROUNDS: rounds(pile)}
-        arms |= asreview(pile, python, seed=setting.seed) if python else {}
+    with opened_pile(opened(at), **cell) as pile:
+        arms = {DEFAULT: simulated_review(pile, seed=cell["seed"]), ROUNDS: rounds(pile)}
+        arms |= asreview(pile, python, seed=cell["seed"]) if python else {}
         common = {"hidden": pile.hidden, "rows": len(pile.s)}
     return {"reviews": [{"arm": arm} | facts | common for arm, facts in arms.items()]}
 
 
-def main() -> None:
-    parser = images_parser(__doc__)
+if __name__ == "__main__":
+    parser = add_jobs(images_parser(__doc__))
     parser.add_argument("--asreview-python", type=Path, help="a Python with ASReview (default: this one, if it has it)")
     options = parser.parse_args()
     at, python = Location.of(options), options.asreview_python
     if python is None and importlib.util.find_spec("asreview"):
         python = Path(sys.executable)
     tasks = [name for name in (CIFAR, FASHION) if name in opened(at).names]
-    groups, names = prepared(at, tasks), TASK_NAMES[:1] if options.quick else TASK_NAMES
-
-    wanted = [asdict(one) for one in settings(tasks, shares=(SHARE,), seeds={LABELLED: 1}, names=names)]
-    limits = {"minutes": options.minutes, "jobs": options.jobs}
-    cells = measured(at.work, f"{groups.prefix}review", wanted, partial(measure, at, python), **limits)
-    rows = [{name: cell[name] for name in review_page.CELL} | review for cell in cells for review in cell["reviews"]]
+    prepared(at, tasks)
+    names = TASK_NAMES[:1] if options.quick else TASK_NAMES
+    wanted = list(settings(tasks, shares=(SHARE,), seeds={LABELLED: 1}, names=names))
+    cells = measured(at.work, f"{at.prefix}review", wanted, partial(measure, at, python), jobs=options.jobs)
+    rows = [{name: cell[name] for name in CELL} | review for cell in cells for review in cell["reviews"]]
     write_page(review_page.report(rows), options.out)
-
-
-if __name__ == "__main__":
-    main()

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import measured, table
-from benchmarks.common.command_line import images_parser, write_page
+from benchmarks.common.command_line import add_jobs, images_parser, write_page
 from benchmarks.common.environment import environment
 from benchmarks.common.piles import Directions, pile_rows, task_rows
 from benchmarks.common.row_cache import write_row_cache
@@ -33,7 +33,7 @@ ROWS, POSITIVES, LABELLED = 3000, 90, 30
 LOOKS = ((60, 0), (150, 0), (200, 200))  # ranked ones, and those of a closing audit
 WRONG = (0.0, 0.05)  # share of the answers
 EVERY = 30  # looks between two rankings
-SEEDS = range(9000, 9100)  # of each group of images
+SEEDS = range(9000, 9032)  # of each group of images
 FIGURES = ("prior", "recall", "precision", "recall_of_new_images", "precision_of_new_images")
 ALONE = "labels alone"
 NOT_WIDER = 1.01  # times the width of before
@@ -130,13 +130,13 @@ def width_of(figure: tuple[float, float, float]) -> float:
     return max(figure[2] - figure[1], 1e-9)
 
 
-def page(rows: list[dict], wanted: int) -> str:
+def page(rows: list[dict]) -> str:
     """The page of results."""
     head = ["review", "figure", "piles", "hold the truth", "median width", "width / that of the labels", "wider"]
     lines = [line_of(rows, case, name) for case in rows[0]["figures"] for name in FIGURES]
     lines = [line for line in lines if line[2]]
     text = (
-        f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} of {wanted} piles of "
+        f"`python -m benchmarks.quality.review_numbers DIR --fashion SOURCE`: {len(rows)} piles of "
         f"{ROWS:,} images along 256 directions, {POSITIVES} positive and {LABELLED} of these labelled; reviews whose "
         "answers are wrong now and then, and the intervals that `train-pu --labels` states afterwards. Those of the "
         "pile are held against the rows that the final head calls positive, those of new images against its decisions "
@@ -146,17 +146,11 @@ def page(rows: list[dict], wanted: int) -> str:
     return "\n\n".join(["# Numbers after a review", text, table(head, lines), environment()]) + "\n"
 
 
-def main() -> None:
-    options = images_parser(__doc__).parse_args()
+if __name__ == "__main__":
+    options = add_jobs(images_parser(__doc__)).parse_args()
     at = Location.of(options)
     groups = [name for name in (CIFAR, FASHION) if name in opened(at).names]
     prepared(at, groups)
-    seeds = SEEDS[:1] if options.quick else SEEDS
-    wanted = [{"group": group, "seed": seed} for seed, group in product(seeds, groups)]
-    limits = {"minutes": options.minutes, "jobs": options.jobs}
-    rows = measured(at.work, "review-numbers", wanted, partial(measure, at), **limits)
-    write_page(page(rows, len(wanted)), options.out)
-
-
-if __name__ == "__main__":
-    main()
+    wanted = [{"group": group, "seed": seed} for seed, group in product(SEEDS[: 1 if options.quick else None], groups)]
+    rows = measured(at.work, f"{at.prefix}review-numbers", wanted, partial(measure, at), jobs=options.jobs)
+    write_page(page(rows), options.out)

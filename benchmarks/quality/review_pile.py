@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.row_cache import write_row_cache
-from benchmarks.common.tasks import Setting, TaskGroups
+from benchmarks.common.tasks import TaskGroups
 from pucache import EmbeddingCache
 from pucache.encoders.spec import EncoderSpec
 from pucache.labels.labels import PULabels
@@ -47,10 +47,10 @@ class Pile:
 
 
 @contextmanager
-def opened_pile(groups: TaskGroups, setting: Setting) -> Iterator[Pile]:
+def opened_pile(groups: TaskGroups, **cell) -> Iterator[Pile]:
     """A cache of a task, and the graph of its neighbours."""
-    task = groups.task(setting)
-    with tempfile.TemporaryDirectory(dir=groups.work) as folder:
+    task = groups.task(**cell)
+    with tempfile.TemporaryDirectory(dir=groups.at.work) as folder:
         encoder = EncoderSpec.imported("benchmark", task.X.shape[1])
         cache = write_row_cache(Path(folder) / "rows.h5", task.X, encoder)
         yield Pile(cache, cached_graph(cache), task.s, task.y)

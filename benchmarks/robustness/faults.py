@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.common.cells import table
-from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
@@ -145,5 +145,5 @@ def main(arguments: argparse.Namespace) -> str:
 if __name__ == "__main__":
     parser = page_parser(__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--quick", action="store_true", help="two commands, few faults")
-    print_page(main, parser.parse_args())
+    options = parser.parse_args()
+    write_page(main(options), options.out)

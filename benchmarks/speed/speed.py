@@ -1,32 +1,30 @@
 """How long each step takes, beside what one writes without pucache or beside a limit of the machine.
 
-    python -m benchmarks.speed.speed DIR FOLDER [--rounds 3] [--parts embed train] [--quick] [--out PAGE]
+    python -m benchmarks.speed.speed DIR FOLDER [--parts embed train] [--quick] [--out PAGE]
 
 DIR is a folder of CIFAR-10, FOLDER gets the files (8 GB) and keeps them for the next time. Every figure is of a process
 of its own; in each round a step and what it is compared with go one after the other, so a ratio is of one moment. What
 is timed comes after the imports, but for the commands of the last table.
 """
 
-import argparse
-import json
 import shutil
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.common.cells import table
-from benchmarks.common.command_line import page_parser, print_page
+from benchmarks.common.command_line import page_parser, write_page
 from benchmarks.common.environment import environment
-from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, make, prepare_with_model
-from benchmarks.common.processes import figures_of, memory, pucache, spread, timed
+from benchmarks.common.planted_cache import Planted, drop, file_blocks, keep, prepare
+from benchmarks.common.processes import alone, memory, pucache, spread, timed
 
-PARTS = ("embed", "onnx", "train", "rank", "score", "open", "review", "start")
-FOUND, POSITIVES = 100, 20
+ROUNDS, FOUND, POSITIVES = 3, 100, 20
 WARM_UP = 64  # images that are embedded first, so that the network is compiled
 EPOCHS, HEADS, PRIOR = 100, 32, 0.0741
 NEAR = 2e-2  # how near the margins of ONNX Runtime have to be
@@ -47,9 +45,6 @@ class Files:
     @property
     def planted(self) -> Planted:
         return Planted(self.folder, *((100_000, 64) if self.quick else (1_000_000, 1280)))
-
-    def arguments(self) -> list[str]:
-        return [str(self.cifar), str(self.folder), *["--quick"] * self.quick]
 
 
 Measure = Callable[[Files], float]  # seconds
@@ -89,90 +84,79 @@ def image_folder(files: Files, kind: str, count: int) -> Path:
     return folder
 
 
-def embed_images(kind: str, runtime: str, precision: str = "fp32") -> Measure:
-    def measure(files: Files) -> float:
-        from pucache.embedding.embed import run_embedding
-        from pucache.encoders.encoder import load_encoder
-        from pucache.images.source import open_source
+def embed_images(files: Files, kind: str, runtime: str, precision: str) -> float:
+    from pucache.embedding.embed import run_embedding
+    from pucache.encoders.encoder import load_encoder
+    from pucache.images.source import open_source
 
-        cache, warm_up = files.folder / "embed.h5", image_folder(files, kind, WARM_UP)
-        encoder = load_encoder(runtime=runtime, precision=precision)
-        for source in (warm_up, image_folder(files, kind, files.images)):
-            cache.unlink(missing_ok=True)
-            report = run_embedding(open_source(source), cache, encoder)
-        return 1000 * report.seconds / report.rows
-
-    return measure
+    cache, warm_up = files.folder / "embed.h5", image_folder(files, kind, WARM_UP)
+    encoder = load_encoder(runtime=runtime, precision=precision)
+    for source in (warm_up, image_folder(files, kind, files.images)):
+        cache.unlink(missing_ok=True)
+        report = run_embedding(open_source(source), cache, encoder)
+    return 1000 * report.seconds / report.rows
 
 
-def plain_loop(kind: str) -> Measure:
+def plain_loop(files: Files, kind: str) -> float:
     """What people write first: a Dataset of PIL images, timm's transform, a DataLoader, the model as it comes."""
+    import timm
+    import torch
+    from PIL import Image
+    from torch.utils.data import DataLoader, Dataset
 
-    def measure(files: Files) -> float:
-        import timm
-        import torch
-        from PIL import Image
-        from torch.utils.data import DataLoader, Dataset
+    from pucache.encoders.backbones import bundled
 
-        from pucache.encoders.backbones import bundled
+    paths, model = sorted(image_folder(files, kind, files.images).iterdir())[:384], bundled().eval()
+    transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
 
-        paths, model = sorted(image_folder(files, kind, files.images).iterdir())[:384], bundled().eval()
-        transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+    class Images(Dataset):
+        def __len__(self) -> int:
+            return len(paths)
 
-        class Images(Dataset):
-            def __len__(self) -> int:
-                return len(paths)
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return transform(Image.open(paths[index]).convert("RGB"))
 
-            def __getitem__(self, index: int) -> torch.Tensor:
-                return transform(Image.open(paths[index]).convert("RGB"))
+    def run() -> None:
+        with torch.no_grad():
+            for batch in DataLoader(Images(), batch_size=64):
+                model(batch).numpy()
 
-        def run() -> None:
-            with torch.no_grad():
-                for batch in DataLoader(Images(), batch_size=64):
-                    model(batch).numpy()
-
-        return 1000 * seconds_of(run) / len(paths)
-
-    return measure
+    return 1000 * seconds_of(run) / len(paths)
 
 
-def score_pixels(by_onnx: bool) -> Measure:
+def score_pixels(files: Files, by_onnx: bool) -> float:
     """Seconds for 1,000 images of the encoder's size; the run ends where ONNX Runtime and pucache disagree."""
+    import onnxruntime
+    import torch
+    from PIL import Image
 
-    def measure(files: Files) -> float:
-        import onnxruntime
-        import torch
-        from PIL import Image
+    from pucache import PULinearClassifier, load_encoder
+    from pucache.scoring.onnx_model import export_onnx
 
-        from pucache import PULinearClassifier, load_encoder
-        from pucache.scoring.onnx_model import export_onnx
+    encoder, graph = load_encoder(device="cpu", precision="fp32", runtime="torch"), files.folder / "model.onnx"
+    paths = sorted(image_folder(files, "png", files.images).iterdir())[:1000]
+    pixels = torch.stack([encoder.preprocess(Image.open(path).convert("RGB")) for path in paths])
+    X = encoder.runtime(pixels)
+    model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
+    model.encoder_ = encoder.spec
+    graph.unlink(missing_ok=True)
+    export_onnx(model, graph, images="float32")
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    found: list[np.ndarray] = []
 
-        encoder, graph = load_encoder(device="cpu", precision="fp32", runtime="torch"), files.folder / "model.onnx"
-        paths = sorted(image_folder(files, "png", files.images).iterdir())[:1000]
-        pixels = torch.stack([encoder.preprocess(Image.open(path).convert("RGB")) for path in paths])
-        X = encoder.runtime(pixels)
-        model = PULinearClassifier(device="cpu").fit(X, X[:, 0] > np.quantile(X[:, 0], 0.7))
-        model.encoder_ = encoder.spec
-        graph.unlink(missing_ok=True)
-        export_onnx(model, graph, images="float32")
-        session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-        found: list[np.ndarray] = []
+    def run() -> None:
+        for batch in pixels.split(64):
+            if by_onnx:
+                found.append(session.run(["margin"], {"images": batch.numpy() / np.float32(255)})[0])
+            else:
+                found.append(model.margins(encoder.runtime(batch)))
 
-        def run() -> None:
-            for batch in pixels.split(64):
-                if by_onnx:
-                    found.append(session.run(["margin"], {"images": batch.numpy() / np.float32(255)})[0])
-                else:
-                    found.append(model.margins(encoder.runtime(batch)))
-
-        seconds = seconds_of(run)
-        above, difference = model.margins(X) - model.threshold_, np.concatenate(found) - model.margins(X)
-        unlike = (above > 0) != (above + difference > 0)
-        if np.abs(difference).max() > NEAR or np.abs(above[unlike]).max(initial=0) > NEAR:
-            raise SystemExit(f"margins differ by up to {np.abs(difference).max():.2g}, {unlike.sum()} labels do")
-        return 1000 * seconds / len(paths)
-
-    return measure
+    seconds = seconds_of(run)
+    above, difference = model.margins(X) - model.threshold_, np.concatenate(found) - model.margins(X)
+    unlike = (above > 0) != (above + difference > 0)
+    if np.abs(difference).max() > NEAR or np.abs(above[unlike]).max(initial=0) > NEAR:
+        raise SystemExit(f"margins differ by up to {np.abs(difference).max():.2g}, {unlike.sum()} labels do")
+    return 1000 * seconds / len(paths)
 
 
 # --- training ----------------------------------------------------------------------------------------
@@ -186,18 +170,14 @@ def authors_task(files: Files) -> tuple[np.ndarray, np.ndarray]:
     return np.asarray(task.X, np.float32), task.s
 
 
-def train_sgd(heads: int) -> Measure:
+def train_sgd(files: Files, heads: int) -> float:
     """Seconds a head, of so many that are trained at once as the paper trains one."""
+    from pucache.heads.risks import PURisk
+    from pucache.heads.solve import fit_heads
 
-    def measure(files: Files) -> float:
-        from pucache.heads.risks import PURisk
-        from pucache.heads.solve import fit_heads
-
-        X, s = authors_task(files)
-        options = {"prior": PRIOR, "risk": PURisk("imbnnpu"), "solver": "sgd", "seed": np.arange(heads)}
-        return seconds_of(lambda: fit_heads(X, s, **options)) / heads
-
-    return measure
+    X, s = authors_task(files)
+    options = {"prior": PRIOR, "risk": PURisk("imbnnpu"), "solver": "sgd", "seed": np.arange(heads)}
+    return seconds_of(lambda: fit_heads(X, s, **options)) / heads
 
 
 def autograd(files: Files) -> float:
@@ -250,18 +230,14 @@ def train_default(files: Files) -> float:
 # --- a large cache -----------------------------------------------------------------------------------
 
 
-def rank(**options: object) -> Measure:
+def rank(files: Files, **options: object) -> float:
     """Seconds of a retrieval by similarity, from the file to the ranking."""
+    from pucache import EmbeddingCache, retrieve_positives
 
-    def measure(files: Files) -> float:
-        from pucache import EmbeddingCache, retrieve_positives
-
-        at, few = files.planted, files.folder / "few.txt"
-        keep(at.cache)
-        few.write_text("\n".join(at.positives.read_text().split()[:POSITIVES]))
-        return seconds_of(lambda: retrieve_positives(EmbeddingCache(at.cache), few, k=FOUND, twins=None, **options))
-
-    return measure
+    at, few = files.planted, files.folder / "few.txt"
+    keep(at.cache)
+    few.write_text("\n".join(at.positives.read_text().split()[:POSITIVES]))
+    return seconds_of(lambda: retrieve_positives(EmbeddingCache(at.cache), few, k=FOUND, twins=None, **options))
 
 
 def bare_faiss(files: Files) -> float:
@@ -285,18 +261,15 @@ def bare_faiss(files: Files) -> float:
     return seconds_of(search)
 
 
-def score_to(suffix: str) -> Measure:
-    def measure(files: Files) -> float:
-        import pyarrow.parquet  # noqa: F401 - imports are not timed
+def score_parquet(files: Files) -> float:
+    import pyarrow.parquet  # noqa: F401 - imports are not timed
 
-        from pucache import EmbeddingCache, PULinearClassifier
-        from pucache.scoring.score import score
+    from pucache import EmbeddingCache, PULinearClassifier
+    from pucache.scoring.score import score
 
-        at, out = files.planted, files.folder / f"scores{suffix}"
-        drop(at.cache)
-        return seconds_of(lambda: score(PULinearClassifier.load(at.model), EmbeddingCache(at.cache), out))
-
-    return measure
+    at, out = files.planted, files.folder / "scores.parquet"
+    drop(at.cache)
+    return seconds_of(lambda: score(PULinearClassifier.load(at.model), EmbeddingCache(at.cache), out))
 
 
 def read_file(files: Files) -> float:
@@ -311,12 +284,9 @@ def open_cache(files: Files) -> float:
     return seconds_of(lambda: EmbeddingCache(files.planted.cache))
 
 
-def read_cold(blocks: Callable[[Planted], object], of: str) -> Measure:
-    def measure(files: Files) -> float:
-        drop(getattr(files.planted, of))
-        return seconds_of(lambda: [int(block.view(np.uint8).max()) for block in blocks(files.planted)])
-
-    return measure
+def read_cold(files: Files, blocks: Callable[[Planted], object], of: str) -> float:
+    drop(getattr(files.planted, of))
+    return seconds_of(lambda: [int(block.view(np.uint8).max()) for block in blocks(files.planted)])
 
 
 def cache_blocks(at: Planted) -> object:
@@ -376,45 +346,58 @@ COMPARISONS: dict[str, list[Comparison]] = {
     "embed": [
         Comparison(
             f"embed 1,000 {title}, {name}",
-            embed_images(kind, *run),
+            partial(embed_images, kind=kind, runtime=runtime, precision=precision),
             "DataLoader and timm's model, fp32",
-            plain_loop(kind),
+            partial(plain_loop, kind=kind),
         )
         for kind, title in IMAGES.items()
-        for name, run in RUNS.items()
+        for name, (runtime, precision) in RUNS.items()
         if (kind, name) != ("jpeg", "torch, fp32")
     ],
     "onnx": [
-        Comparison("score 1,000 images, ONNX Runtime", score_pixels(True), "pucache, fp32 torch", score_pixels(False))
+        Comparison(
+            "score 1,000 images, ONNX Runtime",
+            partial(score_pixels, by_onnx=True),
+            "pucache, fp32 torch",
+            partial(score_pixels, by_onnx=False),
+        )
     ],
     "train": [
-        Comparison("a head as the paper trains it, 100 epochs", train_sgd(1), "autograd over slices", autograd),
-        Comparison(f"the same, each of {HEADS} at once", train_sgd(HEADS), "DataLoader and autograd", data_loader),
+        Comparison(
+            "a head as the paper trains it, 100 epochs", partial(train_sgd, heads=1), "autograd over slices", autograd
+        ),
+        Comparison(
+            f"the same, each of {HEADS} at once",
+            partial(train_sgd, heads=HEADS),
+            "DataLoader and autograd",
+            data_loader,
+        ),
         Comparison("balanced logistic regression, C=1e-3", logistic, "scikit-learn", sklearn_logistic),
         Comparison("train-pu at its defaults", train_default),
     ],
     "rank": [
-        Comparison("retrieve-positives, --by topk", rank(by="topk"), "bare faiss, flat", bare_faiss),
-        Comparison("retrieve-positives, default", rank(), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, --by topk", partial(rank, by="topk"), "bare faiss, flat", bare_faiss),
+        Comparison("retrieve-positives, default", rank, "bare faiss, flat", bare_faiss),
     ],
     "score": [
-        Comparison("score to Parquet, from the disk", score_to(".parquet"), "reading the file", read_file),
+        Comparison("score to Parquet, from the disk", score_parquet, "reading the file", read_file),
     ],
     "open": [
         Comparison("open a cache", open_cache),
         Comparison(
             "read all embeddings from the disk",
-            read_cold(cache_blocks, "cache"),
+            partial(read_cold, blocks=cache_blocks, of="cache"),
             "a plain file of the same bytes",
-            read_cold(lambda at: file_blocks(at.plain), "plain"),
+            partial(read_cold, blocks=lambda at: file_blocks(at.plain), of="plain"),
         ),
     ],
     "review": [Comparison("a decision to the ranking that has seen it", decide)],
 }
 IMPORT_TORCH = "python -c 'import torch'"
+PARTS = (*COMPARISONS, "start")
 
 
-def commands(folder: Path) -> dict[str, list[str]]:
+def commands() -> dict[str, list[str]]:
     """Whole commands, on the demo's images, and the limit that they are compared with."""
     labels = ["--positives", "found.txt"]
     return {
@@ -428,7 +411,7 @@ def commands(folder: Path) -> dict[str, list[str]]:
     }
 
 
-def start_table(files: Files, rounds: int) -> str:
+def start_table(files: Files) -> str:
     """Seconds of whole processes, in turn."""
     from pucache.demonstration import unpack
 
@@ -437,70 +420,58 @@ def start_table(files: Files, rounds: int) -> str:
         folder.mkdir(parents=True)
         unpack(folder)
         timed(pucache("embed", "photos", "photos.h5"), folder)
-    times: dict[str, list[float]] = {}
-    for _ in range(rounds):
-        for name, command in commands(folder).items():
-            times.setdefault(name, []).append(timed(command, folder).seconds)
-    limit = times[IMPORT_TORCH]
-    ratios = {name: [one / other for one, other in zip(own, limit, strict=True)] for name, own in times.items()}
+    turns = [{name: timed(command, folder) for name, command in commands().items()} for _ in range(ROUNDS)]
     return table(
         ["command", "seconds", "times `import torch`"],
-        [[f"`{name}`", spread(own), spread(ratios[name])] for name, own in times.items()],
+        [
+            [
+                f"`{name}`",
+                spread([turn[name] for turn in turns]),
+                spread([turn[name] / turn[IMPORT_TORCH] for turn in turns]),
+            ]
+            for name in commands()
+        ],
     )
 
 
-def cell(files: Files, part: str, number: int, which: str) -> dict[str, float]:
-    """One measurement, in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.speed.speed", *files.arguments(), "--cell", part, str(number), which]
-    figures = figures_of(command, f"{COMPARISONS[part][number].name}, {which}")
-    print(f"{COMPARISONS[part][number].name:44} {which:6} {figures}", file=sys.stderr, flush=True)
-    return figures
-
-
-def run_cell(files: Files, part: str, number: str, which: str) -> dict[str, float]:
-    """In that process."""
+def run_cell(files: Files, part: str, number: int, which: str) -> tuple[float, float]:
+    """Seconds and peak memory of one measurement."""
     from pucache.allocator import keep_freed_memory
 
     keep_freed_memory()
-    measure = getattr(COMPARISONS[part][int(number)], which)
-    return {"seconds": measure(files), "peak": memory()["VmHWM"]}
+    seconds = getattr(COMPARISONS[part][number], which)(files)
+    print(f"{COMPARISONS[part][number].name:44} {which:6} {seconds:.4g} s", file=sys.stderr, flush=True)
+    return seconds, memory()["VmHWM"]
 
 
-def comparison_row(files: Files, part: str, number: int, rounds: int) -> list[str]:
+def comparison_row(files: Files, part: str, number: int) -> list[str]:
     one = COMPARISONS[part][number]
-    cell(files, part, number, "ours")  # warms the file's pages and makes what is not there
+    alone(run_cell, files, part, number, "ours")  # warms the file's pages and makes what is not there
     sides = ("ours", "other") if one.other else ("ours",)
-    turns = [[cell(files, part, number, side) for side in sides] for _ in range(rounds)]
-    ours, peak = [turn[0]["seconds"] for turn in turns], statistics.median(turn[0]["peak"] for turn in turns)
-    row = [one.name, spread(ours, 3), f"{peak:,.0f}", one.other_name]
+    turns = [[alone(run_cell, files, part, number, side) for side in sides] for _ in range(ROUNDS)]
+    seconds, peaks = zip(*[turn[0] for turn in turns], strict=True)
+    row = [one.name, spread(seconds, 3), f"{statistics.median(peaks):,.0f}", one.other_name]
     if not one.other:
         return [*row, "", ""]
-    others = [turn[1]["seconds"] for turn in turns]
-    return [*row, spread(others, 3), spread([b / a for a, b in zip(ours, others, strict=True)])]
+    others = [turn[1][0] for turn in turns]
+    return [*row, spread(others, 3), spread([b / a for a, b in zip(seconds, others, strict=True)])]
 
 
-def main(arguments: argparse.Namespace) -> str:
+def page(files: Files, chosen: list[str]) -> str:
     import torch
 
     from pucache.devices import choose_precision
 
-    files = Files(arguments.cifar, arguments.folder, arguments.quick)
     files.folder.mkdir(parents=True, exist_ok=True)
-    if {"rank", "score", "open"} & set(arguments.parts):
-        prepare_with_model(files.planted)
-        if not files.planted.plain.exists():
-            make("write_plain", files.planted)
     at = files.planted
-    rows = [
-        comparison_row(files, part, number, arguments.rounds)
-        for part in arguments.parts
-        for number in range(len(COMPARISONS.get(part, [])))
-    ]
+    if {"rank", "score", "open"} & set(chosen):
+        prepare(at)
+    rows = [comparison_row(files, part, number) for part in chosen for number in range(len(COMPARISONS.get(part, [])))]
     head = ["step", "seconds", "peak MB", "compared with", "its seconds", "its seconds over ours"]
     parts = [
         "# Speed",
-        f"`python -m benchmarks.speed.speed DIR FOLDER --rounds {arguments.rounds}`: medians (smallest–largest) of "
-        f"{arguments.rounds} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
+        f"`python -m benchmarks.speed.speed DIR FOLDER`: medians (smallest–largest) of "
+        f"{ROUNDS} rounds; every figure is of a process of its own, ours and the other's in turn, ratios "
         f"within a round. Embedding: {files.images:,} files, after {WARM_UP} that are not counted; the defaults are "
         f"OpenVINO and, on this processor, {choose_precision('auto', torch.device('cpu'))}. Training and "
         f"review: the task of the paper, CIFAR-10 at 1:10. ONNX: margins within {NEAR} of pucache's, and the same "
@@ -509,12 +480,8 @@ def main(arguments: argparse.Namespace) -> str:
         "imports.",
         table(head, rows),
     ]
-    if "start" in arguments.parts:
-        parts += [
-            "## Whole commands",
-            "On the demo's 1,540 images, from start to end.",
-            start_table(files, arguments.rounds),
-        ]
+    if "start" in chosen:
+        parts += ["## Whole commands", "On the demo's 1,540 images, from start to end.", start_table(files)]
     return "\n\n".join([*parts, environment()]) + "\n"
 
 
@@ -522,12 +489,6 @@ if __name__ == "__main__":
     parser = page_parser(__doc__)
     parser.add_argument("cifar", type=Path, metavar="DIR")
     parser.add_argument("folder", type=Path, metavar="FOLDER")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS))
-    parser.add_argument("--quick", action="store_true", help="small sizes, to see that it works")
-    parser.add_argument("--cell", nargs=3, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.cell:
-        print(json.dumps(run_cell(Files(arguments.cifar, arguments.folder, arguments.quick), *arguments.cell)))
-        raise SystemExit
-    print_page(main, arguments)
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    options = parser.parse_args()
+    write_page(page(Files(options.cifar, options.folder, options.quick), options.parts), options.out)

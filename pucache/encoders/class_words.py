@@ -32,7 +32,7 @@ from .sentence_encoder import SentenceEncoder
 
 _log = logging.getLogger("pucache")
 _NEAREST, _TEMPERATURE = 60, 0.05
-KNOWN = 0.48  # cosine of a text to a class below which none is near; chosen in benchmarks/quality/words.py
+KNOWN = 0.48  # cosine of a text to a class below which none is near; docs/results/decisions.md
 _SHOWN = 3  # classes in a line
 SAMPLE = 4096  # rows whose logits give the directions of a denominator
 _DIRECTIONS = 128
