@@ -2,7 +2,7 @@
 
     python -m benchmarks.quality.audit_reviews
 
-prints what two of them say, one without lapses and one with slips and a second look, as docs/count.md shows it.
+prints what two of them say, one without lapses and one with slips and a second look, which docs/count.md shows.
 """
 
 from dataclasses import dataclass, replace
