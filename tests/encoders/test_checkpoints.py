@@ -94,6 +94,8 @@ def test_whole_networks_and_programs_are_named_with_the_remedy(tmp_path, state):
     torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "script.pt"))
     told = refusal(from_timm, NETWORK, tmp_path / "script.pt")
     assert "is a TorchScript program" in told and "torch.jit.load(" in told
+    (tmp_path / "a.safetensors").write_bytes(b'12345678{"__metadata__":{"pucache-checkpoint":')
+    assert "is a pucache checkpoint, not weights of timm" in refusal(from_timm, NETWORK, tmp_path / "a.safetensors")
 
 
 # --- where the weights are -----------------------------------------------------------------------

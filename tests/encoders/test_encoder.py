@@ -271,6 +271,8 @@ def test_an_encoder_that_is_not_that_of_the_cache_is_loaded(bundled):
     for change in ({"name": "timm:resnet18"}, {"decoder": "pillow-2;large-images"}, {"precision": "bf16"}):
         encoder = open_encoder(EncoderOptions(**EXACT), like=dataclasses.replace(bundled.spec, **change))
         assert isinstance(encoder, Encoder) and encoder.spec == bundled.spec
+    with pytest.raises(ValueError, match="unknown device 'tpu'"):
+        open_encoder(EncoderOptions(device="tpu"), like=bundled.spec)
 
 
 def test_bundled_weights_of_another_version_are_refused_when_they_are_loaded(bundled):
