@@ -113,7 +113,7 @@ def best_parts(blocks: Iterable[Columns]) -> Columns:
             image, region = split_key(key)
             if image not in best or margin > best[image][0]:
                 best[image] = (margin, *others, str(region))
-    margins, posteriors, labels, regions = zip(*best.values(), strict=True)
+    margins, posteriors, labels, regions = zip(*best.values(), strict=True) if best else ((),) * 4
     return {
         "key": list(best),
         "margin": np.array(margins, np.float32),

@@ -3,6 +3,7 @@ import pytest
 import timm
 import torch
 from helpers import plain
+from helpers.cache_files import write_rows
 from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import ODD_KEYS, planted, write_cache
 from hypothesis import given
@@ -13,6 +14,8 @@ from scipy.special import logit
 
 import pucache
 from pucache import EmbeddingCache, PULinearClassifier, embed, score
+from pucache.cache.keys import encode_keys
+from pucache.cache.writer import Rows
 from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.regions import image_of
 from pucache.scoring.score import ScoreReport
@@ -219,6 +222,14 @@ def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(t
         assert margin == max(m for k, m in zip(scores["key"], scores["margin"], strict=True) if image_of(k) == key)
     assert images["key"][int(np.argmax(images["margin"]))] == "2.png"
     assert '"percent:66.6667,33.3333,33.3333,33.3334"' in lines[3]
+
+
+def test_of_a_cache_without_parts_the_table_by_image_has_no_rows(trained, tmp_path):
+    model = PULinearClassifier.load(trained / "model.safetensors")
+    none = Rows(encode_keys([]), model.coef_[:0].astype(np.float16), np.empty((0, 32), np.uint8), np.empty((0, 2), int))
+    write_rows(tmp_path / "none.h5", none, spec=model.encoder_)
+    score(model, tmp_path / "none.h5", tmp_path / "images.csv", by_image=True)
+    assert (tmp_path / "images.csv").read_text() == "key,margin,posterior,label,part\n"
 
 
 def test_models_of_parts_and_of_whole_images_are_not_mixed(trained):
