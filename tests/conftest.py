@@ -87,6 +87,17 @@ def one_thread():
 
 
 @pytest.fixture
+def endings(one_thread):
+    """A test that hangs is ended; one that asks for 4 GB more than the process has ends with a MemoryError."""
+    from fuzz.damage import resident
+
+    signal.alarm(HANG_SECONDS)
+    with limited("AS", resident("VmSize") + (4 << 30)):
+        yield
+    signal.alarm(0)
+
+
+@pytest.fixture
 def encoder():
     from helpers.tiny import tiny_encoder
 

@@ -72,28 +72,23 @@ def test_the_wheel_carries_its_licence_its_notice_and_the_command(wheel):
     assert "pucache = pucache.cli.start:run" in wheel.read(ends["entry_points.txt"]).decode()
 
 
-@pytest.fixture
-def environment(tmp_path, wheel):
-    """An empty virtual environment with the wheel in it; the libraries are those of this environment."""
+@pytest.mark.slow
+def test_the_demo_runs_from_an_installed_wheel(wheel, tmp_path):
+    """In an empty virtual environment with the wheel in it; the libraries are those of this environment."""
     venv.create(tmp_path / "venv", symlinks=True)
     python = tmp_path / "venv" / "bin" / "python"
     command = [sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", "--quiet"]
     subprocess.run([*command, wheel.filename], check=True)
     (site,) = (tmp_path / "venv" / "lib").glob("python*/site-packages")
     (site / "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")  # its own .pth files are not read
-    return python.parent
-
-
-@pytest.mark.slow
-def test_the_demo_runs_from_an_installed_wheel(environment, tmp_path):
     folder = tmp_path / "empty"
     folder.mkdir()
     environ = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     where = "import pucache.cli.main as cli; print(cli.__file__)"
     for code in (where, where.replace(".cli.main as cli", " as cli")):
-        printed = subprocess.check_output([environment / "python", "-c", code], cwd=folder, env=environ, text=True)
-        assert Path(printed.strip()).is_relative_to(environment.parent), "of the wheel, not of the checkout"
-    ended = subprocess.run([environment / "pucache", "demo"], cwd=folder, env=environ, capture_output=True, text=True)
+        printed = subprocess.check_output([python, "-c", code], cwd=folder, env=environ, text=True)
+        assert Path(printed.strip()).is_relative_to(python.parents[1]), "of the wheel, not of the checkout"
+    ended = subprocess.run([python.parent / "pucache", "demo"], cwd=folder, env=environ, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     pages = {path.name for path in folder.rglob("*.html")}
     assert {"report.html", "review.html"} <= pages, ended.stdout
@@ -133,14 +128,7 @@ def test_nothing_unpickles_or_asks_a_shell():
     assert not [path.name for path in ours if UNSAFE.search(path.read_text())]
 
 
-@pytest.mark.parametrize(
-    ("file", "said"),
-    [
-        ("Dockerfile", 'image.version="{}"'),
-        ("CITATION.cff", "version: {}"),
-        ("CHANGELOG.md", "## {}"),
-        ("CONTRIBUTING.md", "v{} -m"),
-    ],
-)
-def test_the_version_is_the_same_wherever_it_is_said(file, said):
-    assert said.format(__version__) in (ROOT / file).read_text()
+def test_the_version_is_the_same_wherever_it_is_said():
+    said = {"Dockerfile": 'image.version="{}"', "CITATION.cff": "version: {}", "CHANGELOG.md": "## {}"}
+    for file, text in (said | {"CONTRIBUTING.md": "v{} -m"}).items():
+        assert text.format(__version__) in (ROOT / file).read_text(), file

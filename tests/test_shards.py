@@ -56,17 +56,6 @@ def ranges(tmp_path):
     return write_shards(tmp_path / "ranges", np.split(np.arange(N), [1, 1, 130, 131, 400, 512]))
 
 
-@pytest.fixture
-def dealt(tmp_path):
-    """Rows dealt to shards as by a hash of the key."""
-    home = np.random.default_rng(1).integers(5, size=N)
-    return write_shards(tmp_path / "dealt", [np.flatnonzero(home == number) for number in range(5)])
-
-
-def labels_of(cache):
-    return S[[int(key[:5]) for key in cache.keys]]
-
-
 # --- rows in the order of the packed file ---------------------------------------------------------
 
 
@@ -102,12 +91,12 @@ def test_scores_and_retrieval_by_a_model_are_the_same(packed, ranges, tmp_path):
 # --- rows in another order ------------------------------------------------------------------------
 
 
-def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, dealt):
+def test_rows_dealt_by_hash_give_the_same_up_to_rounding(packed, tmp_path):
+    home = np.random.default_rng(1).integers(5, size=N)
+    dealt = write_shards(tmp_path / "dealt", [np.flatnonzero(home == number) for number in range(5)])
     one, other = Whitening.estimate(packed), Whitening.estimate(dealt)
     np.testing.assert_allclose(one.mean, other.mean, atol=1e-6)
-    s = labels_of(dealt)
-    ranked = [
-        pucache.retrieve_positives(cache, of, k=40, by="topk", device="cpu") for cache, of in ((packed, S), (dealt, s))
-    ]
+    piles = (packed, S), (dealt, S[[int(key[:5]) for key in dealt.keys]])
+    ranked = [pucache.retrieve_positives(cache, s, k=40, by="topk", device="cpu") for cache, s in piles]
     assert ranked[0].keys == ranked[1].keys
     np.testing.assert_allclose(ranked[0].scores, ranked[1].scores, rtol=1e-4)

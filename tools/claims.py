@@ -3,7 +3,7 @@
     python tools/claims.py            # list the figures that have moved, and the claims that lead nowhere
     python tools/claims.py --write    # also write the new figures into the texts
 
-docs/claims.toml says for each figure where it comes from. `tests/docs/test_claims.py` runs the same check.
+docs/claims.toml says for each figure where it comes from. `tests/docs/test_texts.py` runs the same check.
 """
 
 import argparse

@@ -1,7 +1,11 @@
 import json
+import shutil
 
 import pytest
 from helpers.command_line import SMALL, run, run_json, save_world
+from helpers.neighbours import with_neighbours
+
+from pucache import PULinearClassifier
 
 
 @pytest.fixture(scope="session")
@@ -34,3 +38,12 @@ def here(tmp_path, monkeypatch):
     """An empty working directory, so that default outputs go there."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def indexed(world, trained, here):
+    """A copy of the world's cache and models, so that a graph beside it stays here."""
+    shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad", "cache.h5.*"))
+    model = PULinearClassifier.load(world / "model.safetensors")
+    with_neighbours(model, 2.0).save(here / "w" / "with_neighbours.safetensors")
+    return here / "w"

@@ -7,26 +7,15 @@ from pathlib import Path
 import click
 import numpy as np
 import pytest
+import torch
+from click.testing import CliRunner
 from helpers.code_blocks import parse
-from helpers.command_line import (
-    ANY_RUNTIME,
-    BROKEN,
-    ENCODER,
-    HIDDEN,
-    LABELLED,
-    REST,
-    SMALL,
-    refused,
-    run,
-    run_json,
-    save_images,
-    table,
-)
-from helpers.neighbours import with_neighbours
+from helpers.command_line import ANY_RUNTIME, BROKEN, ENCODER, HIDDEN, LABELLED, REST, SMALL, run, run_json, table
 from PIL import Image
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.cli.main import SENTENCES, main
+from pucache.cli.removed import REMOVED
 from pucache.storage.file_kinds import MARK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -78,8 +67,6 @@ def test_sweep_priors_writes_a_table_and_a_picture_and_says_what_it_means(world,
     assert [(row["prior"], row["seed"]) for row in rows] == [("0.1", "0"), ("0.1", "1"), ("0.2", "0"), ("0.2", "1")]
     with Image.open("sweep.png") as picture:
         assert picture.format == "PNG" and picture.width > 1000
-    other = run_json(command + " --loss nnpu --out other.csv", w=world)
-    assert len(other["rows"]) == 4 and Path("other.png").exists()
 
 
 def test_train_writes_a_model_and_its_metrics(world, trained):
@@ -93,19 +80,14 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
     assert (trained["method"], trained["neighbours"]) == (model.method_, neighbours)
 
 
-def test_a_number_for_the_threshold_is_said_to_be_a_margin(world, trained, here):
-    said = run("train-pu {w}/cache.h5 --positives {w}/positives.txt --penalty 0.01 --threshold 0.95", w=world).stdout
-    assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
-
-
-def test_train_says_in_json_alone_whether_neighbours_count_and_for_which_share_the_threshold_is(world, trained, here):
-    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 "
+def test_train_says_what_threshold_and_posterior_are_and_in_json_alone_whether_neighbours_count(world, trained, here):
     assert trained["method"] and trained["neighbours"]["reason"]
-    said = run(command + "--method linear", w=world).stdout
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --method linear "
+    said = run(command + "--threshold 0.95 --deploy-prior 0.01", w=world).stdout
+    assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
+    assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in said.splitlines()
     assert "method" not in said and "labelled against found" not in said
     assert json.loads(Path("model.metrics.json").read_text())["neighbours"] is None
-    rare = run(command + "--method linear --deploy-prior 0.01", w=world).stdout.splitlines()
-    assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in rare
 
 
 FOUND = "retrieve-positives {w}/cache.h5 --positives {w}/positives.txt "
@@ -116,15 +98,6 @@ WAYS = {
     "--model {w}/model.safetensors --by classifier": ("classifier", None),
     "--by topk": ("similarity (topk)", "faiss on the CPU"),
 }
-
-
-@pytest.fixture
-def indexed(world, trained, here):
-    """A copy of the world's cache and models, so that a graph beside it stays here."""
-    shutil.copytree(world, here / "w", ignore=shutil.ignore_patterns("images", "bad", "cache.h5.*"))
-    model = PULinearClassifier.load(world / "model.safetensors")
-    with_neighbours(model, 2.0).save(here / "w" / "with_neighbours.safetensors")
-    return here / "w"
 
 
 def hidden_without_twins(cache):
@@ -194,15 +167,6 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
     assert (here / "new.h5").stat() == written, "what is embedded is not embedded again"
 
 
-def test_a_table_of_other_images_is_refused_and_names_a_free_file(world, trained, here):
-    run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
-    before = Path("scores.csv").read_bytes()
-    made = "score {w}/model.safetensors few --out scores.csv"
-    save_images(here / "few", 3, (128, 128, 128), np.random.default_rng(0))
-    assert "few.scores.csv" in refused(made, w=world)
-    assert Path("scores.csv").read_bytes() == before
-
-
 def test_evaluate_holds_scores_against_the_truth(world, trained, here):
     run("score {w}/model.safetensors {w}/cache.h5 --out scores.csv", w=world)
     told = run_json("evaluate scores.csv --truth {w}/truth.csv", w=world)
@@ -223,7 +187,12 @@ def test_progress_goes_to_stderr_and_leaves_json_alone(embedding, embedded):
     assert re.search(line, embedding.stderr, re.MULTILINE) and embedded["rows"] == N
 
 
-# --- help --------------------------------------------------------------------------------------
+def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, here):
+    first = run_json("embed {w}/images/red c.h5 --precision bf16" + SMALL, w=world)
+    second = run_json("embed {w}/images/red c.h5" + ANY_RUNTIME, w=world)
+    assert (first["computed"], second["computed"], second["written"]) == (LABELLED + HIDDEN, 0, False)
+    told = run_json("info c.h5")["encoder"]
+    assert (told["runtime"], told["precision"]) == ("torch", "bf16") and told["decoder"].startswith("pillow")
 
 
 @pytest.mark.parametrize("verb", sorted(main.commands))
@@ -238,24 +207,42 @@ def test_a_command_and_each_option_has_help_with_examples_that_parse(verb):
     assert re.search(rf"^\| `pucache {verb}\b", COMMAND_TABLE.read_text(), re.MULTILINE)
 
 
-# --- how the encoder is run --------------------------------------------------------------------
+# --- what went, what is unknown, and what fails deep within -----------------------------------------
+
+GONE = [(command, option, instead) for command, options in REMOVED.items() for option, instead in options.items()]
 
 
-@pytest.fixture
-def few(here):
-    """A folder of a few images, half of them JPEG files."""
-    save_images(here / "few", 6, (128, 128, 128), np.random.default_rng(0))
-    for number in range(6):
-        with Image.open(here / "few" / f"{number:03}.png") as image:
-            image.save(here / "few" / f"{number:03}.jpg")
-    return here / "few"
+def options_of(commands):
+    return {option for name in commands for one in main.commands[name].params for option in one.opts}
 
 
-def test_a_second_run_without_options_runs_the_encoder_as_the_first_did(world, few):
-    first = run_json("embed few c.h5 --precision bf16" + SMALL, w=world)
-    assert (first["rows"], first["computed"], first["failures"]) == (12, 12, {})
-    second = run_json("embed few c.h5" + ANY_RUNTIME, w=world)
-    assert (second["computed"], second["kept"], second["written"]) == (0, 12, False)
-    assert second["encoder"] == first["encoder"]
-    told = run_json("info c.h5", w=world)["encoder"]
-    assert (told["runtime"], told["precision"]) == ("torch", "bf16") and told["decoder"].startswith("pillow")
+@pytest.mark.parametrize(("command", "option", "instead"), GONE, ids=str)
+def test_what_went_is_one_line_that_names_what_works(command, option, instead):
+    ended = run(f"{command} {option} 1", 2)
+    assert ended.stderr == f"Error: {command} has no {option} any more: {instead}\n"
+    named = {name for name in SENTENCES if re.search(rf"(?<![-\w]){name}(?![-\w])", instead)}
+    assert set(re.findall(r"--[a-z-]+", instead)) <= options_of({command, *named})
+    for name, value in re.findall(r"(--[a-z-]+) ([a-z]+)", instead):
+        for one in main.commands[command].params:
+            if name in one.opts and isinstance(one.type, click.Choice):
+                assert value in one.type.choices
+
+
+def test_what_went_is_no_option_of_its_command():
+    for command, options in REMOVED.items():
+        assert not options_of([command]) & options.keys()
+
+
+def test_another_unknown_option_or_value_is_told_with_the_usage():
+    for wrong in ("embed --no-such-option", "retrieve-positives --by colour", "train-pu c.h5 --seed -1"):
+        assert f"Usage: pucache {wrong.split()[0]}" in run(wrong, 2).stderr
+
+
+@pytest.mark.parametrize("error", [np.linalg.LinAlgError("SVD did not converge"), torch._C._LinAlgError("eigh")])
+def test_a_decomposition_that_fails_names_the_cache_as_the_cause(monkeypatch, error):
+    def fails(path):
+        raise error
+
+    monkeypatch.setattr("pucache.cli.info.run", fails)
+    ended = CliRunner().invoke(main, ["info", "c.h5"])
+    assert ended.exit_code == 1 and "overwritten while it was read; pucache verify FILE tells" in ended.output

@@ -67,15 +67,6 @@ def written_metrics():
     return json.loads(Path("model.metrics.json").read_text(), parse_constant=pytest.fail)
 
 
-def test_train_pu_states_no_figure_below_ten_labels(labelled):
-    labelled(9)
-    shown = run(TRAIN)
-    assert not NAMED.search(shown) and "at least 10" in shown and "wrote model.safetensors" in shown
-    metrics = written_metrics()
-    assert numbers_of(metrics) == {} and "at least 10" in metrics["note"]
-    assert metrics["prior"] is None and metrics["prior_estimate"] is None and metrics["scar"]["auc"] is None
-
-
 @pytest.mark.parametrize("labels", [10, 29])
 def test_train_pu_states_intervals_alone_below_thirty_labels(labelled, labels):
     labelled(labels)
@@ -111,14 +102,17 @@ def test_a_given_prior_is_printed_and_recall_is_not_estimated_all_the_same(label
     assert metrics["prior"] == 0.15 and numbers_of(metrics["estimates"]) == {}
 
 
-def test_ranking_and_scoring_work_from_one_label(labelled):
-    s, y = labelled(1)
-    shown = run(TRAIN)
-    assert not NAMED.search(shown) and "at least 10" in shown
+@pytest.mark.parametrize("labels", [1, 9])
+def test_below_ten_labels_no_figure_is_stated_and_ranking_and_scoring_work(labelled, labels):
+    s, y = labelled(labels)
+    shown, metrics = run(TRAIN), written_metrics()
+    assert not NAMED.search(shown) and "at least 10" in shown and "wrote model.safetensors" in shown
+    assert numbers_of(metrics) == {} and "at least 10" in metrics["note"]
+    assert metrics["prior"] is None and metrics["prior_estimate"] is None and metrics["scar"]["auc"] is None
     run("retrieve-positives cache.h5 --positives positives.txt --model model.safetensors -k all")
     ranked = [row["key"] for row in command_line.table(Path("ranked.csv"))]
     hidden = {f"{row:05}.png" for row in np.flatnonzero((y == 1) & (s == 0))}
-    assert len(ranked) == 239 and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
+    assert len(ranked) == 240 - labels and len(hidden & set(ranked[: len(hidden)])) > 0.5 * len(hidden)
     run("score model.safetensors cache.h5")
     scores = np.genfromtxt("cache.scores.csv", delimiter=",", skip_header=1, usecols=(1, 2, 3))
     assert np.isnan(scores[:, 1]).all() and np.isfinite(scores[:, [0, 2]]).all() and 0 < scores[:, 2].sum() < 120
@@ -152,7 +146,7 @@ def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
 
 def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
-    shown = run(SWEEP + " --seeds 2 --loss nnpu")
+    shown = run(SWEEP + " --seeds 1 --loss nnpu")
     assert "at least 30" in shown and "unlabelled is" not in shown
     header = Path("sweep.csv").read_text().splitlines()[0].split(",")
     assert {"pauc_low", "f1_high"} <= set(header) and not {"pauc", "f1", "recall"} & set(header)

@@ -30,7 +30,6 @@ def folder(tmp_path_factory):
     (folder / "found.txt").write_text("\n".join(labelled))
     (folder / "one.txt").write_text("\n".join(labelled[:COPIES]))
     (folder / "g.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys))
-    (folder / "half.csv").write_text("key,patient\n" + "".join(f"{key},{key[:3]}\n" for key in keys[:200]))
     return folder
 
 
@@ -77,55 +76,38 @@ def test_few_groups_have_no_figures_however_many_images_are_labelled(caplog):
     assert "1 group of labelled positives is too few to estimate prior" in ended.stdout
 
 
-def test_a_table_of_half_of_the_images_says_how_many_it_leaves_alone(caplog):
-    grouped("half.csv", "h.csv")
-    assert "half.csv gives 200 of 400 images a group; the other 200 count as groups of their own" in caplog.text
-
-
 # --- where groups come from ------------------------------------------------------------------------
 
-WAYS = {
-    "table": "cache.h5 --labels t.csv",
-    "parts of images": "parts.h5 --positives parts.txt",
-    "review": "cache.h5 --labels kept.review",
-    "review, named later": "cache.h5 --labels later.review",
-}
+WAYS = [
+    "cache.h5 --labels t.csv",
+    "parts.h5 --positives parts.txt",  # parts of one image are a group
+    "cache.h5 --labels kept.review",
+    "cache.h5 --labels later.review",  # groups are named when it has begun
+]
 INDEPENDENT = ["cache.h5 --labels none.csv", "parts.h5 --labels independent.csv", "cache.h5 --labels none.review"]
-GROUPED = {
-    "train-pu": "train-pu {} --method linear --penalty 0.01 --out w.safetensors --json",
-    "estimate-prior": "estimate-prior {} --json",
-}
 
 
-@pytest.fixture(scope="module")
-def ways(folder):
-    """Groups of cache.h5 in every way: named in a table, as the parts of images, and kept by reviews."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        cache = EmbeddingCache("cache.h5")
-        parts = [f"{key[:3]}.png#xywh=percent:{25 * int(key[4])},0,25,100" for key in cache.keys]
-        write_cache(Path("parts.h5"), cache.matrix[:], parts, encoder=replace(cache.encoder, tiles="1x4"))
-        listed = set(Path("found.txt").read_text().split())
-        Path("parts.txt").write_text("\n".join(p for key, p in zip(cache.keys, parts, strict=True) if key in listed))
-        for labels in ("t.csv", "none.csv"):
-            run(f"labels cache.h5 found.txt --groups {'g.csv' if labels == 't.csv' else 'none'} --out {labels}")
-        run("labels parts.h5 parts.txt --groups none --out independent.csv")
-        for name in ("kept", "later", "none"):
-            with open_session(cache, "found.txt", folder=f"{name}.review"):
-                pass
-        keep_groups(Path("kept.review"), cache, np.arange(400) // COPIES * COPIES)  # as a review that begins with them
-        run("labels cache.h5 later.review --groups g.csv --out later.csv")
-        run("labels cache.h5 none.review --groups none --out later.csv")
+def test_groups_of_a_table_of_parts_and_of_a_review_give_the_same_figures():
+    cache = EmbeddingCache("cache.h5")
+    parts = [f"{key[:3]}.png#xywh=percent:{25 * int(key[4])},0,25,100" for key in cache.keys]
+    write_cache(Path("parts.h5"), cache.matrix[:], parts, encoder=replace(cache.encoder, tiles="1x4"))
+    listed = set(Path("found.txt").read_text().split())
+    Path("parts.txt").write_text("\n".join(p for key, p in zip(cache.keys, parts, strict=True) if key in listed))
+    grouped("g.csv", "t.csv")
+    grouped("none", "none.csv")
+    run("labels parts.h5 parts.txt --groups none --out independent.csv")
+    for name in ("kept", "later", "none"):
+        with open_session(cache, "found.txt", folder=f"{name}.review"):
+            pass
+    keep_groups(Path("kept.review"), cache, np.arange(400) // COPIES * COPIES)  # as a review that begins with them
+    grouped("g.csv", "later.csv", "later.review")
+    grouped("none", "later.csv", "none.review")
 
-
-@pytest.mark.usefixtures("ways")
-@pytest.mark.parametrize("verb", GROUPED)
-def test_every_verb_takes_the_groups_of_a_table_of_parts_and_of_a_review(verb):
     def figures(way):
-        found = run_json(GROUPED[verb].format(way))
+        found = run_json(f"train-pu {way} --method linear --penalty 0.01 --out w.safetensors")
         return found.get("groups"), found["estimates"], found.get("prior_estimate")
 
-    first, *others = map(figures, WAYS.values())
+    first, *others = map(figures, WAYS)
     assert others == [first] * 3
     alone, *others = map(figures, INDEPENDENT)
     assert others == [alone] * 2 and alone[0] is None and alone[1] != first[1], "each image counts"
@@ -133,35 +115,25 @@ def test_every_verb_takes_the_groups_of_a_table_of_parts_and_of_a_review(verb):
 
 # --- groups that nobody named --------------------------------------------------------------------
 
-VIDEOS, FRAMES = 60, 10
-VERBS = {
-    "train-pu": "train-pu frames.h5 {} --method linear --penalty 0.01 --out v.safetensors",
-    "estimate-prior": "estimate-prior frames.h5 {}",
-}
 
-
-@pytest.fixture(scope="module")
-def frames(folder):
-    """frames.h5 of videos of ten frames beside cache.h5, with labels of forty frames of five of ten positive videos."""
+def test_labels_in_few_videos_are_told_and_count_as_videos_until_something_is_said_of_groups(caplog):
+    """Forty frames of five of ten positive videos."""
+    videos, frames = 60, 10
     draw = np.random.default_rng(0)
-    centres = draw.normal(size=(VIDEOS, 12)) + 2 * (np.arange(VIDEOS) < 10)[:, None]
-    X = np.repeat(centres, FRAMES, axis=0) + draw.normal(scale=0.2, size=(VIDEOS * FRAMES, 12))
-    keys = [f"v{row // FRAMES:02}_f{row % FRAMES}.png" for row in range(len(X))]
-    write_cache(folder / "frames.h5", X.astype(np.float32), keys)
-    (folder / "in_five.txt").write_text("\n".join(key for key in keys if key < "v05" and key[-5] < "8"))
-
-
-@pytest.mark.usefixtures("frames")
-@pytest.mark.parametrize("verb", VERBS)
-def test_labels_in_few_videos_are_told_and_count_as_videos_until_something_is_said_of_groups(verb, caplog):
+    centres = draw.normal(size=(videos, 12)) + 2 * (np.arange(videos) < 10)[:, None]
+    X = np.repeat(centres, frames, axis=0) + draw.normal(scale=0.2, size=(videos * frames, 12))
+    keys = [f"v{row // frames:02}_f{row % frames}.png" for row in range(len(X))]
+    write_cache(Path("frames.h5"), X.astype(np.float32), keys)
+    Path("in_five.txt").write_text("\n".join(key for key in keys if key < "v05" and key[-5] < "8"))
+    train = "train-pu frames.h5 {} --method linear --penalty 0.01 --out v.safetensors"
     seen = "40 labelled positives lie in 5 of 60 runs of names, each of images that look alike"
-    ended = run(VERBS[verb].format("--positives in_five.txt"))
+    ended = run(train.format("--positives in_five.txt"))
     assert seen in caplog.text and "5 groups of labelled positives are too few to estimate prior" in ended.stdout
     typed = caplog.text[caplog.text.index("pucache labels") : caplog.text.index(" (none:")]
     for groups, count in ((typed, "60 groups"), ("--groups none", "every image is independent")):
         options = groups.removeprefix("pucache ") if groups == typed else f"labels frames.h5 in_five.txt {groups}"
         assert count in run(f"{options} --out v.csv").stdout
         caplog.clear()
-        ended = run(VERBS[verb].format("--labels v.csv"))
+        ended = run(train.format("--labels v.csv"))
         assert "lie in" not in caplog.text
         assert ("5 groups of labelled positives are too few" in ended.stdout) == (groups == typed)

@@ -1,5 +1,6 @@
 """What the commands refuse: one line that names what it is, what was expected and the remedy; nothing is touched."""
 
+import os
 import random
 import re
 import shlex
@@ -72,13 +73,14 @@ def bad(world, trained):
 EMBED, TRAIN = "embed {w}/images", "train-pu {w}/cache.h5 --positives {w}/positives.txt"
 PRIOR = "estimate-prior {w}/cache.h5 --positives {w}/positives.txt"
 SWEEP = "sweep-priors {w}/cache.h5 --positives {w}/positives.txt"
+LABELS = "labels {w}/cache.h5"
 REPORT = "report {w}/cache.h5 --positives {w}/positives.txt"
 FIND, SCORE = "retrieve-positives {w}/cache.h5", "score {w}/model.safetensors"
 BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/nowhere old.h5": (1, "no such source: .*nowhere; expected a folder, a manifest"),
     "embed {b}/unreadable old.h5" + SMALL: (
         1,
-        "old.h5 holds images of .*images, and .*unreadable has others under their keys; write another cache",
+        "old.h5 holds images of .*, and .*unreadable has others under their keys",
     ),
     REPORT + " --model {b}/none.safetensors": (1, "no such model: .*none.safetensors"),
     "report {w}/cache.h5 --positives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt"),
@@ -97,10 +99,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
-    EMBED + " {b}/truncated.h5" + SMALL: (
-        1,
-        "truncated.h5 ends without pucache's checksums.*; restore it",
-    ),
+    EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 ends without .* checksums.*; restore it"),
     EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
     EMBED + " old.h5 --encoder resnet50": (2, "unknown encoder 'resnet50'; use 'bundled', 'timm:NAME'"),
@@ -130,26 +129,29 @@ BAD = {  # command: (exit code, what the one line must tell)
     FIND + " --like {b}/nowhere": (1, "no such source: .*nowhere"),
     FIND + " --like {b}/X.npy": (1, r"X.npy holds float32 of shape .*; expected numbers of shape \(m, "),
     "review {w}/cache.h5 --words dress --session {b}/new": (1, "which has no words: the bundled encoder and those"),
-    "review {w}/cache.h5 --like {b}/unreadable --session {b}/new": (
-        1,
-        "none of the 2 images in .*unreadable can be read",
-    ),
+    "review {w}/cache.h5 --like {b}/unreadable --session {b}/new": (1, "none of the 2 images .* can be read"),
     "review {w}/cache.h5 --words dress --labels {b}/kinds.csv": (2, "words and pictures begin a single review; leave"),
+    FIND + " --labels {b}/kinds.csv --page page.html": (2, "--page"),
+    FIND + " --labels {b}/kinds.csv --by fused": (2, "needs a model"),
     FIND + " --positives red/** -k 0": (2, "-k must be a whole number of at least 1, or all; got '0'"),
     FIND + " --positives red/** --by fused": (2, "ranking by fused needs a model; train one with train-pu"),
     FIND + " --positives red/** --diverse 1.5": (2, "diverse must lie between 0 and 1, got 1.5"),
     FIND + " --positives red/** --images {w}/images": (2, "--images is for --page; leave it out, or name a page"),
     FIND + " --positives red/** --by topk --model {w}/model.safetensors": (2, "ranking by topk uses no model"),
-    "labels {w}/cache.h5 {w}/positives.txt --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a"),
+    LABELS: (1, "nothing is named to read; give tables of labels, or groups"),
+    LABELS + " {w}/positives.txt --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a"),
+    LABELS + " {w}/positives.txt --negatives red/**": (1, "are positive and negative"),
+    LABELS + " {w}/positives.txt --out new.parquet": (1, "end it in .csv"),
+    LABELS + " {w}/positives.txt --match-keys x": (2, "must be auto, or of quotes"),
+    LABELS + " {w}/positives.txt --encoding x": (2, "encoding .x. is not known"),
+    LABELS + " {w}/positives.txt --groups nowhere": (1, "no such file: nowhere"),
     FIND + " --positives red/** --model {b}/other.safetensors": (1, "cache.h5 holds .* of timm.* expects imported"),
     SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
+    "score {b}/nothing {w}/cache.h5": (1, "holds no models"),
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
     SCORE + " {w}/cache.h5 --cache c.h5": (2, "cache is for images that are to be embedded.*leave it out"),
-    "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (
-        1,
-        r"this model does not score with neighbours; leave neighbours out \(the model does not say whether",
-    ),
+    "score {b}/bare.safetensors {w}/cache.h5 --neighbours {w}/cache.h5": (1, "this model does not score with neighb"),
     SCORE + " {w}/cache.h5 --out old.txt": (2, "old.txt must end in .csv or .parquet"),
     "score {b}/bare.safetensors {w}/cache.h5": (1, "expects 6-d rows; .*cache.h5 holds timm:"),
     "score {b}/bare.safetensors {w}/images": (1, "trained on bare arrays, which pucache cannot make; score a cache"),
@@ -167,15 +169,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     EMBED + " new --shards 2": (2, "--shards is for a Ray cluster; add --ray, or leave it out"),
     EMBED + " new --ray": (2, "--ray writes a folder of shards; say how many with --shards N, and name a folder"),
     EMBED + " new --ray --shards 2 --shard 1/2": (2, "--shard is for one file that this machine embeds; leave it out"),
-    EMBED + " new --ray --shards 2 --device cuda:1": (
-        2,
-        "Ray shares out GPUs itself: its device is auto, cpu or cuda,",
-    ),
+    EMBED + " new --ray --shards 2 --device cuda:1": (2, "Ray shares out GPUs itself: .* auto, cpu or cuda,"),
     EMBED + " c.h5 --key-column id": (2, "a column of keys is named, which is for Parquet"),
-    EMBED + " c.h5 --encoding cp1252": (
-        2,
-        "an encoding is named, which is for manifests, tar and ZIP files; .* leave it",
-    ),
+    EMBED + " c.h5 --category animal" + SMALL: (2, "category of detections are named, which is for manifests"),
+    EMBED + " c.h5 --encoding cp1252": (2, "an encoding is named, which is for manifests, tar and ZIP files; .* leave"),
     "export {w}/cache.h5 out.csv": (2, "must end in .parquet .a cache., or .onnx .a model."),
     "export {w}/cache.h5 out.parquet --images {w}/images": (2, "--images are for --thumbnails"),
     "export {w}/cache.h5 out.parquet --input uint8": (2, "--input is for a model"),
@@ -297,6 +294,14 @@ def test_files_do_not_take_the_numbers_of_closed_streams(world, embedded, here):
     assert ended.returncode == 0 and EmbeddingCache(here / "packed.h5").verify() is None
 
 
+def test_names_in_utf_8_are_read_in_a_locale_of_ascii(world, embedded, here):
+    shutil.copytree(world / "images/red", here / "Bäume")
+    os.rename("Bäume/000.png", "Bäume/犬.png")
+    environ = "LC_ALL=C PYTHONUTF8=0 PYTHONCOERCECLOCALE=0 "
+    ended = in_shell(f"cd {here}; {environ}{{pucache}} embed Bäume new.h5{SMALL}", w=world)
+    assert ended.returncode == 0 and "犬.png" in EmbeddingCache(here / "new.h5").keys, ended.stderr
+
+
 def test_an_output_file_on_a_full_device_is_one_line(world, embedded, here):
     told = refused(FIND + " --positives red/** --out /dev/full", w=world)
     assert "/dev/full is not a regular file" in told
@@ -328,7 +333,6 @@ pucache.cli.start.run(["demo", "d"])
         ("pucache.cli.main", signal.SIGINT),
         ("click", signal.SIGTERM),
         ("pucache.cli.demo", signal.SIGTERM),
-        ("torch", signal.SIGINT),
     ],
 )
 def test_an_interruption_while_modules_are_imported_is_one_line(here, module, number):
@@ -356,7 +360,7 @@ def catches(process, number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_a_signal_at_any_moment_of_the_start_ends_it_in_one_line(world, embedded, here, seed):
     moment = random.Random(seed)
     number = moment.choice([signal.SIGINT, signal.SIGTERM])

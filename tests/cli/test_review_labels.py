@@ -1,17 +1,22 @@
-"""Labels of a review in train-pu and report, and estimates that rest on its random images."""
+"""Labels of a review in the commands, estimates that rest on its random images, the audit, and reviews of concepts."""
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers.command_line import printed as run
+from helpers.command_line import table
 from helpers.planted import planted, write_cache
-from helpers.sessions import decide
+from helpers.sessions import decide, labels_of, pile_of
 
 import pucache
+from pucache import Labels, PULabels
+from pucache.estimates.limit_sentences import sentences
 from pucache.estimates.metrics import with_labels
 from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.serve import open_concept_sessions
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_labels import write_reviewed
 
@@ -49,8 +54,8 @@ def test_labels_come_from_the_session_and_without_random_images_the_pile_has_no_
     by_session = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
     assert by_session == run("train-pu cache.h5 --method linear"), "the review beside the cache"
     run(f"labels cache.h5 {SESSION} --out labels.csv")
-    for table in ("reviewed.csv", "labels.csv"):
-        assert run(f"train-pu cache.h5 --labels {table} --method linear") == by_session, table
+    for given in ("reviewed.csv", "labels.csv"):
+        assert run(f"train-pu cache.h5 --labels {given} --method linear") == by_session, given
     assert BIASED in by_session and NO_FIGURES in by_session.lower() and "recall 0" not in by_session
 
 
@@ -123,14 +128,6 @@ def test_few_random_images_make_no_statement_worse_and_state_nothing_of_the_pile
         assert low <= point <= high < low + 0.55, "by the images alone it would be anything"
 
 
-def test_without_random_images_the_report_states_no_number_of_hidden_positives(review):
-    review(drawn=0)
-    numbers = json.loads(run("report cache.h5 --json"))
-    assert numbers["reviewed"]["confirmed"] and set(numbers["hidden_positives"].values()) == {None}
-    page = " ".join(Path("report.html").read_text().split())
-    assert "more positives are expected" not in page and "hidden positives is still very uncertain" not in page
-
-
 def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
     review(drawn=60)
     X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
@@ -149,7 +146,7 @@ def test_labels_come_from_one_place(review):
         assert "holds none of its images" in run(f"{verb} other.h5 --labels {SESSION}", code=1)
 
 
-def test_the_report_lists_decisions_that_the_training_contradicts_worst_first(tmp_path, monkeypatch):
+def test_the_report_lists_doubted_decisions_and_without_random_images_no_number_of_hidden(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     X, s, y = planted(n=600, d=8, labelled=40, prior=0.12, seed=5, apart=2.0)
     cache = write_cache(Path("cache.h5"), X)
@@ -159,23 +156,118 @@ def test_the_report_lists_decisions_that_the_training_contradicts_worst_first(tm
     with open_session(cache, s) as session:
         for row in [*by_rank[:60], by_rank[-2]]:
             decide(session, row, Choice.POSITIVE if bool(y[row]) != (row in wrong) else Choice.NEGATIVE)
-    output = run("report cache.h5 --json")
-    look_again = json.loads(output)["look_again"]
+    numbers = json.loads(run("report cache.h5 --json"))
+    look_again = numbers["look_again"]
     assert {cache.keys[row] for row in wrong} <= set(look_again) and len(look_again) <= 20
     page = Path("report.html").read_text()
     part = page[page.index("Look again at these") : page.index("Labelled against found")]
     assert part.count("<bdi>accepted</bdi>") >= 1 and part.count("<bdi>rejected</bdi>") >= 1
+    assert numbers["reviewed"]["confirmed"] and set(numbers["hidden_positives"].values()) == {None}
+    page = " ".join(page.split())
+    assert "more positives are expected" not in page and "hidden positives is still very uncertain" not in page
 
 
 def test_what_a_review_has_decided_is_left_out_of_an_evaluation_as_its_table_is(review):
     y, _ = review(drawn=30)
-    run("train-pu cache.h5 --method linear --out m.safetensors")
-    run("score m.safetensors cache.h5 --out scores.csv")
     run(f"labels cache.h5 {SESSION} --out decided.csv")
     keys = pucache.EmbeddingCache("cache.h5").keys
-    Path("truth.csv").write_text(
-        "\n".join(["key,label", *(f"{key},{int(of)}" for key, of in zip(keys, y, strict=True))])
-    )
+    pairs = list(zip(keys, y, strict=True))
+    Path("truth.csv").write_text("key,label\n" + "".join(f"{key},{of}\n" for key, of in pairs))
+    rows = (f"{key},{of - row % 3},,{of}\n" for row, (key, of) in enumerate(pairs))
+    Path("scores.csv").write_text("key,margin,posterior,label\n" + "".join(rows))
     of_table = run("evaluate scores.csv --truth truth.csv --labels decided.csv")
     assert run(f"evaluate scores.csv --truth truth.csv --labels {SESSION}") == of_table
     assert of_table != run("evaluate scores.csv --truth truth.csv")
+
+
+# --- the audit -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(tmp_path):
+    with open_session(pile_of(tmp_path, 80), labels_of(80)) as session:
+        for draw in session.draw(np.random.default_rng(0), Stream.AUDIT, 20):
+            decide(session, draw.row, Choice.POSITIVE if draw.row % 10 == 5 else Choice.NEGATIVE)
+        yield session
+
+
+def test_the_audit_is_read_while_the_review_goes_on(session):
+    audited = pucache.audit(session)
+    assert audited.as_dict() == pucache.audit(session.folder).as_dict() == session.limits().as_dict()
+    sentence, assumed, *_, draws = run(f"audit {session.folder}").splitlines()
+    assert sentence == audited.sentence and assumed.startswith("If no positive was overlooked: ")
+    assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
+    session.draw(np.random.default_rng(1), Stream.AUDIT, 2)
+    decide(session, session.state.waiting()[0].row, Choice.SKIP)
+    said = run(f"audit {session.folder}")
+    assert "21 drawn at random: " in said and "1 skipped; 56 images not" in said
+    assert "1 of them skipped or left out, which count as positive until they are decided" in said
+
+
+def test_the_json_of_an_audit_holds_every_number(session):
+    result = json.loads(run(f"audit {session.folder} --json"))
+    audited = pucache.audit(session)
+    assert result == audited.as_dict() | {"statements": sentences(audited)}
+    looser = json.loads(run(f"audit {session.folder} --json --level 0.8"))
+    assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
+    assert "level must be between 0 and 1; got 1.5" in run(f"audit {session.folder} --level 1.5", 2)
+
+
+# --- the folder of a review of concepts, wherever that of a review is taken ------------------------
+
+
+@pytest.fixture
+def reviews(tmp_path, monkeypatch):
+    """cache.h5, and reviews of two concepts in the folder reviews; one of them has random images."""
+    monkeypatch.chdir(tmp_path)
+    X, s, y = planted(n=400, d=6, labelled=24, prior=0.2, seed=5, apart=0.8)
+    cache = write_cache(Path("cache.h5"), X)
+    labelled = np.flatnonzero(s)
+    of = {name: PULabels.of(np.isin(np.arange(len(s)), labelled[at::2])) for at, name in enumerate(("red", "round"))}
+    with ExitStack() as stack:
+        sessions, _ = open_concept_sessions(cache, Labels(of), Path("reviews"), None, stack)
+        for draw in sessions["red"].draw(np.random.default_rng(0), Stream.AUDIT, 60):
+            decide(sessions["red"], draw.row, Choice.POSITIVE if y[draw.row] else Choice.NEGATIVE)
+    return "reviews"
+
+
+def test_audit_has_a_row_for_each_concept(reviews):
+    audits, failures = pucache.audit_concepts(reviews)
+    assert list(audits) == ["red", "round"] and not failures
+    assert audits["red"].as_dict() == pucache.audit(f"{reviews}/red").as_dict() and audits["red"].draws == 60
+    lines = run(f"audit {reviews}").splitlines()
+    assert "hidden at most" in lines[0] and f"{audits['red'].hidden_high:,}" in lines[1] and "not known" in lines[2]
+    result = json.loads(run(f"audit {reviews} --json"))["concepts"]["red"]
+    assert result["hidden_high"] == audits["red"].hidden_high and result["sentence"] == audits["red"].sentence
+
+
+def test_train_pu_and_report_take_it_as_the_labels_of_concepts(reviews):
+    assert "wrote 2 models to models" in run(f"train-pu cache.h5 --labels {reviews} --method linear --out models")
+    red, _ = json.loads(Path("models/metrics.json").read_text())["concepts"]
+    assert red["prior_estimate"]["method"] == "audit", "each rests on its own random images"
+    alone = pucache.train_pu("cache.h5", pucache.session_labels("cache.h5", f"{reviews}/red"), method="linear")
+    assert (red["concept"], red["prior"]) == ("red", alone.prior_)
+    run("score models cache.h5 --out wide.csv")
+    both = sum(row["red_label"] == row["round_label"] == "1" for row in table(Path("wide.csv")))
+    said = json.loads(run(f"report cache.h5 --labels {reviews} --model models --json"))
+    assert said["shared"] == [{"concepts": ["red", "round"], "images": both}] and both
+    overview = Path("report.html").read_text()
+    assert all(Path(page).is_file() and page in overview for page in ("report/red.html", "report/round.html"))
+
+
+def test_a_folder_without_sessions_and_sessions_of_other_caches_give_one_line(reviews):
+    Path("empty").mkdir()
+    assert "no review session at empty: decisions.sqlite is missing" in run("audit empty", 1)
+    X, s, _ = planted(n=100, d=6, labelled=10, prior=0.2, seed=6)
+    other = write_cache(Path("other.h5"), X)
+    with ExitStack() as stack:
+        open_concept_sessions(other, Labels({"wide": PULabels.of(s)}), Path(reviews), None, stack)
+    for command in (f"audit {reviews}", f"train-pu cache.h5 --labels {reviews}"):
+        assert "different caches: red of cache.h5, round of cache.h5, wide of other.h5; name" in run(command, 1)
+
+
+def test_a_session_that_is_lost_stops_no_other(reviews):
+    Path(reviews, "round", "decisions.sqlite").write_bytes(b"x" * 5000)
+    for command in (f"audit {reviews}", f"train-pu cache.h5 --labels {reviews} --method linear"):
+        output = run(command, 3)
+        assert "red" in output and "failed because" in output and "decisions.sqlite" in output

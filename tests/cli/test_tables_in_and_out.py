@@ -62,18 +62,7 @@ def test_a_table_of_decisions_and_thumbnails(world, pile, here):
     assert list(EmbeddingCache(here / "again.h5").keys) == pile
 
 
-@pytest.mark.slow
-def test_a_model_of_the_command_line_as_onnx(world, trained, here):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    ended = run("export {w}/model.safetensors new/m.onnx", w=world)
-    assert "images uint8 (n, " in ended.output and "posterior" not in ended.output
-    session = onnxruntime.InferenceSession(str(here / "new/m.onnx"), providers=["CPUExecutionProvider"])
-    assert [output.name for output in session.get_outputs()] == ["embedding", "margin", "label"]
-
-
-@pytest.fixture
-def detections(here, world):
+def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, world):
     """The JSON of MegaDetector beside no image: two boxes of one, and one of another."""
     found = [
         {"file": "red/000.png", "detections": [
@@ -84,10 +73,7 @@ def detections(here, world):
     ]  # fmt: skip
     content = {"info": {}, "detection_categories": {"1": "animal", "2": "person"}, "images": found}
     (here / "found.json").write_text(json.dumps(content))
-    return f"embed found.json parts.h5 --images {world}/images" + SMALL.format(w=world)
-
-
-def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, detections):
+    detections = f"embed found.json parts.h5 --images {world}/images" + SMALL.format(w=world)
     run(f"{detections}--min-confidence 0.1")
     keys = ["red/000.png#xywh=percent:0,0,50,50", "red/000.png#xywh=percent:50,50,50,50"]
     assert list(EmbeddingCache(here / "parts.h5").keys) == keys
@@ -96,10 +82,4 @@ def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, det
     (here / "parts.concepts.csv").write_text("key,concept\nmine,animal\n")
     run(f"{detections}--min-confidence 0.1")
     assert table(here / "parts.concepts.csv") == [{"key": "mine", "concept": "animal"}]  # it may have been edited
-
-
-def test_what_is_of_detections_alone_is_refused_for_others(here, detections, world):
-    (here / "m.csv").write_text(f"path\n{world}/images/red/000.png\n")
-    told = refused("embed m.csv c.h5 --category animal" + SMALL, code=2, w=world)
-    assert "a category is of detections" in told
     assert "has no category 'dog'; it has animal, person" in refused(f"{detections}--category dog", code=2)

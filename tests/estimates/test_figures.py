@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.estimates.figures import Figures
-from pucache.estimates.intervals import WITH_INTERVAL, Estimate
+from pucache.estimates.intervals import WITH_INTERVAL
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.metrics import from_pu
 
@@ -40,20 +40,6 @@ def test_without_an_interval_of_the_prior_only_recall_and_pauc_have_one():
     figures = stated(30, ends=None)
     assert [name for name in WITH_INTERVAL if figures[name].interval] == ["pauc", "recall"]
     assert str(figures["precision"]).count(" ") == 0
-
-
-@pytest.mark.parametrize(
-    ("labels", "recall", "precision", "nothing"),
-    [
-        (20, (0.8, 1.0), (0.6, 1.0), False),
-        (20, (0.8, 1.0), (0.4, 1.0), True),
-        (20, (0.8, 1.0), (None, None), True),
-        (40, (0.2, 1.0), (0.0, 1.0), False),
-    ],
-)
-def test_wide_intervals_of_few_labels_say_nothing(labels, recall, precision, nothing):
-    estimates = {"recall": Estimate(None, *recall), "precision": Estimate(None, *precision)}
-    assert Figures(LabelCount(labels), estimates, {}).are_uninformative is nothing
 
 
 # --- files -----------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 from helpers.slow import slow
-from helpers.strata import stratum
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import beta
@@ -13,7 +12,9 @@ from sklearn.metrics import cohen_kappa_score
 
 from pucache.estimates.agreement import Concordance
 from pucache.estimates.intervals import WITH_INTERVAL, Estimate, intervals_from_pu
-from pucache.estimates.strata import SIDES, greatest_total, least_total
+from pucache.estimates.label_requirements import design_effect
+from pucache.estimates.priors import profile_interval
+from pucache.estimates.strata import SIDES, Stratum, greatest_total, least_total
 
 GIVEN = 0.1, (0.1, 0.1)
 
@@ -74,7 +75,7 @@ def test_without_two_answers_or_ten_pictures_there_is_no_kappa(cells):
 
 
 @pytest.mark.parametrize(
-    ("positive", "error", "n"), [(0.1, 0.05, 40), slow(0.1, 0.2, 200), slow(0.5, 0.05, 200), (0.5, 0.2, 40)]
+    ("positive", "error", "n"), [(0.1, 0.05, 40), slow(0.1, 0.2, 200), slow(0.5, 0.05, 200), slow(0.5, 0.2, 40)]
 )  # each pair of values
 def test_the_interval_covers_the_kappa_of_two_readers_who_err(n, error, positive):
     rng, covered = np.random.default_rng(0), 0
@@ -90,6 +91,12 @@ def test_the_interval_covers_the_kappa_of_two_readers_who_err(n, error, positive
 
 
 # --- Several strata: against a search over every total and every assignment of labels, and the mart---
+
+
+def stratum(rows, left=()):
+    """Of so many rows, and of (label, copies, number of the draw or 0) of each picture that left."""
+    label, copies, draw = np.array(left, np.int64).reshape(-1, 3).T
+    return Stratum(rows, label, copies, draw, np.zeros(len(label), bool))
 
 
 @settings(max_examples=80, deadline=None)
@@ -168,3 +175,48 @@ def test_limits_of_several_strata_are_nearly_those_of_a_search():
         sums = list(possible_sums(strata, 0.3, SIDES))
         slack.append(greatest_total(strata, 0.3) - max(sums))
     assert min(slack) >= 0 and np.mean(slack) < 0.2
+
+
+# --- the design effect of groups, and what it does to intervals ------------------------------------
+
+ONE_FOLD = np.zeros(960, np.int64)
+
+
+def pile():
+    """Margins and labels of 60 labelled positives and 900 unlabelled rows, 100 of them positive."""
+    draw = np.random.default_rng(0)
+    margins = draw.normal(size=960) + 2.5 * (np.arange(960) < 160)
+    return margins.astype(np.float32), (np.arange(960) < 60).astype(np.int8)
+
+
+def test_rows_of_a_group_that_are_independent_count_each():
+    margins, s = pile()
+    groups = [np.random.default_rng(k).integers(240, size=960) for k in range(20)]
+    effects = [design_effect(margins, s, None, group, ONE_FOLD) for group in groups]
+    assert np.mean(effects) < 1.25
+
+
+def test_a_level_that_the_rows_of_a_fold_share_is_none_of_their_groups():
+    margins, s = pile()
+    fold = np.arange(960) % 5
+    groups = 5 * (np.arange(960) // 25) + fold
+    levels = margins + np.linspace(-2, 2, 5, dtype=np.float32)[fold]
+    assert design_effect(levels, s, None, groups, fold) < 0.7 * design_effect(levels, s, None, groups, ONE_FOLD)
+
+
+@pytest.mark.parametrize("copies", [1, 7])
+def test_copies_count_as_often_as_there_are_groups_of_them(copies):
+    rows = [part.repeat(copies) for part in (*pile(), np.arange(960), ONE_FOLD)]
+    assert design_effect(*rows[:2], None, *rows[2:]) == pytest.approx(copies, rel=0.02)
+
+
+def test_intervals_of_copies_are_about_those_of_single_rows():
+    margins, s = pile()
+    copies = np.repeat(margins, 5), np.repeat(s, 5)
+    single, grouped = profile_interval(margins, s), profile_interval(*copies, design_effect=5)
+    naive = profile_interval(*copies)
+    assert (grouped.low, grouped.high) == pytest.approx((single.low, single.high), rel=0.1)
+    assert naive.high - naive.low < 0.8 * (single.high - single.low)
+    at = (0.11, (0.09, 0.14), 1.0)
+    recall = intervals_from_pu(*copies, *at, design_effect=5)["recall"]
+    assert recall == pytest.approx(intervals_from_pu(margins, s, *at)["recall"], abs=0.03)

@@ -1,9 +1,11 @@
-"""Limits of a pile: against brute force, exact coverage on tiny piles, and each way in which a log could mislead it."""
+"""Limits of a pile and what they say: brute force, exact coverage, and each way in which a log could mislead."""
 
 import json
 import math
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
+from itertools import permutations
 
 import numpy as np
 import pytest
@@ -13,10 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pucache.estimates.limit_sentences import sentences
-from pucache.estimates.limits import MISSES_NEEDED, RECHECKS_NEEDED, least_sensitivity
+from pucache.estimates.limits import MISSES_NEEDED, RECHECKS_NEEDED, Limits, least_sensitivity
+from pucache.estimates.looks import FACTORS, RUNS, Looks
+from pucache.estimates.strata import Stratum
 from pucache.reviewing.log import LABELS, Choice, Stream
 
-POSITIVE, NEGATIVE, SKIP, UNDONE = Choice.POSITIVE, Choice.NEGATIVE, Choice.SKIP, Choice.UNDONE
+POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
 
 def limits(result):
@@ -276,3 +280,156 @@ def test_the_likeliest_total_is_the_one_of_greatest_likelihood():
         likelihoods[total] = math.prod(share if positive else 1 - share for share, positive in shares)
     likeliest = max(likelihoods, key=likelihoods.get)
     assert abs(result.found + result.likeliest_share * result.unknown - likeliest) <= 1  # it may lie between two
+
+
+# --- the limit that assumes a ranking no worse than chance ---------------------------------------------
+
+
+@st.composite
+def some_looks(draw):
+    m = draw(st.integers(1, 30))
+    positive = np.array(draw(st.lists(st.booleans(), min_size=m, max_size=m)))
+    before = np.append(0, np.cumsum(positive)[:-1]).astype(float)
+    runs = draw(st.lists(st.sampled_from([0.0, 5.0, 30.0, 100.0, 400.0, np.inf]), min_size=m, max_size=m))
+    left = draw(st.integers(0, 40))
+    return Looks(
+        positive, m + left - np.arange(m, dtype=float), before, np.array(runs), positive, left, int(positive.sum())
+    )
+
+
+def evidence_by_hand(of, total):
+    """Mean of M(K) after each look."""
+    paths = []
+    for factor in FACTORS:
+        for run in RUNS:
+            path, product = [], 1.0
+            for y, n, f, since in zip(of.positive, of.unknown, of.before, of.run, strict=True):
+                p = (total - f) / n
+                if since >= run:
+                    product *= factor if y else (1 - factor * p) / (1 - p)
+                path.append(product)
+            paths.append(path)
+    return np.mean(paths, axis=0)
+
+
+@settings(deadline=None)
+@given(some_looks(), st.floats(0.01, 0.9))
+def test_the_limit_is_that_of_a_search_over_every_total_and_evidence_rises_with_it(of, error):
+    totals = range(of.found, of.found + of.left + 1)
+    with np.errstate(all="ignore"):
+        evidence = [evidence_by_hand(of, total).max() for total in totals]
+    for total, by_hand in zip(totals, evidence, strict=True):
+        assert math.exp(of.evidence(total).max()) == pytest.approx(by_hand, rel=1e-9)
+    assert (np.diff(evidence) >= -1e-9).all()
+    kept = [total for total, value in zip(totals, evidence, strict=True) if max(1.0, value) < 1 / error]
+    assert of.greatest_total(error) == max(kept, default=of.found)
+
+
+@pytest.mark.parametrize(("rows", "positives"), [(6, 1), (6, 3), (7, 2)])
+def test_no_order_of_chance_raises_the_mean_of_the_evidence(rows, positives):
+    truths = set(permutations([True] * positives + [False] * (rows - positives)))
+    mean = Fraction(0)
+    for truth in truths:
+        log = Log(rows)
+        for row, positive in enumerate(truth[:-1]):
+            log.decide(row, POSITIVE if positive else NEGATIVE)
+        mean += Fraction(float(np.exp(log.history().looks().evidence(positives)[-1])))
+    assert float(mean / len(truths)) <= 1.0 + 1e-9  # below it where all rows that are left are positive
+
+
+def test_looks_are_first_decisions_and_random_images_when_they_are_drawn():
+    log = Log(20).decide(0, POSITIVE).draw(1).decide(2, NEGATIVE).decide(1, NEGATIVE).decide(3, SKIP)
+    log.draw(0, POSITIVE, stream=Stream.RECHECK)
+    log.decide(4, POSITIVE).decide(4, UNDONE).decide(4, NEGATIVE).draw(5)
+    of = log.history().looks()
+    assert of.positive.tolist() == [True, False, False, True, False]
+    assert of.unknown.tolist() == [20, 19, 18, 17, 16] and of.before.tolist() == [0, 1, 1, 1, 2]
+    assert of.run.tolist() == [0, np.inf, 0, 2, 2] and (of.left, of.found) == (15, 2)
+    later = log.history().looks(since=3)
+    assert later.unknown.tolist() == [17, 16] and later.found == 2
+
+
+# --- sentences -----------------------------------------------------------------------------------------
+
+
+def drawn(positives, draws=300, rows=3000):
+    log = Log(rows)
+    for group in range(draws):
+        log.draw(group, POSITIVE if positives and group % (draws // positives) == 0 else NEGATIVE)
+    return log
+
+
+def test_perhaps_follows_random_images_where_they_say_much_and_the_yield_of_the_ranking_where_they_do_not():
+    hidden = drawn(30).limits()
+    assert hidden.perhaps == pytest.approx(hidden.likeliest_share * hidden.unknown, rel=0.1)
+    log = Log(1500)
+    for group in range(48):
+        log.decide(group, POSITIVE)
+    for group in range(48, 1100):
+        log.decide(group, NEGATIVE)
+    for group in range(1100, 1150):
+        log.draw(group, NEGATIVE)
+    result = log.limits()
+    assert result.hidden_high > 20 and result.perhaps <= 3
+
+
+def test_perhaps_follows_random_images_among_the_likeliest_too():
+    def limits(positives):
+        log, drawn = Log(3000), [int(position % 200 < positives) for position in range(200)]
+        for group in range(300):  # by which the ranking would still bring fifty
+            log.decide(group, NEGATIVE if group % 15 else POSITIVE)
+        for group, label in enumerate(drawn, start=300):
+            log.draw(group, stream=Stream.ZONE).decide(group, POSITIVE if label else NEGATIVE, stream=Stream.ZONE)
+        history = log.draw(2999, NEGATIVE).history()
+        label, ones = np.array(drawn), np.ones(200, np.int64)
+        zone = Stratum(600, label, ones, 301 + np.arange(200), np.zeros(200, bool))
+        return Limits.of(history.strata(), history.looks(), zone=[zone])
+
+    none, twenty = limits(0), limits(20)
+    assert none.perhaps <= 10 and replace(none, zone=None).perhaps > 30
+    assert 40 <= twenty.perhaps <= 120  # about 40 among the likeliest
+
+
+@pytest.mark.parametrize("draws", [20, 200])
+def test_a_forecast_moves_by_what_one_image_can_move(draws):
+    figures = []
+    for positives in range(5):
+        log = Log(3500)
+        for group in range(draws):
+            log.draw(group, POSITIVE if draws - group <= positives else NEGATIVE)
+        result = log.limits()
+        expected = result.expected_positives(200)
+        after = result.further(200, expected / 200)[0]
+        assert expected < max(positives, 1) and f"at most about {after:,} if" in result.forecast
+        figures.append((result.hidden_high, after))
+    steps = np.diff(figures, axis=0)
+    one_image = steps[0, 1]  # by the first positive, which lets expect no other
+    assert (steps[:, 1] <= one_image).all(), figures
+
+
+def test_sentences_state_what_is_found_and_hidden_what_they_assume_and_what_would_narrow_it():
+    log = drawn(2, 120)
+    for group in range(200, 410):
+        log.decide(group, POSITIVE)
+    result = log.limits()
+    assert result.sentence == (
+        f"212 found. Perhaps {result.perhaps} more are hidden; at most {result.hidden_high}, with 95 % confidence, if "
+        "no positive was overlooked. To narrow this, decide 200 more random images: at most about "
+        f"{result.further(200, 0)[0]} if none of them is positive."
+    )
+    left_out = log.draw(500).draw(501, SKIP).limits()
+    assert "To narrow this, decide 2 random images without a label, then decide 200 more" in left_out.sentence
+    doubts = replace(left_out, doubted=1).sentence
+    assert "To narrow this, look again at 1 doubted decision, then decide 2 random images" in doubts
+    begun, decided = Log(3000).decide(0, POSITIVE).limits(), Log(2).decide(0, NEGATIVE).decide(1, POSITIVE).limits()
+    assert begun.sentence.startswith("1 found. How many more is not known before the first random image among all. ")
+    assert sentences(decided) == ["1 found. Every image is decided."] and decided.chance_high == 0
+    skipped = Log(2).draw(0, SKIP).decide(1, POSITIVE).limits()
+    assert skipped.sentence.startswith("1 found. Perhaps none is hidden; at most 1, with 95 % confidence, if no ")
+    by_rank = Log([1] * 400 + [4600])
+    for row in range(400):
+        by_rank.decide(row, POSITIVE if row < 30 else NEGATIVE)
+    chance = by_rank.limits()
+    assert chance.hidden_high == 4600 and 0 < chance.chance_high < 200
+    assumed = "If the ranking shows positives at least as often as chance would: at most "
+    assert any(one.startswith(f"{assumed}{chance.chance_high} more, and at least ") for one in sentences(chance))

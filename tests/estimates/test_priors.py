@@ -11,32 +11,14 @@ from scipy.stats import mannwhitneyu
 from pucache import PULabels, PULinearClassifier
 from pucache.estimates import scar
 from pucache.estimates.calibration import LEAST, MOST, Tilt, deviance_within_pile, fit_tilt, profile_ends, profile_prior
-from pucache.estimates.priors import (
-    ERROR_BELOW,
-    MODEL_ERROR,
-    deviance_limit,
-    estimate,
-    profile_interval,
-)
+from pucache.estimates.priors import ERROR_BELOW, MODEL_ERROR, deviance_limit, estimate, profile_interval
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def margins_of(prior, n_p=800, n_u=3000, apart=2.0, seed=0):
-    """Margins and s of two Gaussians; at 2 standard deviations either way their ends hardly overlap."""
-    return gaussians(prior, n_p, n_u, apart, seed)
-
-
-@pytest.mark.parametrize("prior", [0.05, 0.3, 0.6])
-def test_the_prior_of_margins_that_hardly_overlap_is_found(prior):
-    found = [estimate(*margins_of(prior, seed=seed)) for seed in range(3)]
-    assert found == pytest.approx([prior] * 3, abs=0.02)
-    assert np.mean(found) == pytest.approx(prior, abs=0.013)
-
-
 @pytest.mark.parametrize("ties", [False, True])
 def test_weights_count_rows(ties):
-    margins, s = margins_of(0.3, 120, 400, apart=1.2)
+    margins, s = gaussians(0.3, 120, 400, 1.2)
     margins = margins.round(1) if ties else margins
     counts = np.random.default_rng(4).integers(0, 4, len(s))
     weighted = estimate(margins, s, counts)
@@ -61,7 +43,7 @@ def test_estimates_are_held_within_bounds_whatever_the_margins(rows):
 
 @pytest.mark.parametrize(("prior", "n_p"), [(0.01, 20), (0.1, 40), (0.1, 500), (0.6, 100)])
 def test_the_interval_is_the_profile_s_widened_by_the_model_error(prior, n_p):
-    margins, s = margins_of(prior, n_p, apart=1.2)
+    margins, s = gaussians(prior, n_p, 3000, 1.2)
     found = profile_interval(margins, s)
     assert found.prior == pytest.approx(estimate(margins, s), rel=1e-6)
     assert (found.method, found.draws, found.level, found.has_interval) == ("tilt", 0, 0.9, True)
@@ -82,7 +64,7 @@ def test_the_limit_of_the_deviance_is_student_s_t_of_the_labels():
 
 
 def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_sided():
-    margins, s = margins_of(0.0, 30, 500)
+    margins, s = gaussians(0.0, 30, 500, 2.0)
     found = profile_interval(margins, s)
     assert found.low == LEAST < found.high < 0.1
 

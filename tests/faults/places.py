@@ -17,8 +17,8 @@ import numpy as np
 import safetensors.torch
 import timm
 import torch
+from helpers.command_line import save_images, save_picture
 from helpers.started import Started, Strike
-from PIL import Image
 
 from pucache import EmbeddingCache
 
@@ -328,11 +328,8 @@ def strike_each(world: World, job: Job, point: str, calls: list[int] | range, **
 
 def _save_images(folder: Path) -> None:
     draw = np.random.default_rng(0)
-    for name, count, colour in (("red", RED, (220, 40, 40)), ("rest", REST, (40, 60, 200))):
-        (folder / name).mkdir(parents=True)
-        for number in range(count):
-            suffix = "jpg" if name == "rest" and number % 2 else "png"
-            _save_image(folder / name / f"{number:03}.{suffix}", colour, draw)
+    save_images(folder / "red", RED, (220, 40, 40), draw)
+    save_images(folder / "rest", REST, (40, 60, 200), draw, ("png", "jpg"))
     (folder / "rest" / "broken.jpg").write_bytes(b"no image")
     (folder / "rest" / "empty.png").write_bytes(b"")
 
@@ -341,13 +338,8 @@ def _change_images(folder: Path) -> None:
     """Some other pixels, some new files, some gone, one broken now, and one restored."""
     draw = np.random.default_rng(1)
     for number in (*range(0, 12, 2), *range(60, 84, 2)):
-        _save_image(folder / "rest" / f"{number:03}.png", (60, 60, 190), draw)
+        save_picture(folder / "rest" / f"{number:03}.png", (60, 60, 190), draw)
     for number in range(21, 29, 2):
         (folder / "rest" / f"{number:03}.jpg").unlink()
     (folder / "rest" / "031.jpg").write_bytes(b"broken now")
-    _save_image(folder / "rest" / "empty.png", (60, 60, 190), draw)
-
-
-def _save_image(path: Path, colour: tuple[int, int, int], draw: np.random.Generator) -> None:
-    pixels = draw.normal(colour, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
-    Image.fromarray(pixels).save(path)
+    save_picture(folder / "rest" / "empty.png", (60, 60, 190), draw)

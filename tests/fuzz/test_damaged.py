@@ -197,13 +197,7 @@ FILES = {
         lambda found, whole: whole.issuperset(data for data in found.values() if data is not None),
     ),
     "manifest": Format(lambda: samples.MANIFESTS, manifest, (SourceError, ValueError), text=True),
-    "positives": Format(
-        lambda: samples.POSITIVES,
-        positives,
-        LabelError,
-        samples.positives,
-        text=True,
-    ),
+    "positives": Format(lambda: samples.POSITIVES, positives, LabelError, samples.positives, text=True),
     "scores": Format(samples.scores, table, LabelError, samples.score_rows, text=True),
     "array": Format(samples.arrays, array, CacheError, samples.array),
     "weights": Format(

@@ -118,25 +118,6 @@ def test_soft_targets_have_the_cross_entropy_and_its_gradient(data, design, shar
     check_derivatives(objective, parameters(), lambda k, vector: soft_value(data, targets, k, vector))
 
 
-# --- risks ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "risk, needed",
-    [
-        (PURisk(), False),
-        (PURisk("imbupu", "logistic"), True),
-        (PURisk("imbupu", target_prior=0.3), True),
-        (PURisk("imbnnpu"), True),  # its clamp looks at the prior
-        (PURisk("nnpu"), True),
-        (PURisk("weighted_bce", target_prior=0.3), False),
-        (PURisk("bce"), False),
-    ],
-)
-def test_whether_the_prior_is_needed(risk, needed):
-    assert risk.needs_prior == needed
-
-
 # --- design matrix --------------------------------------------------------------------------------
 
 

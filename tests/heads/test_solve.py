@@ -9,14 +9,14 @@ from pucache.heads import design_matrix
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.minibatch import SGDSettings
 from pucache.heads.moments import Moments
-from pucache.heads.risks import PURisk
+from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.solve import SoftTargetTrainer, fit_heads
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, D, PRIOR, PENALTY = 400, 6, 0.3, 0.01
 TIGHT = 1e-5
 QUICK = SGDSettings(epochs=4, min_steps=0, batch_size=64, learning_rate=0.01)
-EVERY = ["upu", "nnpu", "imbupu", "imbnnpu", "weighted_bce", "bce"]
+
 CPU = torch.device("cpu")
 
 
@@ -75,34 +75,7 @@ def test_cross_entropy_heads_are_scikit_learn_s_logistic_regression(data, name, 
     np.testing.assert_allclose(heads.margins(X)[:, 0], model.decision_function(X), atol=5e-4)
 
 
-def test_imbalanced_upu_is_free_of_the_prior(data):
-    X, s, _ = data
-    heads = fit(X, s, prior=[0.001, 0.1, 0.5, 0.9], weights=np.ones((N, 1)), column=0)
-    assert np.abs(heads.coef[0]).max() > 0.3
-    np.testing.assert_allclose(heads.coef, np.tile(heads.coef[0], (4, 1)), atol=1e-3)
-    np.testing.assert_allclose(heads.intercept, np.full(4, heads.intercept[0]), atol=1e-3)
-    assert np.ptp(fit(X, s, "upu", prior=[0.1, 0.5]).coef, axis=0).max() > 0.05  # as others are not
-
-
-@pytest.mark.parametrize("name", ["upu", "imbnnpu", "bce"])
-def test_many_heads_together_are_as_each_alone(data, name):
-    X, s, _ = data
-    weights = weights_of(5)
-    own = {"prior": [0.1, 0.2, 0.3, 0.5, 0.4], "penalty": [1, 0.1, 0.03, 0.01, 0.1], "seed": [0, 1, 2, 3, 0]}
-    together = fit(X, s, name, weights=weights, tolerance=TIGHT, **own)
-    for k in range(5):
-        settings = {key: values[k] for key, values in own.items()}
-        alone = fit(X, s, name, weights=weights[:, k : k + 1], tolerance=TIGHT, **settings)
-        np.testing.assert_allclose(alone.coef[0], together.coef[k], rtol=2e-4, atol=2e-4)
-        # where float32 ends depends on the processor: 8e-4 apart in the intercept, 4e-5 in the risk were seen
-        np.testing.assert_allclose(alone.risk[0], together.risk[k], rtol=0, atol=1e-4)
-        if together.intercept[k] < -10:  # calls everything negative: the lower the better, without end
-            assert alone.intercept[0] < -10
-        else:
-            np.testing.assert_allclose(alone.intercept[0], together.intercept[k], rtol=2e-3, atol=2e-3)
-
-
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", RISKS)
 def test_rows_of_weight_zero_might_as_well_not_be_there(data, name):
     X, s, _ = data
     kept, moments = np.arange(N) % 3 > 0, Moments.of(X)
@@ -193,3 +166,112 @@ def test_a_soft_target_is_two_weighted_rows_of_scikit_learn_s_logistic_regressio
         exact = np.average(np.logaddexp(0, margins) - targets[:, k] * margins, weights=weights[:, k])
         assert heads.risk[k] == pytest.approx(exact, abs=1e-5)
     assert (heads.residual <= TIGHT).all()
+
+
+# --- many heads ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("solver", ["batch", "sgd"])
+@pytest.mark.parametrize("name", ["upu", "imbnnpu", "bce"])
+def test_many_heads_together_are_as_each_alone(data, name, solver):
+    X, s, _ = data
+    weights = weights_of(5)
+    own = {"prior": [0.1, 0.2, 0.3, 0.5, 0.4], "penalty": [1, 0.1, 0.03, 0.01, 0.1], "seed": [0, 1, 2, 3, 0]}
+    together = fit(X, s, name, weights=weights, tolerance=TIGHT, solver=solver, **own)
+    for k in range(5):
+        settings = {key: values[k] for key, values in own.items()}
+        alone = fit(X, s, name, weights=weights[:, k : k + 1], tolerance=TIGHT, solver=solver, **settings)
+        np.testing.assert_allclose(alone.coef[0], together.coef[k], rtol=2e-4, atol=2e-4)
+        # where float32 ends depends on the processor: 8e-4 apart in the intercept, 4e-5 in the risk were seen
+        np.testing.assert_allclose(alone.risk[0], together.risk[k], rtol=0, atol=1e-4)
+        if together.intercept[k] < -10:  # calls everything negative: the lower the better, without end
+            assert alone.intercept[0] < -10
+        else:
+            np.testing.assert_allclose(alone.intercept[0], together.intercept[k], rtol=2e-3, atol=2e-3)
+
+
+def test_imbalanced_upu_is_free_of_the_prior_as_others_are_not(data):
+    X, s, _ = data
+    heads = fit(X, s, prior=[0.001, 0.1, 0.5, 0.9], weights=np.ones((N, 1)), column=0)
+    assert np.abs(heads.coef[0]).max() > 0.3 and not PURisk().needs_prior
+    np.testing.assert_allclose(heads.coef, np.tile(heads.coef[0], (4, 1)), atol=1e-3)
+    np.testing.assert_allclose(heads.intercept, np.full(4, heads.intercept[0]), atol=1e-3)
+    for risk in (PURisk("upu"), PURisk("imbupu", "logistic"), PURisk("imbupu", target_prior=0.3)):
+        assert risk.needs_prior and np.ptp(fit(X, s, risk, prior=[0.1, 0.5]).coef, axis=0).max() > 0.05
+
+
+# --- minibatches: the same training once more, with autograd and torch.optim -----------------------
+
+
+def stream(s, size, epochs):
+    """Rows of each batch, in the order they are trained on, epoch by epoch."""
+    order = torch.Generator().manual_seed(0)
+    rows = torch.randperm(len(s), generator=order)
+    positive, place = torch.from_numpy(np.flatnonzero(s)), torch.from_numpy(s)[rows] == 1
+    for _ in range(epochs):
+        rows[place] = positive[torch.randperm(len(positive), generator=order)]
+        batches = rows.clone().split(size)
+        yield [batches[number] for number in torch.randperm(len(batches), generator=order)]
+
+
+def parts(risk, prior, weights, positive, margins):
+    """R+, R- of one head on some rows, and the sum of the magnitudes of their coefficients."""
+    loss = torch.nn.functional.softplus if risk.surrogate == "logistic" else torch.sigmoid
+    P, U = weights * positive, weights * ~positive
+    of_P, not_P, not_U = ((w * loss(m)).sum() / w.sum() for w, m in ((P, -margins), (P, margins), (U, margins)))
+    a, b, c = {
+        "nnpu": (prior, 1, -prior),
+        "imbnnpu": (risk.target_prior, factor := (1 - risk.target_prior) / (1 - prior), -prior * factor),
+        "bce": (P.sum() / (P + U).sum(), U.sum() / (P + U).sum(), 0.0),
+    }[risk.name]
+    return a * of_P, b * not_U + c * not_P, float(abs(a) + abs(b) + abs(c))
+
+
+SEED = 7
+START = torch.empty(D + 1).uniform_(-(D**-0.5), D**-0.5, generator=torch.Generator().manual_seed(SEED))
+
+
+def reference_fit(X, s, weights, prior, penalty, risk, settings):
+    """One head by torch.nn, autograd and torch.optim.Adam; its coefficients are on X as given."""
+    scale = 0.5 / np.sqrt(np.square(X.astype(np.float64)).mean())
+    spread = np.sqrt(np.square(X - X.mean(0)).sum(1).mean())
+    coef, intercept = (torch.nn.Parameter(part.clone()) for part in (START[:-1], START[-1:]))
+    X, positive, weights = torch.from_numpy(X) * scale, torch.from_numpy(s) == 1, torch.from_numpy(weights)
+    total = parts(risk, prior, weights, positive, X @ coef)[2]
+    decay = penalty * total * (spread * scale) ** 2
+    adam = torch.optim.Adam(
+        [{"params": [coef], "weight_decay": decay}, {"params": [intercept]}], lr=settings.learning_rate
+    )
+    clamped = 0
+    for batches in stream(s, settings.batch_size, settings.epochs):
+        for rows in batches:
+            upper, lower, _ = parts(risk, prior, weights[rows], positive[rows], X[rows] @ coef + intercept)
+            below = risk.name != "bce" and bool(lower < -risk.beta)
+            clamped += below
+            adam.zero_grad()
+            (-risk.gamma * lower if below else upper + lower).backward()
+            adam.step()
+    return coef.detach().numpy() * scale, intercept.item(), clamped
+
+
+IMBALANCED = PURisk("imbnnpu", target_prior=0.4, gamma=0.7)
+CASES = [
+    (IMBALANCED, 0.3, 0.0, 1),
+    (IMBALANCED, 0.9, 0.05, 1),
+    (PURisk("nnpu", beta=0.01), 0.8, 0.0, 1),
+    (PURisk("nnpu", "logistic"), 0.3, 0.0, 300),
+    (PURisk("bce"), 0.5, 0.1, 1),
+]
+
+
+@pytest.mark.parametrize("risk, prior, penalty, far", CASES)
+def test_training_is_that_of_torch_autograd_and_adam(data, risk, prior, penalty, far):
+    X, s = (np.concatenate([part] * (8 if far > 1 else 1)) for part in data[:2])
+    weights = np.random.default_rng(1).uniform(0.5, 2, len(X)).astype(np.float32)
+    if far > 1:  # a row without weight, so far out that its sigmoid is one and its loss no longer -log(1 - sigmoid)
+        X[17], weights[17] = far * np.sign(START[:-1].numpy()), 0
+    coef, intercept, clamped = reference_fit(X, s, weights, prior, penalty, risk, QUICK)
+    heads = fit(X, s, risk, weights=weights[:, None], prior=prior, penalty=penalty, seed=SEED, solver="sgd")
+    assert (clamped > 0) == (prior > 0.5)
+    np.testing.assert_allclose(heads.coef[0], coef, atol=3e-5)
+    np.testing.assert_allclose(heads.intercept[0], intercept, atol=3e-5)

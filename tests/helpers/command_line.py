@@ -79,8 +79,12 @@ def save_world(folder):
     return folder
 
 
-def save_images(folder, count, colour, draw):
+def save_images(folder, count, colour, draw, endings=("png",)):
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
-        pixels = draw.normal(colour, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
-        Image.fromarray(pixels).save(folder / f"{number:03}.png")
+        save_picture(folder / f"{number:03}.{endings[number % len(endings)]}", colour, draw)
+
+
+def save_picture(path, colour, draw):
+    pixels = draw.normal(colour, 40, (12, 12, 3)).clip(0, 255).astype(np.uint8)
+    Image.fromarray(pixels).save(path)

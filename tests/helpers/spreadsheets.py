@@ -69,3 +69,13 @@ def write_ods(path, sheets):
         book.writestr("META-INF/manifest.xml", f'<m:manifest xmlns:m="{_OFFICE}:manifest:1.0"/>')
         book.writestr("content.xml", f"<office:document-content {_NAMES}>{body}</office:document-content>")
     return path
+
+
+def edit(path, change):
+    """Replace the content of each file within a workbook by what `change` makes of it."""
+    with zipfile.ZipFile(path) as book:
+        parts = {name: change(book.read(name)) for name in book.namelist()}
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as book:
+        for name, content in parts.items():
+            book.writestr(name, content)
+    return path

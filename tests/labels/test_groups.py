@@ -38,14 +38,10 @@ def rows_of(cache, given, **options):
 
 IN_MEMORY = {
     "list": GROUPS,
-    "blanks around": [f" {name}\t" if row % 2 else name for row, name in enumerate(GROUPS)],
     "array": np.array(GROUPS),
-    "numbers": [7, 7, 2, 2, 7, 0],
     "dict": BY_KEY,
     "Series by key": pd.Series(BY_KEY),
-    "Series by position": pd.Series(GROUPS),
     "frame": pd.DataFrame({"key": list(BY_KEY), "patient": list(BY_KEY.values())}),
-    "frame of groups": pd.DataFrame({"filename": list(BY_KEY), "group": list(BY_KEY.values()), "other": 1}),
     "Arrow table": pa.table({"key": list(BY_KEY), "group": list(BY_KEY.values())}),
 }
 
@@ -125,40 +121,27 @@ def test_the_group_of_an_image_is_that_of_its_parts(tmp_path, caplog):
     assert "1 of its keys are not in the cache ('gone')" in caplog.text
 
 
-@pytest.mark.parametrize("pattern", ["((.+)+)+#", "(a*)*b", "(([a-z]+|/)+)+!"])
-def test_a_pattern_that_never_ends_is_ended(tmp_path, monkeypatch, pattern):
+def test_a_pattern_that_never_ends_is_ended(tmp_path, monkeypatch):
     monkeypatch.setattr("pucache.labels.groups.PATTERN_SECONDS", 0.2)
     cache = write_cache(tmp_path / "long.h5", np.eye(2, dtype="f4"), ["a" * 60, "b/c"])
     before = signal.getsignal(signal.SIGALRM)
-    assert "takes more than 0.2 s on the keys" in one_line(LabelError, read_groups, cache, pattern)
+    assert "takes more than 0.2 s on the keys" in one_line(LabelError, read_groups, cache, "((.+)+)+#")
     assert signal.getsignal(signal.SIGALRM) is before and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-
-
-def test_a_thousand_parentheses_are_a_pattern_or_none(cache):
-    deep = "(" * 1000 + "a" + ")" * 1000
-    try:
-        assert rows_of(cache, deep) == [0, 1, 0, 3, 0, 5]
-    except LabelError as error:
-        assert "neither a file nor a regular expression" in str(error) and "\n" not in str(error)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ("(a{99999999999})", "neither a file nor a regular expression"),
-        ("(a", "neither a file nor a regular expression"),
         ("(" * 1000, "neither a file nor a regular expression"),
         (r"(?P<x>a)(?P=y)", "neither a file nor a regular expression"),
         (re.compile("p1"), "the pattern 'p1' has no group in parentheses"),
         ("nowhere.csv", "no such file: nowhere.csv; expected groups as a table"),
-        ("(", "neither a file nor a regular expression"),
         (r"\(p", "has no group in parentheses"),
         ("(q)", r"gives none of the 6 images a group; keys are paths, such as 'p1/a.png'"),
         ("(p)", "all 6 images are of the one group 'p'"),
-        (["x"] * 6, "all 6 images are of the one group 'x'"),
         (["x", "y"], "expected a group for each of 6 rows"),
         ({"q/1.png": "x"}, "1 of its keys are not in the cache"),
-        (set(KEYS), "groups are given by key"),
         (pd.Series(GROUPS, index=ORDER), "groups are given by key"),
         (pd.DataFrame({"key": [KEYS[0], KEYS[0]], "group": ["x", "y"]}), "1 keys in the groups have two groups"),
         (np.zeros((6, 2)), "expected a group for each"),

@@ -1,7 +1,6 @@
 """Labels of every form: what the bytes of a file say of the rows of a cache, or the one line that refuses them."""
 
 import dataclasses
-import gzip
 import hashlib
 import io
 import json
@@ -20,8 +19,6 @@ from helpers import cache_files
 from helpers.command_line import refused, run, table
 from helpers.planted import ODD_KEYS, planted, write_cache
 from helpers.refusals import one_line
-from helpers.slow import slow
-from helpers.spreadsheets import write_xlsx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -30,10 +27,8 @@ import pucache
 from pucache import EmbeddingCache, Labels, PULabels, read_labels, train_pu, write_labels
 from pucache.cli.main import main
 from pucache.errors import LabelError
-from pucache.labels.label_values import LabelRule
-from pucache.labels.read_labels import import_labels, open_labels
+from pucache.labels.read_labels import open_labels
 from pucache.labels.row_values import read_truth, read_values
-from pucache.storage.tables import LabelTable
 
 KEYS = ["7.png", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "é.png"]
 PARTS = ["percent:0,0,50,100", "percent:50,0,50,100"]
@@ -103,16 +98,11 @@ def test_cells_mean_what_other_programs_mean_by_them(cache, write, cells, option
 
 
 CELLS_REFUSED = [
-    (["1", "maybe"], {}, "has the label 'maybe'; expected 1 or 0 .* in row 3, .* pucache labels --label-value"),
     (["1", "2"], {}, "has the label '2'"),
-    (["1", "1.0000001"], {}, r"has the label '1\.0000001'"),
     (["1", "1_0"], {}, "has the label '1_0'"),
-    (["1", "-2"], {}, "has the label '-2'"),
-    (["1", "0", "-1"], {}, "'-1' beside 1 and 0: negative, or not known.*--undecided=-1"),
     (["yes", "no", "-1.0"], {}, r"'-1\.0' beside 1 and 0"),
     (["A", "b"], {"label_value": "AA", "exact": True}, "has no 'AA'; it has 'A', 'b', compared exactly"),
     (["", " "], {"label_value": "x"}, "has no 'x'; it has blank cells alone"),
-    (["Effusion|Mass", "none"], {"label_value": "Effusion"}, "1 cells hold .* --label-separator '|'"),
     (["Mass;Effusion"], {"label_value": "Effusion", "label_separator": "|"}, "has no 'Effusion'"),
     (["0", "0"], {}, "lists no keys with the label 1"),
     (["", ""], {}, "lists no keys with the label 1"),
@@ -147,10 +137,6 @@ def test_cells_that_were_met_are_said_with_their_numbers(cache, write, caplog, c
 # --- files -----------------------------------------------------------------------------------------
 
 
-def packed(text):
-    return gzip.compress(text.encode())
-
-
 def in_parquet(**columns):
     stream = io.BytesIO()
     parquet.write_table(pyarrow.table(columns), stream)
@@ -174,24 +160,16 @@ FILES = [
     ("odd[1]*.txt", "a/1.png\n", {}, ".+...."),
     ("ranked.csv", "rank,key,score\n1,a/1.png,.5\n", {}, ".+...."),
     ("index.csv", ",key,label\n0,a/1.png,1\n", {}, ".+...."),
-    ("sep.csv", "sep=;\r\nKey;Label\r\na/1.png;1\r\n7.png;0\r\n", {}, "-+...."),
-    ("t.tsv", ("key\tlabel\n" + ROWS.replace(",", "\t")).encode("utf-16"), {}, "-+...."),
-    ("t.csv.gz", packed("key,label\n" + ROWS), {}, "-+...."),
     ("t.json", '{"a/1.png": 1, "7.png": false, "é.png": null}', {}, "-+...."),
-    ("t.jsonl", '{"path": "a/1.png", "label": 1}\n{"path": "7.png", "label": 0}\n', {}, "-+...."),
     ("t.parquet", in_parquet(image_path=["a/1.png", "7.png", "é.png"], label=[1, 0, None]), {}, "-+...."),
     ("classes.parquet", in_parquet(key=["a/1.png", "7.png", "é.png"], y=[3, 0, -1]),
      {"label_column": "Y", "label_value": "3"}, "-+...."),
-    ("old.csv", "key,label\né.png,1\n".encode("cp1252"), {}, ".....+"),
     ("named.csv", "key,label\né.png,1\n".encode("mac_roman"), {"encoding": "mac_roman"}, ".....+"),
     *((f"{name}.csv", f"{name},Class\n{ROWS}", {}, "-+....") for name in ("Image Path", "file-name", "FILENAME", "ID")),
     ("odd.csv", f"Foto,n,Rot?\n{ROWS.replace(',', ',9,')}", {"key_column": "foto", "label_column": "rot?"}, "-+...."),
     ("twice.csv", "key,label\na/1.png,1\na/1.png,1\n", {}, ".+...."),
-    ("rows.csv", "key,label\na/1.png,1\n,\n,\n", {}, ".+...."),
     ("timelapse.csv", "RelativePath,File,label\na,1.png,1\nb\\,2.png,0\n,7.png,0\n",
      {"key_column": "relativepath+file"}, "-+..-."),
-    ("deep.csv", "Root,Site,Name,label\nx,/a/,1.png,1\n", {"key_column": "Site+Name"}, ".+...."),
-    ("upper.csv", "key,label\nA\\1.PNG,1\n", {"match_keys": "auto"}, ".+...."),
     ("ends.csv", "key,label\nx/y/a/1.png,1\n", {"match_keys": "folders"}, ".+...."),
     ("a/*", None, {}, ".++..."),
     ("**/[1].png", None, {}, ".+.+.."),
@@ -217,25 +195,15 @@ REFUSED = [
     ("t.csv", "key,label\nx1,1\na/1.png,0\n", {}, r"1 of 2 keys in .* are not in the cache \('x1'\); keys are paths"),
     ("t.txt", "x1\nx,2\nx3\nx4\na/1.png\n", {}, r"4 of 5 keys .* \('x1', 'x,2', 'x3', ...\)"),
     ("t.csv", f"key,label\n{ROWS}a/1.png,0\n", {}, r"1 keys in .* have both labels, 1 and 0 \('a/1.png'\)"),
-    ("t.csv", "key,label\na/1.png,1\n./a/1.png,0\n", {}, "have both labels, 1 and 0"),
     ("t.csv", "key,label\nb/2.png,0\nphotos/b/2.png,1\n", {}, "have both labels, 1 and 0"),
     ("t.csv", "key,label\na/1.png,1\nA/1.png,0\n", {"match_keys": "case"}, "'a/1.png' and 'A/1.png' .* are one image"),
-    ("t.csv", "key,found\na/1.png,1\n", {}, "has no column 'label', but 'found'.* pucache labels --label-column"),
-    ("t.csv", "key,label,Label\na/1.png,1,0\n", {}, "has two columns 'label'; rename one, .*: --label-column"),
     ("t.csv", "key,Key\na,b\n", {}, "has two columns 'key'; .*: --key-column"),
-    ("t.csv", "image path,image-path\na,b\n", {}, "either may be the key; .*: --key-column"),
     ("t.csv", "name,label\na,1\n", {}, "has columns name, label; expected one called 'key', .* by --key-column"),
     ("t.csv", "key,x\na,1\n", {"label_column": "y"}, "has columns key, x; expected one called 'y'"),
-    ("t.csv", "key,x\na,1\n", {"key_column": "file"}, "has columns key, x; expected one called 'file'"),
     ("t.csv", "Dir,Name\na,1\n", {"key_column": "Folder+Name"}, "expected one called 'Folder'"),
     ("t.csv", "key,x\na,1\n", {"label_value": "yes"}, "expected one called 'label', labels, .* by --label-column"),
     ("t.csv", "key,label\n,0\n,1\n", {}, "has no row with a key"),
-    ("t.csv", "sep=;\nkey,label\na/1.png,1\n", {}, "has columns key,label; expected one called 'key'"),
-    ("t.csv", "\n\n", {}, r"has columns \(none\)"),
     ("t.csv", SCORES, {}, "is a table of scores, whose labels are the model's own"),
-    ("t.xlsx", b"PK\3\4\x14\0", {}, "is a spreadsheet .* that cannot be read: .*; save its sheet as CSV"),
-    ("t.parquet", b"PAR1\x15text", {}, "as Parquet"),
-    ("t.parquet", in_parquet(image=[{"bytes": b"", "path": "a/1.png"}], label=[1]), {}, "which cannot be read as text"),
     ("t.csv", "key,label,reviewed\na/1.png,1,1\n7.png,0,1\n", {}, "holds only positives that a review confirmed"),
     ("t.csv", "key,label,reviewed\na/1.png,1,banana\n", {}, "has the reviewed 'banana'; expected 1 or 0"),
     ("t.csv", "key,concept,label\na/1.png,..,1\n", {}, "plain file name"),
@@ -264,26 +232,16 @@ def test_the_path_of_the_source_before_keys_is_left_out_and_said(cache, write, c
         read_labels(cache, write("x.txt", "other/a/1.png\n"))
 
 
-@pytest.mark.parametrize("name", ["x.csv", "x.jsonl", "x.parquet", "x.txt"])
-def test_a_table_behind_a_url_is_read(cache, memory, name):
-    content = {
-        "x.csv": b"path;label\na/1.png;1\n",
-        "x.jsonl": b'{"path": "a/1.png", "label": 1}\n',
-        "x.parquet": in_parquet(key=["a/1.png"], label=[1]),
-        "x.txt": b"a/1.png\n",
-    }
-    memory.pipe(f"/labels/{name}", content[name])
-    assert signs(read_labels(cache, f"memory://labels/{name}").only) == ".+...."
+LISTED = {"csv": b"path;label\na/1.png;1\n", "parquet": in_parquet(key=["a/1.png"], label=[1]), "txt": b"a/1.png\n"}
+
+
+@pytest.mark.parametrize("ending", LISTED)
+def test_a_table_behind_a_url_is_read(cache, memory, ending):
+    memory.pipe(f"/labels/x.{ending}", LISTED[ending])
+    assert signs(read_labels(cache, f"memory://labels/x.{ending}").only) == ".+...."
     assert "cannot read memory://labels/none.csv" in one_line(
         LabelError, read_labels, cache, "memory://labels/none.csv"
     )
-
-
-def test_a_workbook_of_another_tool_is_taken_with_its_spelling(cache, tmp_path):
-    write_xlsx(tmp_path / "t.xlsx", {"Bilder": [["Datei", "Rot?"], ["C:\\fotos\\a\\1.png", "Ja"], ["b\\1.png", "-"]]})
-    options = {"key_column": "datei", "label_column": "rot?", "label_value": "JA"}
-    assert "--match-keys slashes+" in one_line(LabelError, read_labels, cache, tmp_path / "t.xlsx", **options)
-    assert signs(read_labels(cache, tmp_path / "t.xlsx", match_keys="auto", **options).only) == ".+.-.."
 
 
 @pytest.mark.parametrize("digest", ["", "  ", "{short}", " {SHORT} ", "sha256:{short}", "{long}"])
@@ -365,22 +323,6 @@ def test_a_table_a_folder_and_a_mapping_of_concepts_say_the_same(cache, write, t
     assert of_each(read_labels(cache, arrays)) == {"cat": ".+....", "dog": ".+.+.."}
 
 
-@pytest.mark.parametrize(
-    ("rows", "reason"),
-    [
-        ("7.png,bad,0", "no keys with the label 1"),
-        ("7.png,bad,1\n7.png,bad,0", "have both labels, 1 and 0"),
-        ("7.png,bad,0\ngone.png,bad,1", "1 of 2 keys in"),
-        ("\n".join(f"{key},bad,1" for key in KEYS), "some must be unlabelled"),
-    ],
-)
-def test_a_concept_that_fails_stops_no_other(cache, write, rows, reason):
-    path = write("t.csv", f"key,concept,label\n{rows}\né.png,good,1\n")
-    opened, rule = EmbeddingCache(cache.files[0].path), LabelRule()
-    read = import_labels(opened, [path], LabelTable(""), rule).labels
-    assert list(read.columns) == ["good"] and list(read.failures) == ["bad"] and reason in read.failures["bad"]
-
-
 NO_NAMES = ["", "..", "../up", "a\\b", "a:b", ".hidden", "end.", " x", "a\nb", "nul", "CON", "Con.x", "\udcff", "a,b"]
 
 
@@ -399,8 +341,7 @@ def test_a_list_of_a_folder_or_mapping_that_fails_stops_no_other(cache, tmp_path
 
 def test_a_row_without_a_key_is_left_out_and_said(cache, write, caplog):
     labels = read_labels(cache, write("t.csv", "key,label\na/1.png,1\n,1\n,0\nb/2.png,0\n"))
-    whole = read_labels(cache, write("u.csv", "key,label\na/1.png,1\nb/2.png,0\n"))
-    assert signs(labels.only) == signs(whole.only)
+    assert signs(labels.only) == ".+..-."
     assert "2 of 4 rows have no key and are left out, first row 3" in caplog.text
 
 
@@ -511,14 +452,11 @@ def test_groups_alone_are_written_and_read_without_labels(cache, tmp_path):
 
 def test_in_a_list_of_positives_what_is_0_is_left_aside_and_in_labels_it_is_a_negative(cache, write):
     path = write("t.csv", "key,label,group,concept\na/1.png,1,x,p\n7.png,0,x,q\n")
-    assert (
-        signs(open_labels(cache, path).only) == signs(open_labels(cache, {"a/1.png": 1, "7.png": 0}).only) == ".+...."
-    )
+    in_memory = {"a/1.png": 1, "7.png": 0}
+    assert signs(open_labels(cache, path).only) == signs(open_labels(cache, in_memory).only) == ".+...."
     assert open_labels(cache, path).group is None
     path = write("t.csv", "key,label\na/1.png,1\n7.png,0\n")
-    assert (
-        signs(read_labels(cache, path).only) == signs(read_labels(cache, {"a/1.png": 1, "7.png": 0}).only) == "-+...."
-    )
+    assert signs(read_labels(cache, path).only) == signs(read_labels(cache, in_memory).only) == "-+...."
 
 
 @pytest.mark.parametrize("bad", [None, 7, 1.5, b"a.png", object], ids=["None", "7", "1.5", "bytes", "a class"])
@@ -598,25 +536,6 @@ def test_a_concept_that_cannot_be_used_is_named_and_the_others_are_written(here,
     assert of_each(read_labels("c.h5", "labels.csv")) == {"cat": ".+...."}
 
 
-@pytest.mark.parametrize(
-    ("command", "code", "reason"),
-    [
-        ("labels c.h5", 1, "nothing is named to read; give tables of labels, or groups"),
-        ("labels c.h5 t.csv --out t.csv", 1, "t.csv is also an input"),
-        ("labels c.h5 t.csv --out l.parquet", 1, "end it in .csv"),
-        ("labels c.h5 t.csv --match-keys x", 2, "must be auto, or of quotes"),
-        ("labels c.h5 t.csv --encoding x", 2, "encoding 'x' is not known"),
-        ("labels c.h5 t.csv --groups nowhere", 1, "no such file: nowhere"),
-        ("labels c.h5 t.csv --negatives '7*'", 1, "is positive and negative|are positive and negative"),
-    ],
-)
-def test_wrong_usage_is_refused_in_one_line_and_nothing_is_written(here, write, command, code, reason):
-    write("t.csv", "key\n7.png\n")
-    before = sorted(here.iterdir())
-    assert re.search(reason, refused(command, code))
-    assert sorted(here.iterdir()) == before
-
-
 # --- Values of rows in every form that people have them in, through every function that takes them ---
 
 A, D = KEYS[0], KEYS[3]
@@ -630,7 +549,6 @@ BY_POSITION = {
     "list": S.tolist(),
     "bool": S == 1,
     "float16": S.astype(np.float16),
-    "objects": S.astype(object),
     "tensor": torch.tensor(S),
     "Series": pd.Series(S),
     "frame": pd.DataFrame({"s": S}),
@@ -643,7 +561,6 @@ BY_KEY = {
     "frame": pd.DataFrame({"key": NAMES_OF, "label": VALUES}),
     "frame by index": pd.DataFrame({"label": VALUES, "split": "train"}, index=NAMES_OF),
     "Arrow table": pa.table({"key": NAMES_OF, "label": VALUES}),
-    "Arrow batch": pa.RecordBatch.from_pydict({"key": NAMES_OF, "label": VALUES}),
 }
 KEYS_ALONE = {
     "list": [A, D],
@@ -658,25 +575,19 @@ WRONG = {
     "-1": -S,
     "column": S[:, None],
     "masked": np.ma.masked_array(S, mask=[0, 1, 0, 0, 0, 0]),
-    "times": S.astype("M8[s]"),
-    "records": np.zeros(6, "i4,i4"),
     "ragged": [[1], [0, 1]],
     "short": S[:4],
     "row numbers": [0, 3],
-    "row numbers in a set": {0, 3},
     "bytes": [b"a", b"d"],
-    "bytes as keys": {b"a": 1},
     "missing": pd.Series([1, None, 0, 0, 0, 0], dtype="Int64"),
     "with gradients": torch.ones(6, requires_grad=True),
     "backwards": pd.Series(S, index=range(5, -1, -1)),
-    "dates": pd.Series(S, index=pd.date_range("2020", periods=6)),
     "two levels": pd.Series(S, index=pd.MultiIndex.from_tuples([(key, 0) for key in KEYS])),
     "dict with NaN": {A: 1, D: np.nan},
     "unknown key": {A: 1, "zz": 1},
     "two values": pd.Series([1, 0], index=[A, A]),
     "Series of text": pd.Series(list("ynnynn"), index=KEYS),
     "two columns": pd.DataFrame({"key": KEYS, "x": S, "z": S}),
-    "wide": pd.DataFrame({"x": S, "z": S}, index=KEYS),
 }
 
 
@@ -716,31 +627,18 @@ def test_other_values_are_refused_before_they_are_cast(cache, form):
 def test_numbers_that_are_keys_are_taken_as_such(tmp_path):
     X = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
     cache = write_cache(tmp_path / "ids.h5", X, ["100", "20", "3", "7"])
-    assert open_labels(cache, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 7])).only.s.tolist() == [
-        1,
-        0,
-        0,
-        0,
-    ]
+    by_number = pd.Series([0, 1, 0, 0], index=[3, 100, 20, 7])
+    assert open_labels(cache, by_number).only.s.tolist() == [1, 0, 0, 0]
     assert open_labels(cache, pd.DataFrame({"id": [7], "s": [1]})).only.s.tolist() == [0, 0, 0, 1]
     assert "neither keys of the cache nor 0 to n - 1" in one_line(
         LabelError, open_labels, cache, pd.Series([0, 1, 0, 0], index=[3, 100, 20, 8])
     )
 
 
-NUMBERS = st.one_of(
-    st.integers(),
-    st.floats(),
-    st.booleans(),
-    st.none(),
-    st.text(max_size=2),
-    st.complex_numbers(),
-    st.binary(max_size=2),
-)
+NUMBERS = st.integers() | st.floats() | st.booleans() | st.none() | st.text(max_size=2) | st.binary(max_size=2)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=6), st.sampled_from([list, np.array, pd.Series, dict]))
-@settings(deadline=None)
 def test_only_what_equals_0_or_1_passes(values, form):
     names = [f"k{row}" for row in range(len(values))]
     try:
@@ -773,19 +671,14 @@ def series(cache, values):
     return pd.Series(values[SHUFFLED], index=[cache.keys[int(row)] for row in SHUFFLED])
 
 
-FUNCTIONS = {
-    "train_pu": lambda cache, s, y, folder: pucache.train_pu(cache, s, **LINEAR).coef_.tolist(),
-    "estimate_prior": lambda cache, s, y, folder: pucache.estimate_prior(cache, s),
-    "sweep_priors": lambda cache, s, y, folder: pucache.sweep_priors(cache, s, priors=[0.3], seeds=[0]).rows,
-    "retrieve_positives": lambda cache, s, y, folder: pucache.retrieve_positives(cache, s, k=9).keys,
-    "report": lambda cache, s, y, folder: pucache.report(cache, s, folder / "r.html", truth=y, sample=3)["true"],
-}
-
-
-@pytest.mark.parametrize("name", [slow(name) if name == "report" else name for name in FUNCTIONS])
-def test_every_function_joins_a_series_by_its_index(pile, tmp_path, name):
-    by_key = FUNCTIONS[name](pile, series(pile, PLANTED), series(pile, Y), tmp_path)
-    assert by_key == FUNCTIONS[name](pile, PLANTED, Y, tmp_path)
+def test_every_function_joins_a_series_by_its_index(pile):
+    for act in (
+        lambda s: pucache.train_pu(pile, s, **LINEAR).coef_.tolist(),
+        lambda s: pucache.estimate_prior(pile, s),
+        lambda s: pucache.sweep_priors(pile, s, priors=[0.3], seeds=[0]).rows,
+        lambda s: pucache.retrieve_positives(pile, s, k=9).keys,
+    ):
+        assert act(series(pile, PLANTED)) == act(PLANTED)
 
 
 def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):
@@ -800,15 +693,11 @@ def test_scores_are_joined_with_true_labels_by_key_alone(pile, tmp_path):
 # --- rows in another order than their input --------------------------------------------------------
 
 
-def imported(folder, keys, name="import.h5"):
-    draw = np.random.default_rng(0).normal(size=(len(keys), 4)).astype(np.float32)
-    pucache.import_embeddings(draw, folder / name, keys=keys)
-    return pucache.EmbeddingCache(folder / name)
-
-
 def test_a_vector_for_rows_that_were_sorted_is_refused_and_keys_are_taken(tmp_path):
     keys = [f"row{row}" for row in range(11)]
-    sorted_cache, s = imported(tmp_path, keys), np.eye(11, dtype=np.int8)[10]
+    s = np.eye(11, dtype=np.int8)[10]
+    pucache.import_embeddings(np.eye(11, 4, dtype="f4"), tmp_path / "c.h5", keys=keys)
+    sorted_cache = EmbeddingCache(tmp_path / "c.h5")
     assert sorted_cache.keys[2] == "row10"
     for what in (s, s.tolist(), pd.Series(s), torch.tensor(s)):
         said = one_line(LabelError, open_labels, sorted_cache, what)
@@ -821,6 +710,5 @@ def test_a_vector_for_rows_that_were_sorted_is_refused_and_keys_are_taken(tmp_pa
 
 @pytest.mark.parametrize("keys", [None, [f"row{row}" for row in range(10)]], ids=["generated", "sorted"])
 def test_rows_in_the_order_of_their_input_take_a_vector(tmp_path, keys):
-    X = np.random.default_rng(0).normal(size=(10, 4)).astype(np.float32)
-    pucache.import_embeddings(X, tmp_path / "c.h5", keys=keys)
-    assert open_labels(pucache.EmbeddingCache(tmp_path / "c.h5"), np.eye(10)[3]).only.s[3] == 1
+    pucache.import_embeddings(np.eye(10, 4, dtype="f4"), tmp_path / "c.h5", keys=keys)
+    assert open_labels(EmbeddingCache(tmp_path / "c.h5"), np.eye(10)[3]).only.s[3] == 1

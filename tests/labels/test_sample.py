@@ -8,7 +8,7 @@ import pytest
 from helpers.command_line import run, run_json
 from helpers.planted import planted, write_cache
 
-from pucache import EmbeddingCache, Labels, PULabels, train_pu
+from pucache import EmbeddingCache, PULabels, train_pu
 from pucache.cache.keys import Keys, encode_keys
 from pucache.errors import CacheError
 from pucache.labels.read_labels import open_labels
@@ -46,18 +46,8 @@ def positives(tmp_path):
     return path
 
 
-def in_shards(folder: Path, count: int, draw: np.random.Generator) -> EmbeddingCache:
-    """The rows in files of other sizes, in another order."""
-    shard, paths = draw.integers(count, size=N), []
-    for number in draw.permutation(count):
-        rows = np.flatnonzero(shard == number)
-        paths.append(folder / f"shard-{number}.h5")
-        write_cache(paths[-1], X[rows], [NAMES[row] for row in rows])
-    return EmbeddingCache(*paths)
-
-
 def training_set(cache: EmbeddingCache, positives: Path | PULabels, seed: int = 0) -> TrainingSet:
-    labels = Labels({"": positives}) if isinstance(positives, PULabels) else open_labels(cache, positives)
+    labels = open_labels(cache, positives)
     return TrainingRows.of_cache(cache, labels, seed=seed, device="cpu").labelled_by(labels.only)
 
 
@@ -85,8 +75,12 @@ def test_the_sample_does_not_depend_on_files_or_their_order_and_holds_every_posi
     labelled = {key for key, label in zip(keys, whole.training.s, strict=True) if label}
     assert labelled == set(positives.read_text().split("\n"))
     for count in (2, 5):
-        (folder := tmp_path / str(count)).mkdir()
-        shards = training_set(in_shards(folder, count, draw), positives, seed=4)
+        shard, paths = draw.integers(count, size=N), []  # files of other sizes, in another order
+        for number in draw.permutation(count):
+            of = np.flatnonzero(shard == number)
+            paths.append(tmp_path / f"{count}-{number}.h5")
+            write_cache(paths[-1], X[of], [NAMES[row] for row in of])
+        shards = training_set(EmbeddingCache(*paths), positives, seed=4)
         by_key = dict(zip(sampled_keys(shards), shards.rows.X, strict=True))
         assert set(by_key) == set(keys) and (np.array([by_key[key] for key in keys]) == whole.rows.X).all()
 
@@ -153,8 +147,3 @@ def test_commands_say_what_was_taken_and_all_takes_all(limit, cache, positives, 
     assert "drawn by seed" not in run(f"{train} --all").stdout
     assert said % 0 in run(f"sweep-priors {of} --priors 0.2 --seeds 1").stdout
     assert run_json(f"estimate-prior {of}")["unlabelled_sample"] == fields | {"seed": 0}
-
-
-def test_of_a_sample_without_a_prior_or_of_many_positives_nothing_is_said():
-    assert UnlabelledSample(1_000_000, 20_000_000, 0).note(None) == ""
-    assert UnlabelledSample(1_000_000, 20_000_000, 0).note(0.001) == ""

@@ -1,15 +1,17 @@
 import numpy as np
 import pytest
 from helpers import plain
+from helpers.files import damage
 from helpers.neighbourhoods import dense_weights
-from helpers.planted import planted
+from helpers.planted import planted, write_cache
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from pucache.errors import CacheError
+from pucache import EmbeddingCache
 from pucache.neighbours import graph, search
-from pucache.neighbours.graph import NeighbourSearch, neighbour_graph
+from pucache.neighbours.graph import NeighbourSearch, cached_graph, neighbour_graph
+from pucache.neighbours.graph_file import graph_path
 from pucache.neighbours.whitening import Whitening
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,16 +114,6 @@ def test_a_pile_of_twins_among_other_rows_ends(monkeypatch, in_cells):
     assert not (result.rows == np.arange(4000)[:, None]).any()
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf])
-def test_rows_that_are_not_finite_are_named(opened, value, searched):
-    bad = X.copy()
-    bad[[250, 260], 3] = value
-    with pytest.raises(CacheError, match=r"holds NaN or infinite embeddings \('0250.png'"):
-        neighbour_graph(opened(bad), device="cpu")
-    with pytest.raises(ValueError, match="first in row 250"):
-        neighbour_graph(bad, device="cpu")
-
-
 # --- cells -------------------------------------------------------------------------------------
 
 
@@ -169,3 +161,70 @@ def test_weighted_means_are_products_with_the_dense_matrix(shape, dtype):
     means = result.weighted_means(values)
     assert means.dtype == dtype and means.shape == values.shape
     np.testing.assert_allclose(means, dense_weights(result, 40) @ values, atol=1e-5)
+
+
+# --- kept beside the cache ---------------------------------------------------------------------
+
+FEW = X[:60]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Counts how often a graph is made."""
+    genuine, count = graph.neighbour_graph, []
+    monkeypatch.setattr(graph, "neighbour_graph", lambda *given, **named: count.append(1) or genuine(*given, **named))
+    return count
+
+
+def same(first, second):
+    return (first.rows == second.rows).all() and (first.cosines == second.cosines).all()
+
+
+CHANGES = {
+    "nothing": lambda folder, data: None,
+    "another cache": lambda folder, data: write_cache(folder / "cache.h5", FEW[::-1]),
+    "empty": lambda folder, data: (folder / "cache.h5.neighbours").write_bytes(b""),
+    "half": lambda folder, data: (folder / "cache.h5.neighbours").write_bytes(data[: len(data) // 2]),
+    "damaged": lambda folder, data: damage(folder / "cache.h5.neighbours", -99),
+    "another file": lambda folder, data: (folder / "cache.h5.neighbours").write_text("precious notes\n"),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_the_graph_of_a_cache_is_kept_and_made_anew_where_what_is_kept_does_not_fit(tmp_path, made, caplog, change):
+    cache = write_cache(tmp_path / "cache.h5", FEW)
+    first, path = cached_graph(cache, device="cpu"), graph_path(cache)
+    whole = path.read_bytes()
+    assert path.name == "cache.h5.neighbours" and len(whole) < 60 * 30 * 6 + 10_000
+    CHANGES[change](tmp_path, whole)
+    cache, is_other = EmbeddingCache(tmp_path / "cache.h5"), change == "another file"
+    again = cached_graph(cache, device="cpu")
+    assert len(made) == 1 + (change != "nothing") and same(again, neighbour_graph(cache, device="cpu"))
+    assert again.rows.dtype == np.int32 and again.cosines.dtype == np.float16 and again.search == "exact search"
+    values = np.arange(60, dtype=np.float32)
+    assert change == "another cache" or (again.weighted_means(values) == first.weighted_means(values)).all()
+    assert (f"{path} is a text file" in caplog.text and "is not kept" in caplog.text) == bool(caplog.text) == is_other
+    assert (path.read_bytes() == b"precious notes\n") == is_other and (path.read_bytes() == whole) == (
+        change not in ("another file", "another cache")
+    )
+
+
+def test_the_graph_of_a_folder_of_shards_is_that_of_one_file(tmp_path, made):
+    first, folder = cached_graph(write_cache(tmp_path / "cache.h5", FEW), device="cpu"), tmp_path / "shards"
+    folder.mkdir()
+    for number, rows in enumerate(np.array_split(np.arange(60), 3)):
+        write_cache(folder / f"{number}.h5", FEW[rows], [f"{row:05}.png" for row in rows])
+    got = cached_graph(EmbeddingCache(folder), device="cpu")
+    assert graph_path(EmbeddingCache(folder)) == folder / "0.h5.neighbours"
+    np.testing.assert_allclose(got.cosines, first.cosines, atol=2e-3)
+    assert np.mean(got.rows == first.rows) > 0.99
+    assert same(cached_graph(EmbeddingCache(folder)), got) and len(made) == 2
+    cached_graph(EmbeddingCache(folder / "0.h5"), device="cpu")
+    assert len(made) == 3, "the first shard alone is another cache"
+
+
+def test_rows_that_are_not_finite_are_named(searched):
+    bad = X.copy()
+    bad[[250, 260], 3] = np.nan
+    with pytest.raises(ValueError, match="first in row 250"):
+        neighbour_graph(bad, device="cpu")

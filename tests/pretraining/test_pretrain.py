@@ -1,5 +1,4 @@
 import contextlib
-import csv
 import math
 import os
 import pkgutil
@@ -68,9 +67,8 @@ def refused(*arguments, code=1):
 
 def table(folder):
     """The log, but for how fast it went."""
-    with (folder / "log.csv").open(newline="") as stream:
-        return [{name: text for name, text in row.items() if name != "images_per_second"} for row in
-                csv.DictReader(stream)]  # fmt: skip
+    rows = command_line.table(folder / "log.csv")
+    return [{name: text for name, text in row.items() if name != "images_per_second"} for row in rows]
 
 
 def outcome(folder):
@@ -90,20 +88,14 @@ def undisturbed(photos, tmp_path_factory, one_thread):
 # --- a run -------------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_an_encoder_checkpoints_and_a_log(undisturbed):
-    folder = undisturbed
-    assert {path.name for path in folder.iterdir()} == {
-        ".lock", "run.json", "finished.json", "log.csv", "encoder.safetensors", "checkpoints"
-    }  # fmt: skip
-    rows = table(folder)
+def test_a_run_leaves_an_encoder_checkpoints_and_a_log_and_once_finished_it_is_left_alone(undisturbed, photos):
+    folder, rows = undisturbed, table(undisturbed)
+    names = {".lock", "run.json", "finished.json", "log.csv", "encoder.safetensors", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == names
     assert [int(row["step"]) for row in rows] == [0, *range(4, STEPS + 1, 4)]
     assert rows[0]["loss"] == "" and all(float(row["rank"]) > 1 for row in rows)
     assert all(math.isfinite(float(row[name])) for row in rows[1:] for name in row if name != "probe")
     assert pretrained_file.read(folder)[1].steps == STEPS
-
-
-def test_a_finished_run_is_left_alone(undisturbed, photos):
-    folder = undisturbed
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.name not in (".lock", "run.json")}
     said = run("pretrain", photos, folder, *SMALL)
     assert "it was finished before; nothing was left to do" in said.stdout and f"{STEPS} of {STEPS}" in said.stdout
@@ -237,21 +229,6 @@ def test_a_run_of_0_4_with_another_stem_for_its_size_goes_on_with_it(photos, tmp
     assert pretrained_file.read(tmp_path / "run")[1].stem == "standard" and newest(tmp_path / "run") == STEPS
 
 
-@pytest.mark.parametrize(
-    "told",
-    ["", "[]", '{"format": "pucache-run", "version": 2}', "[" * 9999, b"\xff\xfe",
-     '{"format": "pucache-run", "version": 1, "settings": {}, "recipe": {"unknown": 1}}'],
-)  # fmt: skip
-def test_a_strange_run_json_is_one_clear_line(told, photos, tmp_path):
-    (tmp_path / "run.json").write_bytes(told if isinstance(told, bytes) else told.encode())
-    assert "is not the configuration of a run" in refused("pretrain", photos, tmp_path, *SMALL)
-
-
-def test_a_folder_in_use_is_refused(photos, tmp_path):
-    with filelock.FileLock(tmp_path / ".lock"):
-        assert "by another process" in refused("pretrain", photos, tmp_path, *SMALL)
-
-
 # --- what goes wrong ---------------------------------------------------------------------------
 
 
@@ -285,7 +262,6 @@ WRONG = {
     "a decay that is below nothing": (("--weight-decay", -1), 2, "weight decay must not be below 0"),
     "parts that are not equal": (("--accumulate", 3), 2, "3 equal parts"),
     "a rate of nothing": (("--lr", 0), 2, "above 0"),
-    "a seed beyond all": (("--seed", 2**70), 2, "not in the range 0<=x<=18446744073709551615"),
     "an unknown network": (("--backbone", "resnet999"), 2, "no model called 'resnet999'"),
     "weights that are not there": (("--weights", "missing.safetensors"), 1, "no such weights"),
     "unknown positives": (("--positives", "green/*"), 1, "green"),
@@ -300,19 +276,6 @@ def test_what_cannot_be_done_is_refused_and_leaves_no_run(case, photos, tmp_path
     assert run_files <= {".lock"}
 
 
-def test_sources_without_images_are_refused(tmp_path):
-    (tmp_path / "empty").mkdir()
-    assert "no image" in refused("pretrain", tmp_path / "empty", tmp_path / "run", *SMALL)
-    save_images(tmp_path / "one", 1, (9, 9, 9))
-    assert "one image" in refused("pretrain", tmp_path / "one", tmp_path / "run", *SMALL, code=2)
-    (tmp_path / "broken").mkdir()
-    for number in range(9):
-        (tmp_path / "broken" / f"{number}.png").write_bytes(b"no image")
-    assert "none of the 9 images" in refused("pretrain", tmp_path / "broken", tmp_path / "run", *SMALL)
-    save_images(tmp_path / "tiny", 9, (9, 9, 9), side=2)
-    assert "too small for the crop" in refused("pretrain", tmp_path / "tiny", tmp_path / "run", *SMALL)
-
-
 def test_images_that_cannot_be_used_are_listed_and_left_out(tmp_path):
     save_images(tmp_path / "photos", 10, (90, 90, 90))
     save_images(tmp_path / "photos" / "tiny", 2, (90, 90, 90), side=2)
@@ -322,14 +285,6 @@ def test_images_that_cannot_be_used_are_listed_and_left_out(tmp_path):
     assert "on 10 images" in said and "failed: 'broken.jpg'" in said and "too small for the crop" in said
     told = run_json(*command)  # once more, when all is done
     assert set(told["failures"]) == {"broken.jpg", "tiny/000.png", "tiny/001.png"} and told["images"] == 10
-
-
-def test_a_place_that_cannot_be_written_is_refused(photos, tmp_path):
-    (tmp_path / "file").write_bytes(b"")
-    assert "is a file; RUN_DIR is a folder" in refused("pretrain", photos, tmp_path / "file", *SMALL)
-    assert "cannot write" in refused("pretrain", photos, "/proc/run", *SMALL)
-    (tmp_path / "run" / "log.csv").mkdir(parents=True)
-    assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
 
 
 def test_a_disk_that_is_full_when_saving_costs_only_time(photos, undisturbed, tmp_path, small_disk, monkeypatch):
@@ -382,13 +337,6 @@ def errors(commands):
     return [line for command in commands for line in command.stderr.splitlines() if line.startswith("Error: ")]
 
 
-def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
-    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
-        monkeypatch.setenv(name, value)
-    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--device", "cuda:3", code=2)
-    assert "--device cuda:3" in told and "use cuda" in told and not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("struck", "number", "code"), [(0, signal.SIGINT, 130), (1, signal.SIGTERM, 143)])
 def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, code, photos, tmp_path):
@@ -403,11 +351,37 @@ def test_two_processes_stop_after_the_same_step_whoever_is_told(struck, number, 
     assert two[0].steps == two[1].steps == list(range(6)) and newest(tmp_path / "run") == 6
 
 
-# --- what a newcomer does ------------------------------------------------------------------------
-
-
-def test_a_folder_of_other_things_is_refused_and_left_as_it_was(photos):
+def test_a_run_dir_that_cannot_be_used_is_refused_and_left_as_it_was(photos, tmp_path):
     before = sorted(path.name for path in photos.iterdir())
-    told = refused("pretrain", photos, photos, *SMALL)
-    assert "holds other files ('red', 'rest'); name a new or empty folder" in told
+    assert "holds other files ('red', 'rest'); name a new or empty folder" in refused(
+        "pretrain", photos, photos, *SMALL
+    )
     assert sorted(path.name for path in photos.iterdir()) == before
+    with filelock.FileLock(tmp_path / ".lock"):
+        assert "by another process" in refused("pretrain", photos, tmp_path, *SMALL)
+    (tmp_path / "file").write_bytes(b"")
+    assert "is a file; RUN_DIR is a folder" in refused("pretrain", photos, tmp_path / "file", *SMALL)
+    assert "cannot write" in refused("pretrain", photos, "/proc/run", *SMALL)
+    (tmp_path / "run" / "log.csv").mkdir(parents=True)
+    assert "log.csv" in refused("pretrain", photos, tmp_path / "run", *SMALL)
+    (tmp_path / "strange").mkdir()
+    unknown = b'{"format": "pucache-run", "version": 1, "settings": {}, "recipe": {"unknown": 1}}'
+    for told in (b"", b"[]", b'{"format": "pucache-run", "version": 2}', b"[" * 9999, b"\xff\xfe", unknown):
+        (tmp_path / "strange" / "run.json").write_bytes(told)
+        assert "is not the configuration of a run" in refused("pretrain", photos, tmp_path / "strange", *SMALL)
+
+
+def test_sources_without_usable_images_are_refused(tmp_path):
+    for name, side, code, words in [("one", 16, 2, "one image"), ("tiny", 2, 1, "too small for the crop")]:
+        save_images(tmp_path / name, 1 if name == "one" else 9, (9, 9, 9), side=side)
+        assert words in refused("pretrain", tmp_path / name, tmp_path / "run", *SMALL, code=code)
+    for path in (tmp_path / "tiny").iterdir():
+        path.write_bytes(b"no image")
+    assert "none of the 9 images" in refused("pretrain", tmp_path / "tiny", tmp_path / "run", *SMALL)
+
+
+def test_a_numbered_gpu_is_refused_to_several_processes(photos, tmp_path, monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    told = refused("pretrain", photos, tmp_path / "run", *SMALL, "--device", "cuda:3", code=2)
+    assert "--device cuda:3" in told and "use cuda" in told and not (tmp_path / "run").exists()

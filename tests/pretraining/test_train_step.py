@@ -1,4 +1,5 @@
 import itertools
+import logging
 import math
 
 import numpy as np
@@ -102,29 +103,6 @@ def test_parts_move_the_running_statistics_once_an_image():
     train(run, steps=1)
     counts = [int(tensor) for name, tensor in run.network.named_buffers() if name.endswith("batches_tracked")]
     assert counts and set(counts) == {4}
-
-
-# --- the order ---------------------------------------------------------------------------------
-
-
-def rows_of(run, first=0):
-    return [rows.tolist() for rows in run.batch_rows(first)]
-
-
-def joined(batches):
-    return [row for rows in batches for row in rows]
-
-
-def test_every_epoch_is_another_order_without_repetition():
-    run = training(without_norms(), recipe())
-    batches = rows_of(run)
-    assert len(batches) == run.steps == 12 and run.steps_per_epoch == 3 and {len(rows) for rows in batches} == {BATCH}
-    epochs = [joined(batches[first : first + 3]) for first in range(0, 12, 3)]
-    for epoch in epochs:
-        assert len(set(epoch)) == 3 * BATCH and set(epoch) <= set(range(N))
-    assert len(set(map(tuple, epochs))) == 4
-    assert set(joined(epochs)) == set(range(N))  # what one leaves out is in another
-    assert batches != rows_of(training(without_norms(), recipe(), seed=4))
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -321,3 +299,49 @@ def test_weights_of_another_network_are_refused(tmp_path):
     safetensors.torch.save_file(network("test_convnext").state_dict(), tmp_path / "w.safetensors")
     assert "does not fit test_resnet: it lacks" in refusal(weights=str(tmp_path / "w.safetensors"))
     assert "leave out --weights" in refusal("bundled", weights=str(tmp_path / "w.safetensors"))
+
+
+# --- compiled ------------------------------------------------------------------------------------
+
+
+def warned(caplog):
+    """What pucache and torch's compiler warn of; what torch says of the machine does not count."""
+    of_interest = ("pucache", "torch._dynamo", "torch._inductor")
+    records = [record for record in caplog.records if record.name.startswith(of_interest)]
+    return [record.getMessage() for record in records if record.levelno >= logging.WARNING]
+
+
+def compiled(network, how):
+    """A training whose steps are compiled, and one whose steps are not."""
+    run, plain = training(network(), how), training(network(), how)
+    run.compile(0, IMAGES[next(iter(run.batch_rows(0)))])
+    return run, plain
+
+
+@pytest.mark.slow
+def test_a_traced_step_is_the_plain_one_dropout_included(monkeypatch, caplog):
+    """torch traces and differentiates what it compiles, and computes it without a compiler, which takes a minute."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **options: compile_(part, backend="aot_eager", dynamic=False))
+    run, plain = compiled(lambda: without_norms(0.3), recipe(accumulate=2, views="overhead"))
+    assert train(run, steps=5) == pytest.approx(train(plain, steps=5), abs=1e-5)
+    assert_near(state(run.network), state(plain.network), 1e-5)
+    assert warned(caplog) == []
+
+
+def test_compiling_changes_neither_network_nor_gradients(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda part, **options: part)  # the steps that it tries count here
+    run, plain = compiled(with_norms, recipe())
+    assert_near(state(run.network), state(plain.network), 0)
+    assert all(parameter.grad is None for parameter in run.network.parameters())
+
+
+def test_where_compiling_fails_one_line_says_so_and_steps_are_plain(monkeypatch, caplog):
+    def fails(*arguments, **named):
+        raise RuntimeError("no working C++ compiler\nset the environment variable CXX")
+
+    monkeypatch.setattr(torch, "compile", lambda part, **options: fails)
+    run, plain = compiled(with_norms, recipe())
+    [line] = warned(caplog)
+    assert "the training step cannot be compiled (no working C++ compiler" in line and "\n" not in line
+    assert train(run, steps=3) == train(plain, steps=3)

@@ -84,38 +84,6 @@ def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.fixture
-def weeks(tmp_path):
-    """Two tables of scores in a folder, of images with different keys."""
-    folder = tmp_path / "weeks"
-    folder.mkdir()
-    margins = (np.random.default_rng(1).normal(size=len(Y)) + 2 * Y).astype(np.float32)
-    for name, rows in {"january": slice(0, 80), "february": slice(80, len(Y))}.items():
-        of_week = {
-            "key": KEYS[rows],
-            "margin": margins[rows],
-            "posterior": None,
-            "label": (margins[rows] > 1).astype("i1"),
-        }
-        write_table(folder / f"{name}.csv", TYPES, [of_week])
-    return folder
-
-
-def test_figures_of_several_tables_are_those_of_all_rows_and_of_each(weeks, table):
-    truth = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
-    result = evaluate(weeks, truth, at=[10])
-    files = [str(weeks / "february.csv"), str(weeks / "january.csv")]
-    assert list(result["tables"]) == files
-    assert result["tables"][files[1]] == evaluate(files[1], truth, at=[10])
-    assert result["n"] == len(Y) == sum(one["n"] for one in result["tables"].values())
-    both = {name: np.concatenate([read_scores(file)[name] for file in files]) for name in ("key", "margin", "label")}
-    y = of_keys(both["key"], Y)
-    assert {name: result[name] for name in expected_metrics(y, both, y >= 0)} == pytest.approx(
-        expected_metrics(y, both, y >= 0)
-    )
-    assert evaluate(files, truth, at=[10]) == result
-
-
 def test_a_key_in_two_tables_needs_a_truth_that_names_the_table(tmp_path, table):
     for name, margins in {"a": [2, -2], "b": [-1, 3]}.items():
         columns = {"key": ["x.png", "y.png"], "margin": np.array(margins, "f4"), "posterior": None}
@@ -128,3 +96,21 @@ def test_a_key_in_two_tables_needs_a_truth_that_names_the_table(tmp_path, table)
     of_tables = table("tables.csv", ["key", "label", "table"], rows)
     assert evaluate(files, of_tables, at=[])["accuracy"] == 1
     assert evaluate(files, of_tables, at=[])["tables"][files[1]]["accuracy"] == 1
+
+
+def test_figures_of_several_tables_are_those_of_all_rows_and_of_each(tmp_path, table):
+    (tmp_path / "weeks").mkdir()
+    margins, files = (np.random.default_rng(1).normal(size=len(Y)) + 2 * Y).astype(np.float32), []
+    for name, rows in {"february": slice(80, None), "january": slice(0, 80)}.items():
+        files.append(str(tmp_path / f"weeks/{name}.csv"))
+        columns = {"key": KEYS[rows], "margin": margins[rows], "posterior": None}
+        write_table(files[-1], TYPES, [columns | {"label": (margins[rows] > 1).astype(np.int8)}])
+    truth = table("truth.csv", ["key", "label"], zip(KEYS, Y, strict=True))
+    result = evaluate(tmp_path / "weeks", truth, at=[10])
+    assert list(result["tables"]) == files and result["tables"][files[1]] == evaluate(files[1], truth, at=[10])
+    assert result["n"] == len(Y) == sum(one["n"] for one in result["tables"].values())
+    both = {name: np.concatenate([read_scores(file)[name] for file in files]) for name in ("key", "margin", "label")}
+    y = of_keys(both["key"], Y)
+    expected = expected_metrics(y, both, y >= 0)
+    assert {name: result[name] for name in expected} == pytest.approx(expected)
+    assert evaluate(files, truth, at=[10]) == result

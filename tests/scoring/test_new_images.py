@@ -24,30 +24,11 @@ def cache(tmp_path):
     return write_cache(tmp_path / "cache.h5", X[REST], [f"{row:04}.png" for row in range(600)])
 
 
-def of_file_of_before_0_3(model):
-    old = copy(model)
-    old.pile_margins_ = old.pile_sample_ = old.fold_coef_ = old.fold_intercept_ = None
-    return old
-
-
-def of_0_4(model):
-    old = copy(model)
-    old.fold_coef_ = old.fold_intercept_ = None
-    return old
-
-
 def test_unchanged_images_have_a_share_and_no_warning(model, cache):
     new = check_new_images(model, cache)
     assert new.share.low <= Y[REST].mean() <= new.share.high
     assert new.warning == "" and new.most_different == []
     assert "of the new images are positive" in new.share_text and new.to_dict()["share_holds"] is True
-
-
-def test_of_many_images_the_interval_is_that_of_those_that_are_looked_at(model):
-    rows = np.random.default_rng(0).integers(REST.start, REST.stop, 100_000)
-    new = check_new_images(model, X[rows])
-    looked_at = np.linspace(0, len(rows) - 1, new.n_sampled).astype(np.int64)
-    assert new.n_sampled == 20_000 and new.share == check_new_images(model, X[rows[looked_at]]).share
 
 
 def test_changed_images_are_named(model, tmp_path):
@@ -61,60 +42,6 @@ def test_changed_images_are_named(model, tmp_path):
     assert "would be positive" in new.share_text and "which they are not" in new.share_text
 
 
-@pytest.mark.parametrize(
-    ("change", "rows", "note"),
-    [
-        (of_file_of_before_0_3, 600, "keeps no sample"),
-        (lambda model: model, 29, "29 new images are too few"),
-        (lambda model: model, 1, "1 new image is too few"),
-        (lambda model: relabelled(model, 9), 600, "9 labelled positives are too few"),
-    ],
-    ids=["of before", "few images", "one image", "few labels"],
-)
-def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
-    new = check_new_images(change(model), cache, rows=np.arange(rows))
-    assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
-
-
-def test_below_thirty_labels_no_share_is_stated_but_a_difference_is(model, cache):
-    new = check_new_images(relabelled(model, 20), cache)
-    assert new.share is None and new.share_text == "" and new.shift is not None
-    assert "20 labelled positives are too few to state a share" in new.note
-
-
-@pytest.mark.parametrize(
-    ("change", "rows", "why"),
-    [
-        (lambda model: model, REST, "take 1,000 of them"),
-        (lambda model: relabelled(model, 39), MANY, "take 40 labelled positives"),
-        (lambda model: relabelled(model, 20), MANY, "20 labelled positives are too few"),
-        (lambda model: model, MANY, "the share among the new images may be the same"),
-        (of_0_4, MANY, "models of 0.4 and older"),
-        (of_file_of_before_0_3, MANY, "keeps no sample"),
-        (lambda model: model, PILE, "the model was trained on these images"),
-        (lambda model: model, slice(0, 1700), "the model was trained on these images, or on most of them"),
-        (lambda model: model.at_share(0.2), MANY, "trained with it as deploy prior"),
-    ],
-    ids=[
-        "few images",
-        "few labels",
-        "very few",
-        "same share",
-        "0.4",
-        "before 0.3",
-        "its pile",
-        "its pile and more",
-        "own share",
-    ],
-)
-def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model, tmp_path, change, rows, why):
-    changed = change(model)
-    report = score(changed, write_cache(tmp_path / "new.h5", X[rows]), tmp_path / "scores.csv")
-    assert report.share == changed.share_ and why in report.decided
-    table = read_scores(tmp_path / "scores.csv")
-    np.testing.assert_array_equal(table["label"], changed.margins(X[rows]) > np.float32(changed.threshold_))
-
-
 def test_the_share_of_a_model_that_states_only_an_interval_has_no_number(model, tmp_path):
     s = S[PILE].copy()
     s[np.flatnonzero(s)[15:]] = 0
@@ -122,11 +49,6 @@ def test_the_share_of_a_model_that_states_only_an_interval_has_no_number(model, 
     assert few.prior_ is None and model.prior_ is not None
     said = [score(one, new, tmp_path / "scores.csv").decided for one in (model, few)]
     assert [one.partition("%")[1] for one in said] == ["%", ""] and said[1].startswith("threshold for the share of")
-
-
-def test_images_that_differ_are_decided_at_the_share_of_the_model(model, tmp_path):
-    report = score(model, write_cache(tmp_path / "new.h5", 3 * X[MANY]), tmp_path / "scores.csv")
-    assert report.share == model.share_ and "the new images differ" in report.decided
 
 
 def test_a_thousand_new_images_are_decided_at_their_share_and_changed_labels_are_counted(model, tmp_path):
@@ -152,19 +74,6 @@ def test_a_thousand_new_images_are_decided_at_their_share_and_changed_labels_are
     assert replaced.changed == 0 and (read_scores(out)["label"] == table["label"]).all()
 
 
-def test_a_model_of_0_4_estimates_as_before_and_says_so(model, cache):
-    new = check_new_images(of_0_4(model), cache)
-    assert new.share.method == "prior shift" and "as by pucache 0.4" in new.note
-    assert new.share.low <= Y[REST].mean() <= new.share.high
-
-
-@pytest.mark.parametrize("value", ["much", 0, 1, None])
-def test_another_deploy_prior_is_refused_before_anything_is_written(model, cache, tmp_path, value):
-    with pytest.raises(ValueError, match="deploy_prior must be auto, model, or lie strictly between 0 and 1"):
-        score(model, cache, tmp_path / "scores.csv", deploy_prior=value)
-    assert not (tmp_path / "scores.csv").exists()
-
-
 @pytest.mark.parametrize("share", [0, 1])
 def test_images_of_one_class_have_a_share_near_the_bound_and_no_warning(model, tmp_path, share):
     of_class = X[REST][Y[REST] == share]
@@ -179,7 +88,76 @@ def test_no_share_is_stated_for_equal_images_as_none_fits_them(model, tmp_path):
     assert np.isfinite(new.shift.auc) and len(new.most_different) == 20
 
 
-def relabelled(model, labels):
-    few = copy(model)
-    few = with_labels(few, labels)
-    return few
+def test_of_many_images_the_interval_is_that_of_those_that_are_looked_at(model):
+    rows = np.random.default_rng(0).integers(REST.start, REST.stop, 100_000)
+    new = check_new_images(model, X[rows])
+    looked_at = np.linspace(0, len(rows) - 1, new.n_sampled).astype(np.int64)
+    assert new.n_sampled == 20_000 and new.share == check_new_images(model, X[rows[looked_at]]).share
+
+
+# --- where less is said ----------------------------------------------------------------------------
+
+
+def of_0_4(model):
+    return changed(model, fold_coef_=None, fold_intercept_=None)
+
+
+def of_0_2(model):
+    return changed(of_0_4(model), pile_margins_=None, pile_sample_=None)
+
+
+def changed(model, **attributes):
+    other = copy(model)
+    vars(other).update(attributes)
+    return other
+
+
+def test_a_model_of_0_4_estimates_as_before_and_says_so(model, cache):
+    new = check_new_images(of_0_4(model), cache)
+    assert new.share.method == "prior shift" and "as by pucache 0.4" in new.note
+    assert new.share.low <= Y[REST].mean() <= new.share.high
+
+
+NOTHING = [
+    (of_0_2, 600, "keeps no sample"),
+    (copy, 29, "29 new images are too few"),
+    (copy, 1, "1 new image is too few"),
+    (lambda model: with_labels(model, 9), 600, "9 labelled positives are too few"),
+]
+
+
+@pytest.mark.parametrize(("change", "rows", "note"), NOTHING)
+def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
+    new = check_new_images(change(model), cache, rows=np.arange(rows))
+    assert note in new.note and new.share is None and new.shift is None and new.share_text == new.warning == ""
+
+
+OWN_SHARE = [
+    (copy, X[REST], "take 1,000 of them"),
+    (lambda model: with_labels(model, 39), X[MANY], "take 40 labelled positives"),
+    (lambda model: with_labels(model, 20), X[MANY], "20 labelled positives are too few to state a share"),
+    (copy, X[MANY], "the share among the new images may be the same"),
+    (copy, 3 * X[MANY], "the new images differ"),
+    (of_0_4, X[MANY], "models of 0.4 and older"),
+    (of_0_2, X[MANY], "keeps no sample"),
+    (copy, X[PILE], "the model was trained on these images"),
+    (copy, X[:1700], "the model was trained on these images, or on most of them"),
+    (lambda model: model.at_share(0.2), X[MANY], "trained with it as deploy prior"),
+]
+
+
+@pytest.mark.parametrize(("change", "new", "why"), OWN_SHARE, ids=[why for *_, why in OWN_SHARE])
+def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model, tmp_path, change, new, why):
+    other, out = change(model), tmp_path / "scores.csv"
+    report = score(other, write_cache(tmp_path / "new.h5", new), out)
+    assert report.share == other.share_ and why in report.decided
+    if why.startswith("20 labelled"):
+        assert report.new_images.share is None and report.new_images.shift is not None, "a difference is stated"
+    np.testing.assert_array_equal(read_scores(out)["label"], other.margins(new) > np.float32(other.threshold_))
+
+
+@pytest.mark.parametrize("value", ["much", 0])
+def test_another_deploy_prior_is_refused_before_anything_is_written(model, cache, tmp_path, value):
+    with pytest.raises(ValueError, match="deploy_prior must be auto, model, or lie strictly between 0 and 1"):
+        score(model, cache, tmp_path / "scores.csv", deploy_prior=value)
+    assert not (tmp_path / "scores.csv").exists()

@@ -60,13 +60,6 @@ def test_an_error_leaves_the_old_file_alone(out, error, kind, reason):
     assert names(out.parent) == ["out.bin"]
 
 
-def test_an_error_leaves_no_empty_folder_that_was_made_for_the_output(out):
-    (out.parent / "there").mkdir()
-    with pytest.raises(KeyboardInterrupt), replacing(out.parent / "there" / "made" / "on the way" / "new.bin"):
-        raise KeyboardInterrupt
-    assert names(out.parent) == ["out.bin", "there"] and names(out.parent / "there") == []
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
 def test_permissions_follow_the_umask_which_stays(out, umask, mode):
     before = os.umask(umask)

@@ -11,13 +11,7 @@ from helpers.pictures import refusal
 from pucache import open_source
 from pucache.errors import CacheError, MissingExtraError
 from pucache.storage import filesystem, retries
-from pucache.storage.filesystem import (
-    DownloadLog,
-    ObjectReplacedError,
-    get_file,
-    open_filesystem,
-    put_file,
-)
+from pucache.storage.filesystem import DownloadLog, ObjectReplacedError, get_file, open_filesystem, put_file
 from pucache.storage.retries import RetriesExhausted, error_text, is_permanent, with_retries
 from pucache.storage.urls import path_or_url, without_secrets
 

@@ -1,12 +1,11 @@
 import gzip
 import mmap
 import re
-import zipfile
 
 import numpy as np
 import pytest
 from helpers.refusals import one_line
-from helpers.spreadsheets import write_xlsx
+from helpers.spreadsheets import edit, write_xlsx
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,9 +25,7 @@ from pucache.storage.tables import read_table
         ("keys.CSV", "rank,key,score\r\n1,b.png,3\r\n\r\n2,a.png,1\r\n", ["b.png", "a.png"]),
         ("keys.csv", 'key\n"a\nb.png"\n"c\r\nd.png"\n"e""f,g"\n', ["a\nb.png", "c\r\nd.png", 'e"f,g']),
         ("keys.csv", "key\na\u2028b.png\nc\x85\x0cd.png\n", ["a\u2028b.png", "c\x85\x0cd.png"]),
-        ("keys.csv", "key,label\na.png,1\n,\n,\n", ["a.png"]),
         ("keys.txt", "", []),
-        ("keys.txt.gz", "b.png\na,1.png\n", ["b.png", "a,1.png"]),
     ],
 )
 def test_a_table_gives_the_keys_as_they_are(write, name, content, expected, bom):
@@ -51,7 +48,6 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
         ("keys.csv", "key\ta;b\na.png\t1\t2\n", "line 2: 3 cells for 2 columns"),
         ("keys.json", '{"columns": ["key", "label"], "data": [["a.png", 1, 0]]}', "is not JSON of a table"),
         ("keys.csv.gz", gzip.compress(b"key\na\n", mtime=0)[:-9], "keys.csv.gz is a gzip archive that cannot be read"),
-        ("keys.csv.gz", b"\x1f\x8b", "keys.csv.gz is a gzip archive that cannot be read"),
         ("keys.csv.zip", b"PK\3\4key", "is a spreadsheet .* or a ZIP archive that cannot be read: .*unpack it"),
         ("keys.pkl", b"\x80\x04\x95" + bytes(8) + b"\xe9", "keys.pkl is a pickle; expected keys, one a line"),
         ("keys.npy", b"\x93NUMPY\1\0v\0" + bytes(40), "keys.npy is a NumPy array; expected keys, one a line"),
@@ -170,10 +166,6 @@ def test_taken_rows_are_those_that_indexing_gives(both, data, run_bytes):
 )
 def test_cells_of_a_workbook_that_have_no_value_are_counted(tmp_path, caplog, cell, count):
     path = write_xlsx(tmp_path / "t.xlsx", {"a": [["key", "label"], ["a", 1], ["b", 7], ["c", 0]]})
-    with zipfile.ZipFile(path) as book:
-        parts = {name: book.read(name).replace(b"<c><v>7</v></c>", cell) for name in book.namelist()}
-    with zipfile.ZipFile(path, "w") as book:
-        for name, content in parts.items():
-            book.writestr(name, content)
+    edit(path, lambda content: content.replace(b"<c><v>7</v></c>", cell))
     assert [row["label"] for row in read_table(path)] == ["1", "" if count else "1", "0"]
     assert ("1 cells have an error, or a formula" in caplog.text) == bool(count)

@@ -1,4 +1,3 @@
-import dataclasses
 from dataclasses import replace
 
 import numpy as np
@@ -18,19 +17,15 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import distillation, neighbour_evidence
 from pucache.training.cross_fitting import CrossFitter
-from pucache.training.distillation import DistillationRows, distil, penalty_of
-from pucache.training.neighbour_evidence import (
-    WEIGHT,
-    NeighbourEvidence,
-    halves_of,
-    held_out_gain,
-)
+from pucache.training.distillation import DistillationRows, distil
+from pucache.training.neighbour_evidence import halves_of, held_out_gain
 from pucache.training.propagation import ChainLabels, propagate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N, FOLDS, CPU = 300, 3, torch.device("cpu")
 X, S, Y = clusters(N, d=12, labelled=24, kinds=4, apart=0.8)
 FOLD = assign_folds(S, FOLDS, 0, None)
+REVIEWED = np.where((np.cumsum(S == 0) % 5 == 1) & (S == 0), 2 * Y - 1, 0).astype(np.int8)  # every fifth unlabelled row
 GRAPH = random_graph(N, k=8, among=Y)
 AGREEMENT = 9.0  # neighbours count
 NOISY = random_graph(N, k=8, among=Y ^ (np.random.default_rng(0).random(N) < 0.25))  # no target is sure
@@ -39,9 +34,8 @@ NOISY = random_graph(N, k=8, among=Y ^ (np.random.default_rng(0).random(N) < 0.2
 class Start:
     """The classifier and its cross-fit, from which a distillation starts."""
 
-    def __init__(self, labels=None):
-        labels = labels or TrainingLabels.of(S)
-        self.labels = labels
+    def __init__(self):
+        self.labels = labels = TrainingLabels.of(S)
         self.design = DesignMatrix(X, labels.training_s, None, CPU)
         of_folds = CrossFitter(self.design, labels, FOLD[:, None]).fit((1e-3,))[0][0]
         head = fit_heads(self.design, penalty=1e-3, prior=0.5)
@@ -82,7 +76,7 @@ class OneByOne:
 
     def __init__(self, design, *, weights, penalty):
         self.rows = np.column_stack([design.X, np.ones(len(design.X))]).astype(float)
-        self.weights = weights
+        self.weights = OneByOne.weights = weights
 
     def fit(self, targets, start=None):
         solved = np.stack([self.solve(*column) for column in zip(targets.T, self.weights.T, strict=True)])
@@ -95,58 +89,7 @@ class OneByOne:
         return np.linalg.solve(weighted @ self.rows + 1e-3 * np.eye(self.rows.shape[1]), weighted @ target)
 
 
-def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch):
-    """Given the classifier's heads, which leave the fold out, and the tilt that all chains share."""
-    monkeypatch.setattr(distillation, "SoftTargetTrainer", OneByOne)
-    reviewed = np.zeros(N, np.int8)
-    rows = np.flatnonzero(S == 0)[::9]
-    reviewed[rows] = np.where(Y[rows], 1, -1)
-    s, hidden_review, of_fold = S.copy(), reviewed.copy(), FOLD == 1
-    s[of_fold] = hidden_review[of_fold] = 0
-    seen = TrainingLabels.of(S, reviewed)
-    unseen = replace(TrainingLabels.of(s, hidden_review), training_weights=seen.training_weights)
-    first, second = (start.distil(start.rows(labels=labels, graph=NOISY)) for labels in (seen, unseen))
-    assert (first.margins[of_fold] == second.margins[of_fold]).all(), "bit for bit"
-    assert (first.scores[of_fold] == second.scores[of_fold]).all()
-    assert (first.margins[~of_fold] != second.margins[~of_fold]).mean() > 0.4
-    assert (first.head.coef != second.head.coef).any()
-
-
-def test_margins_of_a_fold_are_by_heads_that_were_not_trained_on_its_rows(start, monkeypatch):
-    used = []
-
-    class Recorder(OneByOne):
-        def __init__(self, design, *, weights, penalty):
-            super().__init__(design, weights=weights, penalty=penalty)
-            used.append(weights)
-
-    monkeypatch.setattr(distillation, "SoftTargetTrainer", Recorder)
-    start.distil()
-    of_chains, of_all = np.split(used[0], [FOLDS], axis=1)
-    assert ((of_chains == 0) == (FOLD[:, None] == np.arange(FOLDS))).all() and (of_all > 0).all()
-
-
-@pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
-def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
-    assert penalty_of(rows) == pytest.approx(penalty)
-
-
 # --- which rows ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("limit", ["rows", "bytes"])
-def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(monkeypatch, limit):
-    monkeypatch.setattr(distillation, f"SAMPLE_{limit.upper()}", 50 if limit == "rows" else 50 * X[0].nbytes)
-    requested, reviewed = [], np.zeros(N, np.int8)
-    reviewed[np.flatnonzero(S == 0)[:4]] = 1, 1, -1, -1
-    labels = TrainingLabels.of(S, reviewed)
-    design = DesignMatrix(X, labels.training_s, None, CPU)
-    on = DistillationRows.of(design, labels, FOLD, lambda rows: requested.append(rows) or random_graph(len(rows)))
-    rows = on.rows
-    assert requested[0] is rows and (np.diff(rows) > 0).all() and len(rows) == 50 + 24 + 2 == len(on.graph)
-    assert on.labels.training_s.sum() == 26 and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()
-    assert (on.take(Y) == Y[rows]).all() and np.diff(rows[on.labels.training_s == 0]).max() < 20
-    assert (on.labels.known_negative == (reviewed[rows] == -1)).all()
 
 
 def test_the_result_on_a_sample_is_close_to_that_on_all_rows(monkeypatch):
@@ -173,14 +116,6 @@ def chains(s=S, reviewed=None, weights=None, fold=FOLD):
     return ChainLabels.of(TrainingLabels.of(s, reviewed, weights), fold, FOLDS)
 
 
-def reviewed_rows():
-    """Every fifth unlabelled row is confirmed or rejected."""
-    reviewed = np.zeros(N, np.int8)
-    rows = np.flatnonzero(S == 0)[::5]
-    reviewed[rows] = np.where(Y[rows], 1, -1)
-    return reviewed
-
-
 def slow_chain(log_ratios, positive, negative, s, weights, W, rounds):
     """The chain written down plainly in float64."""
 
@@ -196,24 +131,6 @@ def slow_chain(log_ratios, positive, negative, s, weights, W, rounds):
         q = known(expit(tilt.alpha + tilt.slope * f + logit(max(tilt.prior, 0.003))))
         p = (p + q) / 2
     return q
-
-
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-@pytest.mark.parametrize("reviewed", [None, reviewed_rows()], ids=["labels", "review"])
-@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
-def test_each_chain_is_the_one_written_down_plainly(rounds, reviewed, weighted):
-    weights = np.random.default_rng(1).uniform(0.5, 2, N).astype(np.float32) if weighted else None
-    labels = chains(reviewed=reviewed, weights=weights)
-    graph = dataclasses.replace(NOISY, rows=NOISY.rows.copy(), cosines=NOISY.cosines.copy())
-    graph.rows[:3], graph.cosines[:3] = -1, -np.inf  # no neighbours
-    graph.rows[3:9, 2:], graph.cosines[3:9, 2:] = -1, -np.inf  # fewer than others
-    targets = propagate(LOG_RATIOS, labels, SHARES, graph, rounds=rounds)
-    assert targets.dtype == np.float32 and targets.shape == LOG_RATIOS.shape
-    W = dense_weights(graph, N)
-    for chain in range(FOLDS + 1):
-        known = labels.positive[:, chain], labels.negative[:, chain]
-        expected = slow_chain(LOG_RATIOS[:, chain], *known, S, weights, W, rounds)
-        np.testing.assert_allclose(targets[:, chain], expected, atol=5e-3)
 
 
 @pytest.mark.parametrize("hidden", [0, 2])
@@ -233,24 +150,6 @@ def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negat
     assert targets[y].mean() > 0.97
 
 
-# --- neighbour evidence ---------------------------------------------------------------------------
-
-GAINS = st.floats(-5, 5)
-EVIDENCE = st.builds(NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 10**6))
-
-
-# --- the rule ------------------------------------------------------------------------------------
-
-
-@given(EVIDENCE)
-def test_neighbours_count_where_there_is_evidence_and_agreement(evidence):
-    total = evidence.agreement + 0.5 * evidence.labels / (evidence.labels + 20) * evidence.held_out
-    assert evidence.total == pytest.approx(total, abs=1e-12)
-    counts = evidence.total > 0.02 * np.sqrt(20 / evidence.labels) and evidence.agreement > 0
-    assert evidence.weight == WEIGHT * counts and ("do not count" in evidence.sentence()) != counts
-    assert "\n" not in evidence.sentence() and "log rank" not in evidence.sentence()
-
-
 def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods():
     X, s, _ = cut_across(labelled=30)
     options = {"prior": 0.3, "penalty": 1e-3, "device": "cpu"}
@@ -258,11 +157,6 @@ def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods
     assert model.method_ == "linear" and model.neighbours_.weight == 0 and linear.neighbours_ is None
     np.testing.assert_allclose(model.coef_, linear.coef_, rtol=1e-3, atol=1e-4)  # trained beside the heads of halves
     assert model.threshold_ == pytest.approx(linear.threshold_, rel=1e-2, abs=1e-2)
-
-
-def test_many_rows_are_split_twice():
-    s = (np.arange(9000) < 30).astype(np.int8)
-    assert halves_of(TrainingLabels.of(s), None, 0).shape == (9000, 4)
 
 
 # --- both kinds of evidence ----------------------------------------------------------------------
@@ -304,3 +198,49 @@ def test_held_out_positives_are_ranked_among_the_unlabelled_of_their_fold():
     assert found[0] == 0 and found[1] > 0.5
     expected = [mean_rank(values) - mean_rank(scores) for values in (scores, better, -scores)]
     np.testing.assert_allclose(found, expected, atol=1e-9)
+
+
+def test_no_label_of_a_fold_reaches_the_margins_and_scores_of_the_fold(start, monkeypatch):
+    """Given the classifier's heads, which leave the fold out, and the tilt that all chains share."""
+    monkeypatch.setattr(distillation, "SoftTargetTrainer", OneByOne)
+    s, hidden_review, of_fold = S.copy(), REVIEWED.copy(), FOLD == 1
+    s[of_fold] = hidden_review[of_fold] = 0
+    seen = TrainingLabels.of(S, REVIEWED)
+    unseen = replace(TrainingLabels.of(s, hidden_review), training_weights=seen.training_weights)
+    first, second = (start.distil(start.rows(labels=labels, graph=NOISY)) for labels in (seen, unseen))
+    assert (first.margins[of_fold] == second.margins[of_fold]).all(), "bit for bit"
+    assert (first.scores[of_fold] == second.scores[of_fold]).all()
+    assert (first.margins[~of_fold] != second.margins[~of_fold]).mean() > 0.4
+    assert (first.head.coef != second.head.coef).any()
+    of_chains, of_all = np.split(OneByOne.weights, [FOLDS], axis=1)
+    assert ((of_chains == 0) == (FOLD[:, None] == np.arange(FOLDS))).all() and (of_all > 0).all()
+
+
+def test_of_many_rows_the_positives_and_an_even_sample_of_the_others_are_taken(monkeypatch):
+    monkeypatch.setattr(distillation, "SAMPLE_BYTES", 50 * X[0].nbytes)
+    requested, labels = [], TrainingLabels.of(S, REVIEWED)
+    design = DesignMatrix(X, labels.training_s, None, CPU)
+    on = DistillationRows.of(design, labels, FOLD, lambda rows: requested.append(rows) or random_graph(len(rows)))
+    rows, positives = on.rows, labels.training_s.sum()
+    assert requested[0] is rows and (np.diff(rows) > 0).all() and len(rows) == 50 + positives == len(on.graph)
+    assert on.labels.training_s.sum() == positives and (X[rows] == on.design.X).all() and (on.fold == FOLD[rows]).all()
+    assert (on.take(Y) == Y[rows]).all() and np.diff(rows[on.labels.training_s == 0]).max() < 20
+    assert (on.labels.known_negative == (REVIEWED[rows] == -1)).all()
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("reviewed", [None, REVIEWED], ids=["labels", "review"])
+@pytest.mark.parametrize("weighted", [False, True], ids=["", "weights"])
+def test_each_chain_is_the_one_written_down_plainly(rounds, reviewed, weighted):
+    weights = np.random.default_rng(1).uniform(0.5, 2, N).astype(np.float32) if weighted else None
+    labels = chains(reviewed=reviewed, weights=weights)
+    graph = replace(NOISY, rows=NOISY.rows.copy(), cosines=NOISY.cosines.copy())
+    graph.rows[:3], graph.cosines[:3] = -1, -np.inf  # no neighbours
+    graph.rows[3:9, 2:], graph.cosines[3:9, 2:] = -1, -np.inf  # fewer than others
+    targets = propagate(LOG_RATIOS, labels, SHARES, graph, rounds=rounds)
+    assert targets.dtype == np.float32 and targets.shape == LOG_RATIOS.shape
+    W = dense_weights(graph, N)
+    for chain in range(FOLDS + 1):
+        known = labels.positive[:, chain], labels.negative[:, chain]
+        expected = slow_chain(LOG_RATIOS[:, chain], *known, S, weights, W, rounds)
+        np.testing.assert_allclose(targets[:, chain], expected, atol=5e-3)
