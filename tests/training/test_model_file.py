@@ -92,7 +92,7 @@ def head_alone(tensors):
         del tensors[name]
 
 
-def test_older_models_are_read_without_what_they_lack(rewrite):
+def test_older_models_are_read_and_saved_again_without_what_they_lack(automatic, rewrite, tmp_path):
     def of_0_4(tensors, content):
         for name in ("fold_coef", "fold_intercept", "sample_fingerprints"):
             del tensors[name]
@@ -104,13 +104,20 @@ def test_older_models_are_read_without_what_they_lack(rewrite):
         del content["neighbours"], content["method"], content["reviewed"], content["unlabelled_sample"]
         content["parameters"]["draws"] = 40  # of the bootstrap
 
-    older = read_model(rewrite(of_0_4))[1]
-    assert older.fold_coef_ is None and older.pile_margins_ is not None and not len(older.pile_sample_.fingerprints)
-    assert older.neighbours_.weight == 0.5 and older.neighbours_.evidence == NeighbourEvidence(0.2, -0.1, 10)
-    parameters, oldest = read_model(rewrite(of_0_1))
-    assert parameters.keys() & {"draws", "n_folds"} == {"n_folds"} and (oldest.coef_ == older.coef_).all()
-    assert oldest.neighbours_ is oldest.unlabelled_sample_ is oldest.pile_margins_ is None
-    assert (oldest.method_, oldest.n_confirmed_, oldest.n_negatives_) == ("linear", 0, 0)
+    older, again = rewrite(of_0_4), tmp_path / "again.safetensors"
+    PULinearClassifier.load(older).save(again)
+    for path in (older, again):
+        state = read_model(path)[1]
+        assert state.fold_coef_ is None and state.pile_margins_ is not None
+        assert not len(state.pile_sample_.fingerprints)
+        assert state.neighbours_.weight == 0.5 and state.neighbours_.evidence == NeighbourEvidence(0.2, -0.1, 10)
+    oldest = rewrite(of_0_1)
+    PULinearClassifier.load(oldest).save(again)
+    for path in (oldest, again):
+        parameters, state = read_model(path)
+        assert parameters.keys() & {"draws", "n_folds"} == {"n_folds"} and (state.coef_ == automatic.coef_).all()
+        assert state.neighbours_ is state.unlabelled_sample_ is state.pile_margins_ is None
+        assert (state.method_, state.n_confirmed_, state.n_negatives_) == ("linear", 0, 0)
 
 
 # --- what is refused -----------------------------------------------------------------------------
