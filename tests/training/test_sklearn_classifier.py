@@ -150,6 +150,18 @@ def test_each_convention_of_labels_gives_the_same_model(fitted, given):
     assert model.score(X, labels) == fitted.score(X, S)
 
 
+def test_the_random_state_follows_scikit_learn(fitted, tmp_path):
+    assert fitted.seed_ == 0 and classifier(random_state=np.int64(7)).fit(X, S).seed_ == 7
+    one, other = (classifier(random_state=np.random.RandomState(5)).fit(X, S) for _ in range(2))
+    assert one.seed_ == other.seed_ and (one.held_out_margins_ == other.held_out_margins_).all()
+    assert one.fit(X, S).seed_ != other.seed_, "the second fit draws on"
+    np.random.seed(3)
+    drawn, next_drawn = (classifier(random_state=None).fit(X, S) for _ in range(2))
+    assert drawn.seed_ != next_drawn.seed_
+    drawn.save(tmp_path / "model")
+    assert PULinearClassifier.load(tmp_path / "model").random_state == drawn.seed_
+
+
 def test_the_score_is_pauc_so_a_search_does_not_choose_the_strictest_threshold():
     grid = {"threshold": ["f1", "precision=0.99", 1e6], "penalty": [1e-3, 1e4]}
     search = GridSearchCV(classifier(), grid, cv=3).fit(X, S)
@@ -201,6 +213,15 @@ def test_values_that_are_masked_or_have_another_index_than_x_are_refused(name):
     if name != "X":
         columns = {"X": pd.DataFrame(X, index), "y": S, name: pd.Series(values, index[::-1])}
         assert f"{name} has another index than X" in one_line(ValueError, classifier().fit, **columns)
+
+
+@pytest.mark.parametrize("labelled, unlabelled", [(1, 50), (50, 1), (1, 1), (3, 100)])
+def test_few_rows_of_a_kind_are_enough(labelled, unlabelled):
+    rows, s, _ = planted(labelled + unlabelled, labelled=labelled)
+    model = PULinearClassifier(device="cpu").fit(rows, s)
+    assert (model.n_labelled_, model.n_unlabelled_) == (labelled, unlabelled)
+    assert np.isfinite(model.decision_function(rows)).all() and np.isfinite(model.predict_proba(rows)).all()
+    assert 0 < model.tilt_.prior < 1 and 0 < model.share_ < 1
 
 
 def test_groups_stay_together_and_may_be_of_any_kind():
