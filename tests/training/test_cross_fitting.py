@@ -50,6 +50,13 @@ def test_each_head_is_the_one_that_training_without_its_fold_gives(weighted):
             np.testing.assert_allclose(one.heads.coef[number], alone.coef[column], rtol=2e-2, atol=2e-2)
 
 
+def test_small_piles_are_dealt_several_times_and_large_ones_once(monkeypatch):
+    deals = deal_folds(S, 3, 7, None)
+    assert (deals[:, 0] == assign_folds(S, 3, 7, None)).all() and (np.diff(deals, axis=1) != 0).any(0).all()
+    monkeypatch.setattr(cross_fitting, "_ROWS_OF_DEALS", 2 * len(S))
+    assert deal_folds(S, 3, 7, None).shape == (len(S), 1)
+
+
 def test_the_deal_of_the_median_prior_holds_out():
     several = replace(fitter(), deals=deal_folds(S, 3, 0, None))
     priors = [fit_tilt(deal.margins, S).prior for deal in several.fit((1e-3,))[0]]
@@ -93,6 +100,14 @@ def test_equal_margins_leave_the_choice_to_the_prior():
     chosen = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
     assert PENALTIES[int(np.argmax(chosen))] == 1e-3
     assert np.isfinite(log_posteriors([margins], (0.0,), labels)).all()
+
+
+def test_the_likelihood_is_the_mean_over_the_deals():
+    draw = np.random.default_rng(1)
+    s = (np.arange(800) < 20).astype(np.int8)
+    deals = (draw.normal(size=(800, 3)) + 2.0 * (s == 1)[:, None]).astype(np.float32)
+    apart = [log_posteriors([deals[:, [number]]], (1e-3,), TrainingLabels.of(s))[0] for number in range(3)]
+    assert log_posteriors([deals], (1e-3,), TrainingLabels.of(s))[0] == np.mean(apart) != apart[0]
 
 
 # --- Columns of unlike spread, rows that hardly differ, and rankings that are no better than chance---
