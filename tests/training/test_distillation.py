@@ -17,8 +17,8 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.training import distillation, neighbour_evidence
 from pucache.training.cross_fitting import CrossFitter
-from pucache.training.distillation import DistillationRows, distil
-from pucache.training.neighbour_evidence import halves_of, held_out_gain
+from pucache.training.distillation import DistillationRows, distil, penalty_of
+from pucache.training.neighbour_evidence import WEIGHT, NeighbourEvidence, halves_of, held_out_gain
 from pucache.training.propagation import ChainLabels, propagate
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -148,6 +148,24 @@ def test_after_a_review_that_confirmed_nearly_all_positives_negatives_stay_negat
     targets = propagate(log_ratios, labels, np.full(FOLDS + 1, 1e-12), graph, rounds=3)
     assert targets[~y].mean() < 0.01
     assert targets[y].mean() > 0.97
+
+
+GAINS = st.floats(-0.1, 0.1)  # near what is asked for
+EVIDENCE = st.builds(NeighbourEvidence, agreement=GAINS, held_out=GAINS, labels=st.integers(4, 1000))
+
+
+@given(EVIDENCE)
+def test_neighbours_count_where_there_is_evidence_and_agreement(evidence):
+    total = evidence.agreement + 0.5 * evidence.labels / (evidence.labels + 20) * evidence.held_out
+    assert evidence.total == pytest.approx(total, abs=1e-12)
+    counts = evidence.total > 0.02 * np.sqrt(20 / evidence.labels) and evidence.agreement > 0
+    assert evidence.weight == WEIGHT * counts and ("do not count" in evidence.sentence()) != counts
+    assert ("do not agree better" in evidence.sentence()) == (evidence.agreement <= 0)
+
+
+@pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
+def test_the_penalty_falls_with_the_rows_down_to_a_least_one(rows, penalty):
+    assert penalty_of(rows) == pytest.approx(penalty)
 
 
 def test_neighbours_do_not_count_where_what_is_wanted_cuts_across_neighbourhoods():
