@@ -161,6 +161,7 @@ def test_neighbours_count_where_there_is_evidence_and_agreement(evidence):
     counts = evidence.total > 0.02 * np.sqrt(20 / evidence.labels) and evidence.agreement > 0
     assert evidence.weight == WEIGHT * counts and ("do not count" in evidence.sentence()) != counts
     assert ("do not agree better" in evidence.sentence()) == (evidence.agreement <= 0)
+    assert "\n" not in evidence.sentence()
 
 
 @pytest.mark.parametrize(("rows", "penalty"), [(150, 4e-4), (3000, 2e-5), (30_000, 2e-6), (10**6, 2e-6)])
