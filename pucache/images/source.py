@@ -145,15 +145,18 @@ def _encoding(name: str) -> str:
 
 
 def _check_options(options: dict[str, str], allowed: tuple[str, ...], name: str) -> None:
-    """Raise `ValueError` for a column or an encoding that a source of its kind does not have."""
-    for option in options:
-        if option not in allowed:
-            what, kinds = {
-                "encoding": ("an encoding is named", "manifests, tar and ZIP files"),
-                "image": ("a column of images is named", "Parquet files"),
-                "key": ("a column of keys is named", "Parquet files and manifests"),
-            }.get(option, (f"{option} of detections are named", "manifests"))
-            raise ValueError(f"{what}, which is for {kinds}; {name} is none: leave it out")
+    """Raise `ValueError` for an option that a source of its kind does not have."""
+    odd = next((option for option in options if option not in allowed), None)
+    if odd is not None:
+        what, kinds = {
+            "encoding": ("an encoding", "a list of images, or a tar or ZIP file"),
+            "image": ("a column of images", "a Parquet file"),
+            "key": ("a column of keys", "a Parquet file or a list of images"),
+            "images": ("a folder of images", "a list of images, or the JSON of COCO or MegaDetector"),
+        }.get(odd, (f"a {odd} of detections", "the JSON of COCO or MegaDetector"))
+        raise ValueError(
+            f"{what} is named, which is for {kinds}; {name} is none: leave it out, or give such a file as the source"
+        )
 
 
 def local_path(source: Source, key: str) -> str:

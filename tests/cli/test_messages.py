@@ -170,9 +170,20 @@ BAD = {  # command: (exit code, what the one line must tell)
     EMBED + " new --ray": (2, "--ray writes a folder of shards; say how many with --shards N, and name a folder"),
     EMBED + " new --ray --shards 2 --shard 1/2": (2, "--shard is for one file that this machine embeds; leave it out"),
     EMBED + " new --ray --shards 2 --device cuda:1": (2, "Ray shares out GPUs itself: .* auto, cpu or cuda,"),
-    EMBED + " c.h5 --key-column id": (2, "a column of keys is named, which is for Parquet"),
-    EMBED + " c.h5 --category animal" + SMALL: (2, "category of detections are named, which is for manifests"),
-    EMBED + " c.h5 --encoding cp1252": (2, "an encoding is named, which is for manifests, tar and ZIP files; .* leave"),
+    EMBED + " c.h5 --key-column id": (2, "a column of keys is named, which is for a Parquet file or a list"),
+    EMBED + " c.h5 --category animal" + SMALL: (
+        2,
+        "a category of detections is named, which is for the JSON of COCO or MegaDetector; .* is none: leave it out, "
+        "or give such a file as the source",
+    ),
+    EMBED + " c.h5 --images photos" + SMALL: (
+        2,
+        "a folder of images is named, which is for a list of images, or the JSON",
+    ),
+    EMBED + " c.h5 --encoding cp1252": (
+        2,
+        "an encoding is named, which is for a list of images, or a tar or ZIP file; .* leave",
+    ),
     "export {w}/cache.h5 out.csv": (2, "must end in .parquet .a cache., or .onnx .a model."),
     "export {w}/cache.h5 out.parquet --images {w}/images": (2, "--images are for --thumbnails"),
     "export {w}/cache.h5 out.parquet --input uint8": (2, "--input is for a model"),
