@@ -51,33 +51,7 @@ _HERE = "here"  # value of --ray without an address
 @options.as_json
 @options.encoder_choices
 @options.computation
-@options.option(
-    "--key-column",
-    section=options.IMAGES,
-    metavar="NAME",
-    help="Column of the keys of a manifest, or of Parquet files.  [default: the paths in them]",
-)
-@options.option(
-    "--images",
-    section=options.IMAGES,
-    metavar="FOLDER",
-    help="Folder of the images that a manifest names.  [default: its own]",
-)
-@options.option(
-    "--category",
-    section=options.IMAGES,
-    multiple=True,
-    metavar="NAME",
-    help="Of the JSON of COCO or MegaDetector: take boxes of this category alone; repeatable.",
-)
-@options.option(
-    "--min-confidence",
-    section=options.IMAGES,
-    type=click.FloatRange(0, 1),
-    metavar="SHARE",
-    help="Of the JSON of COCO or MegaDetector: leave out boxes of less confidence.",
-)
-@options.encoding_of_text
+@options.reading_of_images
 @options.decoding
 @options.option(
     "--reuse",
@@ -124,11 +98,6 @@ def embed(
     ray: str | None,
     workers: int | None,
     strict: bool,
-    key_column: str | None,
-    encoding: str | None,
-    images: str | None,
-    category: tuple[str, ...],
-    min_confidence: float | None,
     tiles: str | None,
     **rest: Any,
 ) -> None:
@@ -163,11 +132,9 @@ def embed(
         tiles=_tiles(tiles),
         preprocess=preprocess or None,
     )
+    given = options.reading(rest)
     run: dict[str, Any] = {"options": EmbedOptions(shard=shard, **rest), "workers": workers}
-    named = {"key_column": key_column, "encoding": encoding, "images": images, "min_confidence": min_confidence}
-    opened: Any = source
-    if category or any(one is not None for one in named.values()) or ".json" in source.lower():
-        opened = open_source(source, category=category, **named)  # type: ignore[arg-type]
+    opened = source if given is None and ".json" not in source.lower() else open_source(source, **(given or {}))
     more: dict[str, Any] = {}
     if ray is not None:
         count = _shards_for_ray(shards, shard)

@@ -205,6 +205,42 @@ encoding_of_text = option(
     section=READING,
     help="Encoding of text files, such as shift_jis.  [default: UTF-8; cp1252 where a file is not, which a line says]",
 )
+reading_of_images = all_of(  # see `reading`
+    option(
+        "--key-column",
+        section=IMAGES,
+        metavar="NAME",
+        help="Column of the keys of a manifest, or of Parquet files.  [default: the paths in them]",
+    ),
+    option(
+        "--images",
+        section=IMAGES,
+        metavar="FOLDER",
+        help="Folder of the images that a manifest names.  [default: its own]",
+    ),
+    option(
+        "--category",
+        section=IMAGES,
+        multiple=True,
+        metavar="NAME",
+        help="Of the JSON of COCO or MegaDetector: take boxes of this category alone; repeatable.",
+    ),
+    option(
+        "--min-confidence",
+        section=IMAGES,
+        type=click.FloatRange(0, 1),
+        metavar="SHARE",
+        help="Of the JSON of COCO or MegaDetector: leave out boxes of less confidence.",
+    ),
+    encoding_of_text,
+)
+
+
+def reading(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the `reading_of_images` out of the options of a command; None where none is given."""
+    names = ("key_column", "encoding", "images", "category", "min_confidence")
+    chosen = {name: options.pop(name) for name in names}
+    return chosen if any(value not in (None, ()) for value in chosen.values()) else None
 
 
 PREPROCESSING = ("mean", "std", "interpolation", "crop")

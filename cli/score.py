@@ -8,6 +8,7 @@ import click
 
 from pucache.allocator import keep_freed_memory
 from pucache.estimates.limits import counted
+from pucache.images.source import open_source
 from pucache.scoring.score import AUTO, ScoreReport, default_out
 from pucache.scoring.score import score as run
 from pucache.scoring.score_tables import check_suffix, table_kind
@@ -53,6 +54,7 @@ from .progress import terminal_progress
     "and where that lies.",
 )
 @options.as_json
+@options.reading_of_images
 def score(
     model: str,
     what: tuple[str, ...],
@@ -62,7 +64,8 @@ def score(
 ) -> None:
     """Score a cache, or new images, with a model.
 
-    Images are first embedded into a cache with the encoder of the model. An interrupted run continues from there, and
+    Images are first embedded into a cache with the encoder of the model; a table or a detector's JSON is read with
+    the options with which it would be embedded. An interrupted run continues from there, and
     the next model scores the same images in seconds. Columns: key, margin, posterior (probability of being positive;
     empty below 30 labelled positives), label (1 where the margin is above the threshold). The share of positives among
     the images is estimated, and one line warns where they differ from those that MODEL was trained on. A folder of
@@ -74,11 +77,14 @@ def score(
     pucache score model.safetensors cache.h5 --out scores.parquet
     """
     keep_freed_memory()  # before the first thread, or large array
+    given = options.reading(chosen)
     out = default_out(what) if out is None else out
     check_outputs(("out", out, table_kind(out)), ("cache", cache, CACHE))
     check_suffix(out)
     models = ConceptModels.open(model)
-    report = run(models, what, out, cache=cache, progress=terminal_progress(), **chosen)
+    sources = [open_source(one, **given) for one in what] if given is not None else []
+    images = sources[0] if len(sources) == 1 else what
+    report = run(models, images, out, cache=cache, progress=terminal_progress(), **chosen)
     name, figures = without_secrets(out), ""
     if models.is_one and report.share == models[""].share_ and report.neighbours is None:
         figures = models[""].figures_.new_images_text

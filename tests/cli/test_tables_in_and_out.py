@@ -83,3 +83,14 @@ def test_boxes_of_a_detector_become_parts_and_their_categories_a_table(here, wor
     run(f"{detections}--min-confidence 0.1")
     assert table(here / "parts.concepts.csv") == [{"key": "mine", "concept": "animal"}]  # it may have been edited
     assert "has no category 'dog'; it has animal, person" in refused(f"{detections}--category dog", code=2)
+
+
+def test_score_reads_a_list_with_the_options_of_embed(here, world, trained):
+    """A table whose column of paths has an odd name, beside no image."""
+    (here / "odd.csv").write_text("photo,number\nred/000.png,1\nrest/000.png,2\n")
+    score = f"score {world}/model.safetensors odd.csv --images {world}/images"
+    run(f"{score} --key-column photo")
+    assert [row["key"] for row in table(here / "odd.scores.csv")] == ["red/000.png", "rest/000.png"]
+    assert "a category is of detections" in refused(f"{score} --key-column photo --category dog", code=2)
+    cache = f"score {world}/model.safetensors {world}/cache.h5 --category dog"
+    assert "which is for the JSON of COCO or MegaDetector; " in refused(cache, code=2)
