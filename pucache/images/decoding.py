@@ -131,7 +131,8 @@ def upright_size(stream: BinaryIO, decoding: Decoding = USUAL) -> tuple[int, int
 
     def size() -> tuple[int, int]:
         image = _open(stream, decoding)
-        width, height = image.size
+        # Pillow may have turned the size of a TIFF already
+        width, height = (image.tag_v2[at] for at in _SIDES) if image.format == "TIFF" else image.size
         if width == height:
             return width, height
         # Pillow decodes a PNG for EXIF data that may follow its pixels
@@ -335,6 +336,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 # --- TIFF ----------------------------------------------------------------------------------------
 
 
+_SIDES = (256, 257)  # tags of width and height
 _BITS, _BANDS, _FORMATS, _SUBFILE = 258, 277, 339, 254
 _NUMBERS = {1: "unsigned integers", 2: "signed integers", 3: "floating-point numbers"}
 _REDUCED_OR_MASK = 1 | 4  # of `_SUBFILE`: overviews of a large image, and its mask

@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, ImageFile
 from pucache import Decoding
 from pucache.errors import ImageError
 from pucache.images import decoding
-from pucache.images.decoding import BANDS, DECODER, PAGES, decode, decode_and_note
+from pucache.images.decoding import BANDS, DECODER, PAGES, decode, decode_and_note, upright_size
 from pucache.images.white_level import peak, range_note
 
 
@@ -98,8 +98,10 @@ def test_exif_orientation_is_honoured(orientation, form):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
     image = Image.fromarray(np.ascontiguousarray(STORED[orientation](upright)))
-    turned = np.asarray(decode(encode(image, form, exif=exif)), int)
+    data = encode(image, form, exif=exif)
+    turned = np.asarray(decode(data), int)
     assert turned.shape == upright.shape
+    assert upright_size(io.BytesIO(data)) == upright.shape[1::-1]
     assert np.abs(turned - upright)[8::16, 8::16].max() <= 8
 
 
