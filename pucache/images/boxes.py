@@ -138,10 +138,16 @@ _Found = Iterator[tuple[str, Any, str, float]]  # path, box, category, confidenc
 
 def _of_coco(content: dict[str, Any]) -> tuple[dict[str, str], _Found]:
     names = {str(each["id"]): str(each["name"]) for each in content.get("categories", ())}
-    paths = {each["id"]: str(each["file_name"]) for each in content["images"]}
-    return names, (
-        (paths[each["image_id"]], each.get("bbox"), str(each.get("category_id", "")), float(each.get("score", 1)))
-        for each in content["annotations"]
+    paths = {str(each["id"]): str(each["file_name"]) for each in content["images"]}
+    found = ((str(each["image_id"]), each) for each in content["annotations"])
+    return names, (  # a box of an image that is not listed fails alone, as that of a file that is not there
+        (
+            paths.get(image, f"image_id {image}"),
+            each.get("bbox"),
+            str(each.get("category_id", "")),
+            float(each.get("score", 1)),
+        )
+        for image, each in found
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import zlib
 from collections import Counter
 from dataclasses import dataclass, field
+from urllib.parse import unquote
 
 import numpy as np
 
@@ -17,6 +19,8 @@ from ..storage.limits import KEY_BYTES as MAX_KEY_BYTES
 from ..storage.urls import is_url, without_secrets
 
 EXTENSIONS = frozenset(IMAGE_ENDINGS)
+_OPTION = "(?:key|image|encoding|images|category|confidence)=[^#&]+"
+_OPTIONS = re.compile(f"#({_OPTION}(?:&{_OPTION})*)$")
 UNKNOWN = -1  # a size or modification time that the source does not give
 
 
@@ -56,9 +60,25 @@ class Listing:
 
 
 def source_name(where: str, **options: str | None) -> str:
-    """Name of a source: its location without secrets, and its options as `open_source` takes them."""
-    named = "&".join(f"{option}={value}" for option, value in sorted(options.items()) if value)
+    """Name of a source: its location without secrets, and its options as `split_options` reads them."""
+    named = "&".join(f"{option}={quoted(value, '%&#')}" for option, value in sorted(options.items()) if value)
     return (without_secrets(where) if is_url(where) else where) + "#" * bool(named) + named
+
+
+def split_options(where: str) -> tuple[str, dict[str, str]]:
+    """Split ``FILE#key=COLUMN&image=COLUMN`` into the file and its options; a file of that very name has none."""
+    found = _OPTIONS.search(where)
+    if not found or (not is_url(where) and os.path.exists(where)):
+        return where, {}
+    options = (option.split("=", 1) for option in found[1].split("&"))
+    return where[: found.start()], {name: unquote(value) for name, value in options}
+
+
+def quoted(text: str, characters: str) -> str:
+    """A text with these characters written as in URLs; ``%`` is the first of them."""
+    for character in characters:
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
 
 
 class ListingBuilder:

@@ -7,6 +7,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
+from urllib.parse import unquote
 
 from ..errors import LabelError, MissingExtraError, SourceError
 from ..storage.filesystem import open_filesystem
@@ -95,8 +96,10 @@ class ManifestSource:
         if twice:
             log.warning("%s names %s images again; each is taken once", self.name, twice)
         if not paths:
+            is_narrowed = not self.box_failures and bool({"category", "confidence"} & self._options.keys())
             first = next((f": {key!r}, {why}" for key, why in self.box_failures.items()), "")
-            raise SourceError(f"{self.name} names no image{first}")
+            what = "has no box of the category and confidence asked for" if is_narrowed else "names no image"
+            raise SourceError(f"{self.name} {what}{first}")
         self._boxes, self._paths = {key: [*its] for key, its in regions.items()}, paths
 
     def _rows(self) -> tuple[list[Boxed], bool | None]:
@@ -133,7 +136,7 @@ class ManifestSource:
         return rows, are_shares(rows) if sides else None
 
     def _detections(self, kind: str, content: Any) -> list[Boxed]:
-        categories = [name for name in self._options.get("category", "").split(",") if name]
+        categories = [unquote(name) for name in self._options.get("category", "").split(",") if name]
         confidence = float(self._options.get("confidence", 0))
         return list(detections(kind, content, self.name, categories, confidence))
 

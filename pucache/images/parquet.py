@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import re
 import threading
 import zlib
 from collections import OrderedDict
@@ -20,14 +18,11 @@ from ..errors import ImageError, SourceError, one_line
 from ..storage.arrow import is_bytes, is_cell, open_parquet, texts
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
 from ..storage.table_formats import require_exact
-from ..storage.urls import is_url
 from .listing import UNKNOWN, ListingBuilder, check_size, source_name
 from .remote import size_mtime
 from .shards import ShardSource
 
 EXTENSIONS = (".parquet", ".pq")
-_OPTION = "(?:key|image|encoding|images|category|confidence)=[^#&]+"
-_OPTIONS = re.compile(f"#({_OPTION}(?:&{_OPTION})*)$")
 _IMAGE_NAMES = ("image", "img", "images", "jpg", "png", "webp", "picture", "photo", "image_bytes", "bytes")
 _BATCH_BYTES = 8 << 20  # images that are read together
 _MOST_ROWS = 1024
@@ -35,14 +30,6 @@ _KEPT_BYTES = 256 << 20  # of the latest batches
 _ROWS = 40  # bits of a member that number the row; those above number the file
 
 log = logging.getLogger("pucache")
-
-
-def split_options(where: str) -> tuple[str, dict[str, str]]:
-    """Split ``FILE#key=COLUMN&image=COLUMN`` into the file and its options; a file of that very name has none."""
-    found = _OPTIONS.search(where)
-    if not found or (not is_url(where) and os.path.exists(where)):
-        return where, {}
-    return where[: found.start()], dict(option.split("=", 1) for option in found[1].split("&"))
 
 
 @dataclass

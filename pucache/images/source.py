@@ -16,10 +16,10 @@ from ..errors import SourceError
 from ..storage.tables import table_ending
 from ..storage.urls import is_url, without_secrets
 from .folder import LocalFolder
-from .listing import Listing, is_image, is_special_file
+from .listing import Listing, is_image, is_special_file, quoted, split_options
 from .manifest import MANIFESTS, ManifestSource
 from .parquet import EXTENSIONS as PARQUET
-from .parquet import ParquetSource, split_options
+from .parquet import ParquetSource
 from .regions import Region
 from .remote import EXPECTED, RemoteFolder
 from .tar import COMPRESSED, CompressedTarSource, TarSource
@@ -93,7 +93,8 @@ def open_source(
         return where
     path, options = split_options(os.fspath(where))
     named = {"key": key_column, "encoding": encoding, "images": images, "confidence": min_confidence}
-    named["category"] = category if isinstance(category, str | None) else ",".join(category) or None
+    categories = [category] if isinstance(category, str) else category or ()
+    named["category"] = ",".join(quoted(name, "%,") for name in categories) or None
     options |= {name: str(value) for name, value in named.items() if value is not None}
     if "images" in options and not is_url(options["images"]):
         options["images"] = os.path.abspath(options["images"])

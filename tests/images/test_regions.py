@@ -227,9 +227,9 @@ def test_a_box_that_is_none_fails_alone_and_one_that_repeats_counts_once(tmp_pat
 
 # --- JSON ------------------------------------------------------------------------------------------
 
-FOUND = [("a/0.png", (1, 2, 30, 20), "animal", 0.9), ("a/0.png", (8, 8, 9, 9), "person", 0.15)]
+FOUND = [("a/0.png", (1, 2, 30, 20), "animal", 0.9), ("a/0.png", (8, 8, 9, 9), "person, 5% & #1", 0.15)]
 FOUND += [("1.png", (0, 0, 64, 40), "animal", 0.2), ("1.png", (4, 4, 8, 8), "vehicle", 0.8)]
-CATEGORIES, IDS = ["animal", "person", "vehicle"], {"1.png": 7, "a/0.png": 8}
+CATEGORIES, IDS = ["animal", "person, 5% & #1", "vehicle"], {"1.png": 7, "a/0.png": 8}
 COCO = {
     "images": [{"id": number, "file_name": name} for name, number in IDS.items()],
     "categories": [{"id": 3 + number, "name": name} for number, name in enumerate(CATEGORIES)],
@@ -258,16 +258,17 @@ MEGADETECTOR = {
         ({}, [0, 1, 2, 3]),
         ({"min_confidence": 0.2}, [0, 2, 3]),
         ({"category": "animal"}, [0, 2]),
-        ({"category": ["animal", "person"], "min_confidence": 0.5}, [0]),
+        ({"category": ["animal", CATEGORIES[1]], "min_confidence": 0.5}, [0]),
+        ({"category": CATEGORIES[1]}, [1]),
     ],
 )
 def test_detections_are_a_source_of_parts_with_their_categories(tmp_path, written, options, kept):
-    (tmp_path / "photos" / "a").mkdir(parents=True)
+    (tmp_path / "R&D #1" / "a").mkdir(parents=True)
     for name in ("a/0.png", "1.png"):
-        Image.new("RGB", SIZE).save(tmp_path / "photos" / name)
+        Image.new("RGB", SIZE).save(tmp_path / "R&D #1" / name)
     (tmp_path / "found.json").write_text(json.dumps(written))
 
-    source = open_source(tmp_path / "found.json", images=tmp_path / "photos", **options)
+    source = open_source(tmp_path / "found.json", images=tmp_path / "R&D #1", **options)
     found, failures = parts(source)
 
     expected = {(FOUND[at][0], *FOUND[at][1]): FOUND[at][2] for at in kept}
@@ -275,18 +276,28 @@ def test_detections_are_a_source_of_parts_with_their_categories(tmp_path, writte
     assert boxes == {(image, x, y, x + w, y + h) for image, x, y, w, h in expected} and not failures
     assert sorted(category for _, category in source.concepts) == sorted(expected.values())
     assert parts(open_source(source.name)) == (found, failures)  # as a cache names its source
-    assert source.read("a/0.png") == (tmp_path / "photos" / "a" / "0.png").read_bytes()
+    assert source.read("a/0.png") == (tmp_path / "R&D #1" / "a" / "0.png").read_bytes()
 
 
 @pytest.mark.parametrize("written", [COCO, MEGADETECTOR], ids=["COCO", "MegaDetector"])
 def test_detections_that_make_no_sense_are_refused_in_one_line(tmp_path, written):
     (tmp_path / "found.json").write_text(json.dumps(written))
-    with pytest.raises(ValueError, match="has no category 'dog'; it has animal, person, vehicle"):
+    with pytest.raises(ValueError, match="has no category 'dog'; it has animal, person, 5% & #1, vehicle"):
         open_source(tmp_path / "found.json", category="dog").scan()
-    with pytest.raises(SourceError, match="names no image"):
+    with pytest.raises(SourceError, match=r"found\.json\S* has no box of the category and confidence asked for$"):
         open_source(tmp_path / "found.json", min_confidence=0.99).scan()
     whole = json.dumps(written)
     for broken in (whole.replace('"bbox"', '"box"'), whole.replace('"images": [', '"images": [3, ')):
         (tmp_path / "found.json").write_text(broken)
         with pytest.raises(SourceError, match=r"found\.json"):
             open_source(tmp_path / "found.json").scan()
+
+
+def test_a_box_of_an_image_that_is_not_listed_fails_alone(tmp_path):
+    """Whoever takes images out of a file of COCO leaves their annotations; ids may be numbers or text."""
+    Image.new("RGB", SIZE).save(tmp_path / "1.png")
+    boxes = [{"image_id": number, "bbox": [1, 2, 30, 20], "category_id": 1} for number in ("7", 9)]
+    content = {"images": [{"id": 7, "file_name": "1.png"}], "categories": [], "annotations": boxes}
+    (tmp_path / "found.json").write_text(json.dumps(content))
+    found, failures = parts(open_source(tmp_path / "found.json"))
+    assert [image for image, _ in found] == ["1.png"] and [*failures] == ["image_id 9"]
