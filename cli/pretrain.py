@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.images.source import open_source
 from pucache.storage.file_kinds import PNG
 
 from . import options, output
@@ -132,7 +133,11 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     torchrun --nproc-per-node 8 -m pucache pretrain photos/ run   # share batches
     """
     keep_freed_memory()  # before the first thread, or large array
-    from pucache.pretraining import network, process_group, recipes  # these import torch
+    if preview is not None:
+        check_outputs(("preview", preview, PNG))
+    images = open_source(source)
+    # these import torch, after what may be refused
+    from pucache.pretraining import network, process_group, recipes
     from pucache.pretraining.pretrain import pretrain as run_pretraining
     from pucache.pretraining.preview import show_views
 
@@ -140,14 +145,13 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     changed_recipe = dataclasses.replace(recipes.RECIPES[recipe], **changes)
     chosen = network.NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
     if preview is not None:
-        check_outputs(("preview", preview, PNG))
-        shown = show_views(source, preview, chosen, changed_recipe, seed=seed)
+        shown = show_views(images, preview, chosen, changed_recipe, seed=seed)
         lines = [f"drew {shown} images and their views: {preview}"]
         output.print_result({"preview": preview, "images": shown}, lines)
         return
     try:
         report = run_pretraining(
-            source, run_dir, chosen, changed_recipe, seed=seed, progress=terminal_progress(), **rest
+            images, run_dir, chosen, changed_recipe, seed=seed, progress=terminal_progress(), **rest
         )
     except process_group.FailedElsewhereError as error:
         raise click.exceptions.Exit(1) from error  # that process prints the reason

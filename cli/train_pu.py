@@ -18,11 +18,13 @@ from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
 from pucache.labels.labels import Labels, PerConcept
 from pucache.labels.sample import UnlabelledSample
+from pucache.scoring.neighbour_scores import reason
 from pucache.storage.atomic import replacing
 from pucache.storage.file_kinds import MARK, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
 from pucache.training.model_summary import scar_of, summary
+from pucache.training.neighbour_evidence import method_of
 from pucache.training.sklearn_classifier import PULinearClassifier
 
 from . import options, output
@@ -152,6 +154,7 @@ def _print_one(trained: Trained, path: Path) -> None:
     lines = [
         *_lines(result, model.figures_),
         *options.sample_lines(trained.sample, result["prior"]),
+        *([reason(model)] if method_of(model.method, model.loss, model.solver) == "distilled" else []),
         *_threshold_lines(model),
         *_warnings(result, model, trained.bounds),
         *_scar_lines(trained.scar, audited=model.figures_.is_audited),

@@ -24,7 +24,7 @@ from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..progress import Progress, Silent
 from ..storage.prefetch import prefetch
-from ..training.neighbour_evidence import LEAST_POSITIVES
+from ..training.neighbour_evidence import LEAST_POSITIVES, method_of
 from ..training.propagation import neighbour_log_odds, probabilities
 from .score_tables import Columns
 
@@ -40,10 +40,10 @@ def chosen_weight(model: PULinearClassifier) -> float:
 
 
 def reason(model: PULinearClassifier) -> str:
-    """Why neighbours count, or do not, in a model's scores."""
+    """Whether neighbours count in a model's scores, and why: the one sentence on it that commands print."""
     if model.neighbours_ is not None:
         return model.neighbours_.evidence.sentence()
-    if model.method == "linear" or model.loss != "imbupu" or model.solver != "batch":
+    if method_of(model.method, model.loss, model.solver) == "linear":
         trained = "by method linear"
     elif model.n_labelled_ + model.n_confirmed_ < LEAST_POSITIVES:
         trained = f"with fewer than {LEAST_POSITIVES} positives"
@@ -51,7 +51,7 @@ def reason(model: PULinearClassifier) -> str:
         trained = "after a review that left few positives hidden"
     else:
         trained = "with positives of too few groups, or by an earlier version"
-    return f"the model does not say whether neighbours help: it was trained {trained}"
+    return f"nearest neighbours do not count: the model was trained {trained}"
 
 
 @dataclass(frozen=True)

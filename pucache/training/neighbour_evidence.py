@@ -45,8 +45,14 @@ WEIGHT = 2.0  # of the neighbours in a ranking, where they count
 _HELD_OUT_WEIGHT, _HALF_TRUST = 0.5, 20
 _LEAST_EVIDENCE = 0.02  # with 20 labels
 LEAST_POSITIVES = 4  # halves of two
+METHODS = ("distilled", "linear")
 _SPLITS, _MOST_SPLITS, _ROWS_OF_SPLITS = 2, 15, 16_384  # random splits into halves: more of them where rows are few
 _AGREEMENT_FLOOR, _HELD_OUT_FLOOR = 0.003, 0.01  # added to the share of rows above a positive
+
+
+def method_of(method: str | None, loss: str, solver: str) -> str:
+    """The method of a classifier: as given, or else `distilled` where loss and solver are those by default."""
+    return method or ("distilled" if (loss, solver) == ("imbupu", "batch") else "linear")
 
 
 @dataclass(frozen=True)

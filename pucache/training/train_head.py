@@ -36,10 +36,9 @@ from ..storage.rows import take_rows
 from .cross_fitting import PENALTIES, CrossFit, CrossFitter, HeadSettings, deal_folds
 from .distillation import Distillation, DistillationRows, distil
 from .model_file import TrainedState
-from .neighbour_evidence import LEAST_POSITIVES, NeighbourSettings, agreement_gain, halves_of
+from .neighbour_evidence import LEAST_POSITIVES, METHODS, NeighbourSettings, agreement_gain, halves_of, method_of
 from .training_set import TrainingSet
 
-METHODS = ("distilled", "linear")
 _LEAST_HIDDEN = 0.25  # of the positives that are known; after a review with fewer, neighbours have little to add
 _CHANCE = 0.5  # PAUC of a ranking that knows nothing
 _STAGES = 3  # steps of progress: prior for training, heads, distillation
@@ -80,8 +79,7 @@ class TrainingSettings:
             raise ValueError(f"unknown solver {solver!r}; use {' or '.join(SOLVERS)}")
         if parameters["sgd_settings"] is not None and solver != "sgd":
             raise ValueError("sgd_settings are for solver='sgd'; leave them out or choose that solver")
-        by_default = "distilled" if solver == "batch" and parameters["loss"] == "imbupu" else "linear"
-        method = parameters["method"] or by_default
+        method = method_of(parameters["method"], parameters["loss"], solver)
         if method not in METHODS:
             raise ValueError(f"unknown method {method!r}; use {' or '.join(METHODS)}")
         if method == "distilled" and solver != "batch":

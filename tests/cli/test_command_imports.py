@@ -45,6 +45,8 @@ ALLOWED = {  # what a command may import, beside what those before it may
     "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
     **{f"{verb} --help": {"h5py"} for verb in sorted(main.commands)},
     **{f"{verb} cache.h5 --positives none.txt": {"h5py"} for verb in TAKE_POSITIVES},
+    "pretrain nowhere run": {"h5py"},
+    "pretrain nowhere run --preview views.png": {"h5py"},
     f"train-pu cache.h5 {LABELS} --prior 0.3": {"h5py", "torch"},
     f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1": {"h5py", "torch", "matplotlib"},
 }
@@ -65,6 +67,7 @@ def test_a_command_imports_only_what_it_uses(folder):
     assert ended.returncode == 0, ended.stderr
     told = ended.stdout.splitlines()
     refused = [line.removeprefix("refused: ") for line in told if line.startswith("refused:")]
-    assert refused == [f"{verb} no such file: none.txt" for verb in TAKE_POSITIVES]
+    missing = ["pretrain no such source: nowhere"] * 2
+    assert refused == [*(f"{verb} no such file: none.txt" for verb in TAKE_POSITIVES), *missing]
     for command, line in zip(ALLOWED, (line for line in told if line.startswith("imported:")), strict=True):
         assert set(line.split()[1:]) <= ALLOWED[command], command

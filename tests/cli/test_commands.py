@@ -80,13 +80,16 @@ def test_train_writes_a_model_and_its_metrics(world, trained):
     assert (trained["method"], trained["neighbours"]) == (model.method_, neighbours)
 
 
-def test_train_says_what_threshold_and_posterior_are_and_in_json_alone_whether_neighbours_count(world, trained, here):
-    assert trained["method"] and trained["neighbours"]["reason"]
-    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 --method linear "
-    said = run(command + "--threshold 0.95 --deploy-prior 0.01", w=world).stdout
+def test_train_says_what_threshold_and_posterior_are_and_whether_neighbours_count(world, trained, here):
+    command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01 "
+    said = run(command, w=world).stdout
+    assert trained["neighbours"]["reason"] in said.splitlines()
+    found = run(FOUND + "--model model.safetensors", w=world).stdout
+    assert trained["neighbours"]["reason"] in found
+    said = run(command + "--method linear --threshold 0.95 --deploy-prior 0.01", w=world).stdout
     assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
     assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in said.splitlines()
-    assert "method" not in said and "labelled against found" not in said
+    assert "neighbours" not in said and "labelled against found" not in said
     assert json.loads(Path("model.metrics.json").read_text())["neighbours"] is None
 
 

@@ -112,6 +112,23 @@ def test_a_model_ranks_with_neighbours_where_it_chose_a_weight(tmp_path, linear,
     else:
         assert ranking.scorer == "classifier" and not ranking.search
         assert ranking.rows.tolist() == plain.ranked(linear.margins(X), LABELS.unlabelled, 20).tolist()
-        reason = "whether neighbours help: it was trained by method linear" if weight is None else "do not count"
-        assert ranking.note.startswith("the classifier ranks alone; ") and reason in ranking.note
+        reason = "trained by method linear" if weight is None else "with them"
+        assert ranking.note.startswith("the classifier ranks alone; nearest neighbours do not count: ")
+        assert reason in ranking.note
     assert ranking.first(3).note == ranking.note and ranking.first(3).search == ranking.search
+
+
+@pytest.mark.parametrize(
+    ("parameters", "trained"),
+    [
+        ({"method": "distilled", "loss": "upu"}, "with fewer than 4 positives"),
+        ({}, "with fewer than 4 positives"),
+        ({"loss": "upu"}, "by method linear"),
+        ({"solver": "sgd"}, "by method linear"),
+    ],
+)
+def test_why_neighbours_do_not_count_follows_the_method_that_trained(tmp_path, parameters, trained):
+    s = S * (np.cumsum(S) <= 3)
+    model = PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu", **parameters).fit(X, s)
+    ranking = retrieve_positives(write_cache(tmp_path / "cache.h5", X), s, model, k=2, device="cpu")
+    assert ranking.note.endswith(f"nearest neighbours do not count: the model was trained {trained}")
