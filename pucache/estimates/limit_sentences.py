@@ -45,7 +45,7 @@ def among_the_likeliest(limits: Limits) -> str:
     return (
         f"If {limits.assumption}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
         f"among {others} at most {limits.rest_high:,}, with {100 * limits.level:g} % confidence for both "
-        f"({_basis(zone)} among the likeliest). Leaving aside {others}: "
+        f"({_basis(zone, ' among the likeliest')}). Leaving aside {others}: "
         f"{_recall(recall, 'positives elsewhere')}{cost}."
     )
 
@@ -102,9 +102,9 @@ def _cost(
     return f"; {', '.join(parts)} more {kind}" if parts else ""
 
 
-def _basis(limits: Limits) -> str:
+def _basis(limits: Limits, where: str = "") -> str:
     """What the limits rest on."""
-    parts = [counted(limits.draws, "random image")]
+    parts = [counted(limits.draws, "random image") + where]
     open_ = limits.skipped + limits.pending
     if open_:
         parts.append(f"{open_:,} of them skipped or left out, which count as positive until they are decided")

@@ -234,7 +234,7 @@ def _export(body: Body, service: ReviewService) -> Body:
 def _state(service: ReviewService, tab: Any) -> Body:
     """How the review stands for a tab, with the panel of its page."""
     state = service.state(tab if isinstance(tab, str) and _NAME.fullmatch(tab) else "")
-    return state | {"panel": template("panel").render(state).strip()}
+    return state | {"panel": template("panel").render(state.pop("audited")).strip()}
 
 
 def review_page(state: Body, **shown: Any) -> str:

@@ -11,13 +11,13 @@ import math
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import one_line
 from ..estimates.limit_sentences import sentences
-from ..estimates.limits import Limits
 from ..labels.labels import LOOK_AGAIN
 from ..training.ranking_result import RankingResult
 from .advice import advice
@@ -64,10 +64,9 @@ class ReviewService:
         self._trainer: Trainer | None = None
         self._number = 0
         self._first: FirstRanking | None = None  # while it ranks
-        self._limits: Limits | None = None
+        # limits and advice, with the counts of the moment that they are of
+        self._audited: dict[str, Any] = {"hidden": None, "statements": [], "advice": ""}
         self._conflicts = np.array(conflicts, np.int64)
-        self._advice = ""
-        self._statements: list[str] = []
         self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.state.examples.tolist()]
         self._submitted = -1
         self._kept_at = -math.inf
@@ -207,33 +206,18 @@ class ReviewService:
             self.session.fix_zone(rows)
         self.queue.closing_stream = Stream.ZONE if likeliest else Stream.AUDIT
         self.queue.closing_audit = on
-        self._changed.set()
-        self._advice = self._advise()
+        self._audit()
 
     def state(self, tab: str = "") -> dict[str, Any]:
-        """Progress of the review, ready for JSON; random images that other tabs hold are not counted for a tab."""
-        with self.session.lock:
-            counts, random_undecided = self.session.state.progress(), self.session.state.random_undecided()
-        limits, hidden = self._limits, None
-        if limits is not None and limits.draws:
-            hidden = {"perhaps": limits.perhaps, "high": limits.hidden_high}
-        return {
+        """Progress of the review, ready for JSON; random images that other tabs hold are not counted for a tab.
+
+        Limits and advice follow the log: ``audited`` has the same fields as of the moment that they are of, so that
+        what is shown together agrees, and ``behind`` says whether newer ones are to come.
+        """
+        audited, now = self._audited, self._counts()
+        shared: dict[str, Any] = {
             "session": self.identifier,
             "examples": self._examples,
-            "decided": counts.decided,
-            "found": counts.positives,
-            "rejected": counts.negatives,
-            "skipped": counts.skipped,
-            "undecided": counts.undecided,
-            "unknown": counts.untaken,
-            "waiting": counts.waiting,
-            "rate": counts.rate,
-            "rate_of": counts.rate_of,
-            "hidden": hidden,
-            "random_undecided": self.queue.free(tab, random_undecided),
-            "doubted": len(self.doubted()),
-            "statements": self._statements,
-            "advice": self._advice,
             "closing_audit": self.queue.closing_audit,
             "closing_zone": self.queue.closing_stream is Stream.ZONE,
             "training": self._is_training,
@@ -241,13 +225,43 @@ class ReviewService:
             "epoch_note": self.session.pile.note,
             "reviewer": self.reviewer,
         }
+        present, past = (
+            shared | counts | {"random_undecided": self.queue.free(tab, counts["random_undecided"])}
+            for counts in (audited | now, now | audited)
+        )
+        return present | {"audited": past, "behind": audited.get("serial") != now["serial"]}
 
-    def _advise(self) -> str:
-        state = self.session.state
-        best = state.history.best_rate()
-        closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
-        said = advice(state.progress(), self._limits, best=best, **closing)
-        return said if said or self._first is None else self._first.sentence(positives_known(self.session))
+    def _counts(self) -> dict[str, Any]:
+        """What a moment of the log amounts to."""
+        with self.session.lock:
+            state = self.session.state
+            counts = state.progress()
+            return {
+                "serial": state.history.serial,
+                "decided": counts.decided,
+                "found": counts.positives,
+                "rejected": counts.negatives,
+                "skipped": counts.skipped,
+                "undecided": counts.undecided,
+                "unknown": counts.untaken,
+                "waiting": counts.waiting,
+                "rate": counts.rate,
+                "rate_of": counts.rate_of,
+                "random_undecided": state.random_undecided(),
+                "doubted": len(self.doubted()),
+            }
+
+    def _audit(self) -> None:
+        """Say what is hidden, and advise, by one moment of the log."""
+        with self.session.lock:
+            state, counts = self.session.state, self._counts()
+            limits = replace(self.session.limits(), doubted=counts["doubted"])
+            closing = {"closing_audit": self.queue.closing_audit, "in_zone": self.queue.closing_stream is Stream.ZONE}
+            said = advice(state.progress(), limits, best=state.history.best_rate(), **closing)
+            if not said and self._first is not None:
+                said = self._first.sentence(positives_known(self.session))
+        hidden = {"perhaps": limits.perhaps, "high": limits.hidden_high} if limits.draws else None
+        self._audited = counts | {"hidden": hidden, "statements": sentences(limits), "advice": said}
 
     # --- what follows --------------------------------------------------------------------------------
 
@@ -285,9 +299,7 @@ class ReviewService:
             was_training = self._is_training
             try:
                 self._train()
-                self._limits = self.session.limits()
-                self._statements = sentences(self._limits)
-                self._advice = self._advise()
+                self._audit()
             except Exception as error:  # decisions go on without it, and it is tried again after the next one
                 _log.warning("the count of hidden positives is not up to date: %s", one_line(error))
             time.sleep(AUDIT_SECONDS)

@@ -73,6 +73,29 @@ def visitor(unchanged):
     return unchanged.client()
 
 
+def test_what_the_panel_shows_is_of_one_moment(opened, client):
+    """The count of hidden positives follows the log: tiles, sentence and buttons are those of its moment."""
+    opened.service.take_ranking(RankingResult(np.zeros(len(opened.session.cache), np.float32), None, 0.0), 0)
+    panels = []
+    for number in range(20):
+        (card,) = client.next()
+        panels.append(client.decide(card, ("positive", "negative")[number % 2])["state"]["panel"])
+        row = np.array([card["row"]])
+        if number > 12:
+            opened.session.doubt(row)
+            panels.append(client.get("/api/state")["panel"])
+    last = client.get("/api/state")
+    while f"{last['found']} found." not in last["panel"]:
+        last = client.get("/api/state")
+    for panel in [*panels, last["panel"]]:
+        tile = re.search(r'id="found">(\d+)<', panel)[1]
+        sentence = re.search(r'id="sentence">(.*?)<', panel)[1]
+        doubted = re.search(r'data-only="doubted" data-count="(\d*)"', panel)[1]
+        if sentence:
+            assert sentence.startswith(f"{tile} found.")
+            assert (f"look again at {doubted} doubted" in sentence) == bool(doubted), sentence
+
+
 # --- every route, every method -----------------------------------------------------------------
 
 

@@ -284,7 +284,8 @@ def test_tabs_show_different_images_and_none_loses_or_overwrites_a_decision(tmp_
         go_on()
         wait_until(page, "items[current] && isReady(items[current])")
         page.keyboard.press("u")
-        assert page.text_content("#announcement") == "nothing to undo", "past decisions are corrected in their list"
+        expect(page.locator("#past-dialog")).to_be_visible()
+        page.keyboard.press("Escape")
         ahead = held_rows(page)
         assert not ahead & {row for row, _ in logged(session)} and not ahead & held_rows(other)
         page.goto("about:blank")
@@ -464,6 +465,26 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         assert np.flatnonzero(session.state.zone).size == pucache.audit(session.folder).zone.rows
         page.click("#others summary")
         assert page.is_visible("#statements")
+
+
+def test_undo_in_a_page_that_was_opened_later_shows_past_decisions(tmp_path, browser):
+    with reviewing(browser, tmp_path) as (page, opened, _):
+        undo = page.locator("#one [data-undo]")
+        expect(undo).to_have_attribute("aria-disabled", "true")
+        shown = press(page, "ar")
+        wait_until_saved(page)
+        expect(undo).to_have_attribute("title", "")
+        page.reload()
+        page.wait_for_selector(DECIDABLE)
+        expect(undo).to_have_attribute("title", re.compile("shows past decisions"))
+        tap(page, "u")
+        page.locator("#past-list button").first.click()
+        page.wait_for_selector(DECIDABLE)
+        assert [row for row, _ in press(page, "a")] == [shown[1][0]]
+        wait_until_saved(page)
+        assert standing(opened.session, [row for row, _ in shown]) == "aa"
+        tap(page, "u")
+        assert standing(opened.session, [row for row, _ in shown]) == "ar", "the correction is taken back here"
 
 
 def test_past_decisions_are_corrected_and_labels_exported(tmp_path, browser):

@@ -12,6 +12,7 @@ function onState(state) {
   Object.assign(counts, state);
   if (state.ranking_version !== version) onRanking(state.ranking_version);
   drawPanel();
+  drawUndo();
   if (!items[current]) draw();
   if (counts.advice && !advised && advised !== undefined) announce(counts.advice);
 }
@@ -98,6 +99,7 @@ async function switchAudit(button) {
   only = "";
   toAsk = false;
   await act("/api/closing-audit", { on, zone: button.dataset.zone }, () => "");
+  byId("work").scrollIntoView();
   announce(counts.closing_audit ? "closing audit: images drawn at random" : "back to the ranking");
   exchange();
 }
@@ -107,6 +109,7 @@ function switchOnly(what) {
   only = only === what ? "" : what;
   toAsk = Boolean(only);
   const shown = { random: "random images without a decision", doubted: "decisions to look at again" };
+  byId("work").scrollIntoView(); // on a small screen the buttons are below the images
   announce(shown[only] ?? "the review goes on");
   drawPanel();
   exchange();

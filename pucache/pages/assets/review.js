@@ -114,10 +114,13 @@ function decideRest(decision) {
   });
 }
 
+const hasPast = () => counts.decided + counts.skipped > 0;
+
+/* What was decided before this page was opened is taken back among the past decisions. */
 function undo() {
   if (saving) return (remembered = failures ? null : undo);
   const group = undoable.pop();
-  if (!group) return announce("nothing to undo");
+  if (!group) return hasPast() ? showPast(0) : announce("nothing to undo");
   change(group.map((item) => [item, ""]), () => {
     if (items.includes(group[0])) moveTo(items.indexOf(group[0]));
     announce(`undone: ${group.length > 1 ? `${group.length} decisions` : spoken(group[0])}`);
@@ -372,10 +375,18 @@ function draw() {
   if (ended) zoomDialog.close();
   else if (isPage) drawMarks();
   else drawOne();
-  for (const button of document.querySelectorAll("[data-undo]")) button.setAttribute("aria-disabled", !undoable.length);
+  drawUndo();
   if (zoomDialog.open) drawZoom();
   const unfocused = document.activeElement === document.body; // a card that was hidden has lost the focus
   if (isPage && waited && !ended && unfocused) cellOf(current)?.focus();
+}
+
+function drawUndo() {
+  const lists = !undoable.length && hasPast();
+  for (const button of document.querySelectorAll("[data-undo]")) {
+    button.setAttribute("aria-disabled", !undoable.length && !lists);
+    button.title = lists ? "Nothing was decided since this page was opened: shows past decisions" : "";
+  }
 }
 
 let pause = 0;

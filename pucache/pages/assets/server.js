@@ -5,6 +5,7 @@
 const session = document.body.dataset.session;
 const CALL_SECONDS = 10;
 const POLL_SECONDS = 2;
+const SOON = 400; // ms until what follows a decision is asked for
 const MAX_PAUSE = 4000; // ms between two attempts
 
 function identifier() {
@@ -66,11 +67,15 @@ async function save(decisions) {
 
 /* ---- State and failures -------------------------------------------------------------------------- */
 
+let soon; // timer
+
 function answered(answer) {
   const down = failures > 0;
   failures = 0;
   if (down) onRecovery();
-  onState(answer.state ?? answer);
+  const state = answer.state ?? answer;
+  onState(state);
+  if (state.behind) soon ??= setTimeout(() => ((soon = undefined), saving || poll()), SOON);
   return answer;
 }
 
