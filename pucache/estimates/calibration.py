@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 LEAST, MOST = 1e-5, 1 - 1e-3  # range of estimated priors
 _MAX_SLOPE = 60.0  # per standard deviation of the margins; under perfect separation the likelihood has no maximum
 _BOUNDS = ((-40.0, 40.0), (float(np.log(1e-3)), float(np.log(_MAX_SLOPE))))  # of alpha and log slope
-_FLAT, _NEAR_END = float(np.log(2e-3)), 0.01  # log slope, and distance in log odds from the ends of the priors
+_FLAT, _NEAR_END = float(np.log(2e-3)), 0.01  # log slope, and distance of a parameter from its ends
 _START, _PRIORS = (-1.5, 0.5), (0.01, 0.1, 0.5)  # where maximisation starts: alpha and log slope, and the priors
 _SHIFT = 60.0  # of log odds; posteriors are 0 or 1 then
 _STEP = 0.15  # between the priors of a profile, in log odds
@@ -154,13 +154,25 @@ def shift_to_mean(log_odds: np.ndarray, mean: float, weights: np.ndarray | None 
     return float(brentq(lambda by: float(np.average(expit(log_odds + by), weights=weights)) - mean, *ends))
 
 
-def log_likelihood(margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None) -> float:
-    """Log likelihood of P against U at the tilt that fits held-out margins best; see `fit_tilt` for the arguments.
+def log_likelihoods(
+    margins: np.ndarray, s: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Log likelihood of P against U at the tilt that fits held-out margins best, for each of several divisions.
 
-    It counts the effective number of labelled positives and, in proportion, of the unlabelled rows.
+    `margins` are (n, S), those of heads that differ in their folds alone; so the search for the second tilt starts at
+    the first one, and so on, but at none that is at an end of its parameters, from where a lower maximum may be found.
+    See `fit_tilt` for the other arguments. Returns the log likelihoods and the priors of the tilts, (S,) each. A log
+    likelihood counts the effective number of labelled positives and, in proportion, of the unlabelled rows.
     """
-    likelihood = Likelihood(margins, s, weights)
-    return -effective_number(s == 1, weights) * likelihood(likelihood.maximise())[0]
+    number, start = effective_number(s == 1, weights), None
+    values, priors = np.empty(margins.shape[1]), np.empty(margins.shape[1])
+    low, high = np.array([*_BOUNDS, logit([LEAST, MOST])]).T
+    for division, column in enumerate(margins.T):
+        likelihood = Likelihood(column, s, weights)
+        best = likelihood.maximise(start)
+        values[division], priors[division] = -number * likelihood(best)[0], expit(best[2])
+        start = best if (np.minimum(best - low, high - best) > _NEAR_END).all() else None
+    return values, priors
 
 
 def profile_prior(

@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..estimates.calibration import fit_tilt, log_likelihood
+from ..estimates.calibration import log_likelihoods
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
@@ -150,19 +150,19 @@ class CrossFitter:
         fitter = self._sample
         penalties = penalties if self.folds >= 2 else (penalties[len(penalties) // 2],)
         weaker, candidates, best = sorted(penalties, reverse=True), list[list[CrossFit]](), 0
-        posteriors = np.empty(0)
+        posteriors, priors = np.empty(0), list[np.ndarray]()
         while weaker and best >= len(candidates) - 1:
             group, weaker = tuple(weaker[:_TOGETHER]), weaker[_TOGETHER:]
             start = _repeated(candidates[-1], len(group)) if candidates else None
             tried = fitter.fit(group, start=start)
             margins = [np.stack([deal.margins for deal in deals], axis=1) for deals in tried]
-            posteriors = np.append(posteriors, log_posteriors(margins, group, fitter.labels))
+            by_penalty, estimated = log_posteriors(margins, group, fitter.labels)
+            posteriors = np.append(posteriors, by_penalty)
+            priors += estimated
             candidates += tried
             best = int(np.argmax(posteriors))
-        if len(candidates[best]) == 1:
-            return candidates[best][0]
-        priors = [fit_tilt(deal.margins, fitter.labels.s, fitter.labels.weights).prior for deal in candidates[best]]
-        return candidates[best][int(np.argsort(priors, kind="stable")[len(priors) // 2])]
+        by_prior = np.argsort(priors[best], kind="stable")
+        return candidates[best][int(by_prior[len(by_prior) // 2])]
 
     def fit(
         self, penalties: tuple[float, ...], *, tolerance: float = _CHOICE_TOLERANCE, start: FittedHeads | None = None
@@ -188,21 +188,22 @@ class CrossFitter:
         return [cross_fits[first : first + S] for first in range(0, len(cross_fits), S)]
 
 
-def log_posteriors(margins: Sequence[np.ndarray], penalties: Sequence[float], labels: TrainingLabels) -> np.ndarray:
+def log_posteriors(
+    margins: Sequence[np.ndarray], penalties: Sequence[float], labels: TrainingLabels
+) -> tuple[np.ndarray, list[np.ndarray]]:
     """Log posterior (J,) of each penalty, up to a constant, by the held-out margins (n, S) of the heads of each.
 
     The likelihood is that of the labels given the held-out margins, at the tilt that fits these margins best
     (`pucache.estimates.calibration`), and the mean over S divisions into folds. The prior is log-normal: with few
     labels, when the likelihoods hardly differ, a medium penalty is the safer choice. Positives that a review has
-    confirmed count as labelled.
+    confirmed count as labelled. The estimated priors (S,) of each penalty are returned beside them.
     """
-    likelihood = [
-        np.mean([log_likelihood(column, labels.training_s, labels.training_weights) for column in deals.T])
-        for deals in margins
-    ]
+    likelihoods, priors = zip(
+        *(log_likelihoods(deals, labels.training_s, labels.training_weights) for deals in margins), strict=True
+    )
     floor = PENALTIES[0]  # for a penalty of 0
     decades = np.log10(np.maximum(penalties, floor) / _EXPECTED)
-    return np.asarray(likelihood - np.square(decades / _DECADES) / 2)
+    return np.mean(likelihoods, axis=1) - np.square(decades / _DECADES) / 2, list(priors)
 
 
 def deal_folds(s: np.ndarray, count: int, seed: int, groups: np.ndarray | None) -> np.ndarray:

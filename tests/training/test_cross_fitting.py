@@ -8,7 +8,7 @@ from helpers.planted import planted, write_cache
 
 import pucache
 from pucache import PULinearClassifier
-from pucache.estimates.calibration import fit_tilt
+from pucache.estimates.calibration import fit_tilt, log_likelihoods
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.design_matrix import DesignMatrix
 from pucache.heads.moments import Moments
@@ -97,17 +97,31 @@ def test_equal_margins_leave_the_choice_to_the_prior():
     draw = np.random.default_rng(0)
     s = (np.arange(2000) < 30).astype(np.int8)
     labels, margins = TrainingLabels.of(s), draw.normal(2.0 * (s == 1), 1).astype(np.float32)[:, None]
-    chosen = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
+    chosen, _ = log_posteriors([margins] * len(PENALTIES), PENALTIES, labels)
     assert PENALTIES[int(np.argmax(chosen))] == 1e-3
-    assert np.isfinite(log_posteriors([margins], (0.0,), labels)).all()
+    assert np.isfinite(log_posteriors([margins], (0.0,), labels)[0]).all()
 
 
 def test_the_likelihood_is_the_mean_over_the_deals():
     draw = np.random.default_rng(1)
     s = (np.arange(800) < 20).astype(np.int8)
     deals = (draw.normal(size=(800, 3)) + 2.0 * (s == 1)[:, None]).astype(np.float32)
-    apart = [log_posteriors([deals[:, [number]]], (1e-3,), TrainingLabels.of(s))[0] for number in range(3)]
-    assert log_posteriors([deals], (1e-3,), TrainingLabels.of(s))[0] == np.mean(apart) != apart[0]
+    apart = [log_posteriors([deals[:, [number]]], (1e-3,), TrainingLabels.of(s))[0][0] for number in range(3)]
+    (together,), (priors,) = log_posteriors([deals], (1e-3,), TrainingLabels.of(s))
+    assert together == pytest.approx(np.mean(apart), abs=1e-3) and abs(together - apart[0]) > 0.1
+    np.testing.assert_allclose(priors, [fit_tilt(column, s).prior for column in deals.T], rtol=1e-2)
+
+
+def test_a_search_that_starts_at_the_tilt_of_another_deal_ends_as_high_as_one_from_nothing():
+    lost = []
+    for seed in range(60):
+        draw = np.random.default_rng(seed)
+        s = (np.arange(400) < draw.choice([5, 15, 60])).astype(np.int8)
+        positive = (s == 1) | (draw.random(400) < draw.uniform(0.01, 0.5))
+        margins = draw.normal(size=400) + draw.uniform(0.5, 4) * positive
+        deals = (margins[:, None] + draw.normal(size=(400, 2)) / 3).astype(np.float32)
+        lost.append(log_likelihoods(deals[:, [1]], s)[0][0] - log_likelihoods(deals, s)[0][1])
+    assert np.sum(np.array(lost) > 0.05) <= 1, "likelihoods of 5 labels have several maxima"
 
 
 # --- Columns of unlike spread, rows that hardly differ, and rankings that are no better than chance---
