@@ -95,12 +95,14 @@ def _of_hdf5(path: Path) -> str:
 
 
 def _of_text(path: Path) -> str:
-    """Python that reads the numbers of a text, without a line of names, and without columns of text before them."""
+    """Python that reads the numbers at the end of a text's lines, without a line of names; "" where there are none."""
     with open_regular(path) as stream:
         lines = stream.read(_TEXT_BYTES).decode(errors="replace").splitlines()[:2]
     mark = next((mark for mark in "\t;," if any(mark in line for line in lines)), None)
     rows = [next(csv.reader([line], delimiter=mark), []) if mark else line.split() for line in lines]
     first = max((number for number, cell in enumerate(rows[-1], 1) if not _is_number(cell)), default=0) if rows else 0
+    if not rows or first == len(rows[-1]):
+        return ""
     options = f", delimiter={mark!r}" if mark else ""
     options += ", skiprows=1" if len(rows) == 2 and not all(map(_is_number, rows[0][first:])) else ""
     options += f", usecols=range({first}, {len(rows[-1])})" if first else ""

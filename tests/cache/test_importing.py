@@ -434,6 +434,8 @@ FOREIGN = {
     "faiss": (lambda path: path.write_bytes(b"IxF2" + bytes(99)), r"index of faiss.*reconstruct_n\(\)"),
     "Arrow": (lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(99)), "is an Arrow file.*feather.read_table"),
     "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file.*numpy.loadtxt"),
+    "table": (lambda path: path.write_text("key,f0,f1\na.png,1,2\n"), r"skiprows=1, usecols=range\(1, 3\)\)\)$"),
+    "lists in a table": (lambda path: path.write_text('key,e\na,"[1.0, 2]"\n'), "expected; write one with numpy.save$"),
     "cache": (lambda path: write_cache_file(path, ["a"]), "is a cache already"),
     "picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is a PNG picture.*pucache embed"),
     "HDF5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), r"is an HDF5 file.*h5py.File\("),
