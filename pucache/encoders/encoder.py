@@ -11,6 +11,7 @@ import copy
 import hashlib
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -336,8 +337,10 @@ def _network(
         return pretrained_file.load(name)
     if name.startswith(PYTHON):
         raise EncoderError(f"{name} is a network of a Python program; pass its pucache.Encoder there as weights")
+    hub = re.fullmatch(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)/?", name)
+    meant = f"'hf-hub:{hub[1]}' for the repository of this name, " if hub else ""
     raise UnknownEncoderError(
-        f"unknown encoder {name!r}; use 'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' such as "
+        f"unknown encoder {name!r}; use {meant}'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' such as "
         "open_clip:ViT-B-32:laion2b_s34b_b79k, 'hf-hub:ORG/NAME', FILE.onnx, or a folder that pretrain wrote"
     )
 

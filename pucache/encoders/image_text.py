@@ -163,9 +163,11 @@ def _of_tag(open_clip: Any, architecture: str, tag: str) -> dict[str, Any]:
     tags = open_clip.list_pretrained_tags_by_model(architecture)  # of which it may have none
     if tag not in tags:
         some = ", ".join(tags[:4]) + ", ..." * (len(tags) > 4)
+        problem = "does not say which weights are meant, of which the preprocessing follows"
+        if tag:
+            problem = f"has no weights of the tag {tag!r} in open_clip"
         raise UnknownEncoderError(
-            f"{PREFIX}{architecture} does not say which weights are meant, of which the preprocessing follows; use "
-            f"{PREFIX}{architecture}:TAG ({some}), or {own}"
+            f"{PREFIX}{architecture} {problem}; use {PREFIX}{architecture}:TAG ({some}), or {own}"
         )
     given: dict[str, Any] = open_clip.get_pretrained_cfg(architecture, tag)
     quick = bool(given.get("quick_gelu"))

@@ -33,6 +33,11 @@ class FileFormat:
     expected: str  # instead of a file of another format, such as "what train-pu wrote"
     remedy: str  # for a damaged file, such as "train the model again"
 
+    @property
+    def a_noun(self) -> str:
+        """The noun with its article."""
+        return f"{'an' if self.noun[0] in 'aeiou' else 'a'} {self.noun}"
+
 
 def write(path: str | Path, form: FileFormat, tensors: dict[str, np.ndarray], state: dict[str, Any]) -> None:
     """Write tensors and state atomically; the state must be representable as JSON, but for numpy scalars.
@@ -66,7 +71,7 @@ def read(path: str | Path, form: FileFormat, *, max_bytes: int) -> tuple[dict[st
     path = Path(path)
     try:
         if format_of(path) == CACHE_FORMAT:
-            raise form.error(f"{path} is a cache, not a {form.noun}; pass {form.expected}")
+            raise form.error(f"{path} is a cache, not {form.a_noun}; pass {form.expected}")
         size = path.stat().st_size
         if size > max_bytes:
             raise form.error(f"{path} is larger than any {form.noun} ({max_bytes:,} bytes); pass {form.expected}")
@@ -106,6 +111,6 @@ def _check_format(path: Path, form: FileFormat, header: dict[str, str]) -> None:
         raise form.error(f"{path} is a safetensors file but not a pucache {form.noun}; pass {form.expected}")
     if header.get("version") != str(form.version):
         raise form.error(
-            f"{path} is a {form.noun} of format version {header.get('version')}; this pucache {__version__} reads "
+            f"{path} is {form.a_noun} of format version {header.get('version')}; this pucache {__version__} reads "
             f"version {form.version}: upgrade pucache, or {form.remedy}"
         )

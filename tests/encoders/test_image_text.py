@@ -147,6 +147,8 @@ def test_words_rank_a_cache_and_a_model_scores_new_images(whole, tmp_path):
 def test_a_model_without_a_tag_or_with_another_activation_is_not_guessed():
     told = one_line(UnknownEncoderError, load_encoder, "open_clip:ViT-B-32", **PLAIN)
     assert "does not say which weights are meant" in told and "open_clip:ViT-B-32:TAG (openai, " in told
+    told = one_line(UnknownEncoderError, load_encoder, "open_clip:ViT-B-32:mine", **PLAIN)
+    assert "has no weights of the tag 'mine' in open_clip; use open_clip:ViT-B-32:TAG (openai, " in told
     told = one_line(UnknownEncoderError, load_encoder, "open_clip:ViT-B-32:openai", **PLAIN)
     assert told.endswith("use open_clip:ViT-B-32-quickgelu:openai")
     told = one_line(UnknownEncoderError, load_encoder, "open_clip:vit-b-32:openai", **PLAIN)
