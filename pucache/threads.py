@@ -1,4 +1,4 @@
-"""Number of threads for numerical work on the CPU, and limits on the libraries that start them.
+"""Threads: their number for numerical work on the CPU, limits on the libraries that start them, and work ahead.
 
 Threads that wait for each other after every product are slower than one thread on a busy machine,
 where each of them waits for its turn, and on small matrices also on an idle one. So products have one
@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ContextDecorator, contextmanager
 from functools import lru_cache
@@ -149,3 +150,35 @@ def _libraries(modules: int) -> ThreadpoolController:
     from threadpoolctl import ThreadpoolController
 
     return ThreadpoolController()
+
+
+Item = TypeVar("Item")
+
+
+def prefetch(items: Iterable[Item], ahead: int = 1) -> Generator[Item, None, None]:
+    """Yield the items of an iterable in order; one thread, which alone advances it, computes the next ones meanwhile.
+
+    At most `ahead` items wait, besides the one that is computed.
+
+    An exception that the iterable raises reaches the caller in place of the item. When the generator is closed, the
+    item being computed is completed first.
+    """
+    source = iter(items)
+
+    def next_item() -> tuple[bool, Item | None]:
+        for item in source:
+            return True, item
+        return False, None
+
+    pool = ThreadPoolExecutor(1)
+    try:
+        pending = deque(pool.submit(next_item) for _ in range(ahead))
+        while True:
+            pending.append(pool.submit(next_item))
+            exists, item = pending.popleft().result()
+            if not exists:
+                return
+            yield item  # type: ignore[misc]
+    finally:
+        pool.shutdown(cancel_futures=True)
+        getattr(source, "close", lambda: None)()  # a generator releases what it holds now

@@ -20,9 +20,9 @@ import numpy as np
 from ..devices import cores
 from ..errors import CacheError, PUCacheError
 from ..storage.atomic import CACHE_FORMAT, format_of
-from ..storage.prefetch import prefetch
 from ..storage.rows import RowMatrix, StackedRows, finite_rows
 from ..storage.urls import is_url, path_or_url, without_secrets
+from ..threads import prefetch
 from .keys import Keys, decode_text, find_duplicate, find_sorted
 from .layout import COLUMNS, FAILURES
 from .local_copies import folder_of, url_of_copy

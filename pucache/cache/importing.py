@@ -25,9 +25,9 @@ from ..progress import Progress, Silent
 from ..storage.atomic import check_writable
 from ..storage.file_kinds import CACHE
 from ..storage.outputs import check_output
-from ..storage.prefetch import prefetch
 from ..storage.rows import rows_not_finite
 from ..storage.tables import LabelTable
+from ..threads import prefetch
 from .embedding_cache import EmbeddingCache
 from .import_files import Columns
 from .import_sources import ImportOptions, ImportSource

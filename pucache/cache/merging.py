@@ -14,7 +14,7 @@ from ..errors import CacheError, OutputError
 from ..storage.atomic import check_writable
 from ..storage.file_kinds import CACHE
 from ..storage.outputs import check_output
-from ..storage.prefetch import prefetch
+from ..threads import prefetch
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
 from .keys import decode_text, encode_keys, find_sorted
 from .layout import PARTIAL

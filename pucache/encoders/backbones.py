@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from ..errors import EncoderError, UnknownEncoderError
-from .checkpoints import has_tensor, read_state, shapes_of
+from .checkpoints import has_tensor, load_weights, read_state, require_finite, shapes_of
 from .repositories import (
     FOLDER,
     HUB,
@@ -31,7 +31,6 @@ from .repositories import (
     weights_file,
 )
 from .spec import weights_digest
-from .timm_weights import load_weights, require_finite
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without ipywidgets

@@ -23,19 +23,17 @@ from PIL import Image
 from ..devices import choose_device, choose_precision, choose_runtime
 from ..errors import EncoderError, UnknownEncoderError, one_line
 from ..images.decoding import DECODER, Decoding
-from ..images.preprocessing import Preprocess
+from ..images.preprocessing import Preprocess, preprocessing
 from ..images.regions import check_tiles
 from . import image_text, pretrained_file
 from .backbones import authors_choice, bundled, configuration, digest, from_timm, pooling_of, transform
-from .backends import PixelModel
-from .found_weights import find_weights, remember
-from .inference import Runtime
+from .checkpoints import require_finite
+from .deferred import find_weights, remember
+from .inference import PixelModel, Runtime
 from .onnx_file import file_and_output, is_onnx
 from .onnx_file import load as load_onnx
 from .repositories import HUB, canonical_name, configuration_of, is_repository, library_of
 from .spec import BUNDLED, EncoderSpec, preprocessing_fields, uncropped
-from .stated_preprocessing import preprocessing
-from .timm_weights import require_finite
 
 PYTHON = "python:"  # before the name of a network of a Python program
 
@@ -80,7 +78,7 @@ class Encoder:
         name : str
             Its name in caches, behind ``python:``.
         preprocess : mapping
-            Arguments of `pucache.encoders.stated_preprocessing.preprocessing`: ``image_size``, ``mean`` and ``std``,
+            Arguments of `pucache.images.preprocessing.preprocessing`: ``image_size``, ``mean`` and ``std``,
             and possibly ``interpolation`` and ``crop``.
         tiles : str
             As for `load_encoder`.
@@ -142,7 +140,7 @@ def load_encoder(
         timm and open_clip fetch the pretrained weights from their hub. For ``open_clip:MODEL`` also a folder with
         its configuration and weights. For an encoder named ``pretrained:NAME`` or ``onnx:FILE`` in a
         cache: the folder that `pretrain` wrote, or the file. By default those of `like`, where
-        `pucache.encoders.found_weights` finds them.
+        `pucache.encoders.deferred` finds them.
     device, precision, runtime : str
         See `pucache.devices`. ``auto`` is the fastest choice that is not measurably less accurate. A
         `torch.device` is not checked, because it may be a device of another machine. An ONNX file has its own
@@ -163,7 +161,7 @@ def load_encoder(
         tokens. By default as for `image_size`.
     preprocess : mapping, optional
         Only for an ONNX file: ``mean``, ``std``, ``interpolation`` and ``crop``, as for
-        `pucache.encoders.stated_preprocessing.preprocessing`; by default those of `like`, or of a file
+        `pucache.images.preprocessing.preprocessing`; by default those of `like`, or of a file
         ``preprocessor_config.json`` beside it.
     like : EncoderSpec, optional
         Encoder of an existing cache. Where settings are left out or ``auto``, its are
@@ -340,8 +338,8 @@ def _network(
     hub = re.fullmatch(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)/?", name)
     meant = f"'hf-hub:{hub[1]}' for the repository of this name, " if hub else ""
     raise UnknownEncoderError(
-        f"unknown encoder {name!r}; use {meant}'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' such as "
-        "open_clip:ViT-B-32:laion2b_s34b_b79k, 'hf-hub:ORG/NAME', FILE.onnx, or a folder that pretrain wrote"
+        f"unknown encoder {name!r}; use {meant}'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' "
+        "such as open_clip:ViT-B-32:laion2b_s34b_b79k, 'hf-hub:ORG/NAME', FILE.onnx, or a folder that pretrain wrote"
     )
 
 

@@ -22,8 +22,8 @@ import torch
 from ..errors import EncoderError, MissingExtraError, UnknownEncoderError, one_line
 from ..storage.atomic import read_regular
 from .backbones import digest
-from .checkpoints import read_state, shapes_of
-from .found_weights import find_weights
+from .checkpoints import read_state, require_finite, shapes_of
+from .deferred import find_weights
 from .repositories import (
     HUB,
     OPEN_CLIP_CONFIG,
@@ -34,7 +34,6 @@ from .repositories import (
     weights_file,
 )
 from .spec import EncoderSpec, preprocessing_fields, uncropped
-from .timm_weights import require_finite
 
 PREFIX = "open_clip:"
 _ITS = f"one with its {OPEN_CLIP_CONFIG} and weights"

@@ -13,9 +13,9 @@ import torch
 
 from ..devices import cores
 from ..errors import EncoderError, MissingExtraError, one_line
+from ..images.preprocessing import PREPROCESSOR_FILE, preprocessing, read_options
 from ..storage.atomic import read_regular
 from .inference import MOST_CPU_STREAMS
-from .stated_preprocessing import FILE, preprocessing, read_options
 
 PREFIX = "onnx:"  # of encoder names in caches
 _TYPES = {"tensor(float)": torch.float32, "tensor(uint8)": torch.uint8}
@@ -47,13 +47,15 @@ def load(
         raise EncoderError(f"{name} has its own weights; leave out --weights")
     path = Path(weights or file)
     network = OnnxNetwork(path, output, pooling, device)
-    beside = path.with_name(FILE)
+    beside = path.with_name(PREPROCESSOR_FILE)
     stated = (read_options(beside) if beside.is_file() else {}) | stated
     stated |= {"image_size": network.image_size} if network.image_size else {}
     stated |= {} if network.dtype.is_floating_point else _UNSCALED
     if missing := [f"--{each}" for each in ("image_size", "mean", "std") if each not in stated]:
         options = ", ".join(missing).replace("_", "-")
-        raise EncoderError(f"{path} does not say how images are prepared; give {options}, or put its {FILE} beside it")
+        raise EncoderError(
+            f"{path} does not say how images are prepared; give {options}, or put its {PREPROCESSOR_FILE} beside it"
+        )
     label = file if name.startswith(PREFIX) else path.stem.replace(":", "-")
     return network, preprocessing(**stated), f"{PREFIX}{label}:{output}".removesuffix(":")
 

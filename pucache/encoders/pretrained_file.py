@@ -109,7 +109,7 @@ def build(
     import torch
 
     from .backbones import untrained  # imports timm
-    from .timm_weights import require_finite
+    from .checkpoints import require_finite
 
     state = {name: torch.from_numpy(values) for name, values in tensors.items()}
     architecture, stem = description.architecture, description.stem

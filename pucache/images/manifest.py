@@ -17,10 +17,9 @@ from ..storage.table_formats import COCO, MEGADETECTOR, annotation_kind, decode,
 from ..storage.tables import TABLES, open_table, read_rows, table_ending
 from ..storage.urls import has_password, is_url, without_secrets
 from .boxes import Boxed, are_shares, box_columns, detections, edges_of, region_of
-from .folder import read_local
+from .folders import read_image, read_local, size_mtime
 from .listing import Listing, ListingBuilder, source_name
 from .regions import MARK, Region, part_key
-from .remote import read_image, size_mtime
 
 MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
 _REMOTE_THREADS = 16

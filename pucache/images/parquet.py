@@ -18,8 +18,8 @@ from ..errors import ImageError, SourceError, one_line
 from ..storage.arrow import is_bytes, is_cell, open_parquet, texts
 from ..storage.filesystem import object_info, object_stamp, open_filesystem, open_object
 from ..storage.table_formats import require_exact
+from .folders import size_mtime
 from .listing import UNKNOWN, ListingBuilder, check_size, source_name
-from .remote import size_mtime
 from .shards import ShardSource
 
 EXTENSIONS = (".parquet", ".pq")

@@ -17,8 +17,8 @@ from ..storage.filesystem import open_filesystem, read_range, source_errors
 from ..storage.limits import SHARDS
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
 from ..storage.urls import is_url, without_secrets
+from .folders import glob_base, glob_files, is_glob
 from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file, source_name
-from .remote import glob_base, glob_files, is_glob
 
 # Ranges and lists by which shards are usually named: {00000..00009}.tar, {train,test}.zip
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}/]*,[^{}/]*))\}")

@@ -15,13 +15,12 @@ from typing import Protocol
 from ..errors import SourceError
 from ..storage.tables import table_ending
 from ..storage.urls import is_url, without_secrets
-from .folder import LocalFolder
+from .folders import EXPECTED, LocalFolder, RemoteFolder
 from .listing import Listing, is_image, is_special_file, quoted, split_options
 from .manifest import MANIFESTS, ManifestSource
 from .parquet import EXTENSIONS as PARQUET
 from .parquet import ParquetSource
 from .regions import Region
-from .remote import EXPECTED, RemoteFolder
 from .tar import COMPRESSED, CompressedTarSource, TarSource
 from .zip import ZipSource
 

@@ -29,7 +29,7 @@ from ..images.preprocessing import Preprocess
 from ..images.source import Source
 from ..progress import Progress
 from ..storage.atomic import check_writable, replacing
-from ..storage.prefetch import prefetch
+from ..threads import prefetch
 from . import process_group
 from .augmentations import View
 

@@ -23,7 +23,7 @@ from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..errors import ModelError
 from ..neighbours.graph import NeighbourSearch, cached_graph
 from ..progress import Progress, Silent
-from ..storage.prefetch import prefetch
+from ..threads import prefetch
 from ..training.neighbour_evidence import LEAST_POSITIVES, method_of
 from ..training.propagation import neighbour_log_odds, probabilities
 from .score_tables import Columns

@@ -34,8 +34,8 @@ from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError, PUCacheError
 from ..images.decoding import Decoding
 from ..progress import Progress
-from ..storage.prefetch import prefetch
 from ..storage.urls import is_url, without_secrets
+from ..threads import prefetch
 from ..training.concept_models import ConceptModels
 from ..training.sklearn_classifier import PULinearClassifier
 from .neighbour_scores import Pile

@@ -22,8 +22,7 @@ from pucache import Encoder, EncoderSpec, load_encoder
 from pucache.encoders import encoder as encoders
 from pucache.encoders import pretrained_file
 from pucache.encoders.backbones import FAMILIES, authors_choice, digest, untrained
-from pucache.encoders.deferred import DeferredEncoder, EncoderOptions, open_encoder
-from pucache.encoders.found_weights import VARIABLE, find_weights
+from pucache.encoders.deferred import VARIABLE, DeferredEncoder, EncoderOptions, find_weights, open_encoder
 from pucache.encoders.spec import weights_digest
 from pucache.errors import EncoderError, ModelError
 from pucache.pretraining.augmentations import VIEWS

@@ -13,8 +13,7 @@ from sklearn.metrics.pairwise import paired_cosine_distances
 from torch import nn
 
 from pucache import load_encoder
-from pucache.encoders.backends import fold_batch_norm
-from pucache.encoders.inference import Runtime
+from pucache.encoders.inference import Runtime, fold_batch_norm
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

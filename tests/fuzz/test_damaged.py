@@ -23,8 +23,7 @@ from fuzz.samples import KEYS
 from pucache import EmbeddingCache, import_embeddings, open_source
 from pucache.cache.keys import Keys, encode_keys
 from pucache.cache.reader import CacheFile
-from pucache.encoders.checkpoints import read_state
-from pucache.encoders.timm_weights import load_weights
+from pucache.encoders.checkpoints import load_weights, read_state
 from pucache.errors import CacheError, EncoderError, ImageError, LabelError, SourceError
 from pucache.images.decoding import MAX_PIXELS, decode
 from pucache.images.listing import MAX_KEY_BYTES
