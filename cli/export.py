@@ -75,10 +75,14 @@ def export(
     check_parquet(out)
     check_outputs(("out", out, EXPORT))
     cache, columns = open_cache(what), []
-    if any(value is not None for value in of_cache.values()):
-        from pucache.reviewing.pile_columns import pile_columns
+    if of_cache["session"] is not None:
+        from pucache.reviewing.session_labels import decision_column
 
-        columns = pile_columns(cache, **of_cache | {"thumbnails": of_cache["thumbnails"] or 0})
+        columns.append(decision_column(cache, of_cache["session"]))
+    if of_cache["thumbnails"] is not None:
+        from pucache.pages.thumbnails import thumbnail_column
+
+        columns.append(thumbnail_column(cache, of_cache["thumbnails"], of_cache["images"]))
     report = run(cache, out, columns=columns, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)

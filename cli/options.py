@@ -386,8 +386,7 @@ def open_labels(cache: EmbeddingCache, positives: str | None, labels: str | None
         return open_labels(cache, positives)
     if labels is not None and not os.path.isdir(labels):
         return read_labels(cache, labels)
-    from pucache.reviewing.resume import session_folder
-    from pucache.reviewing.session_folder import is_review
+    from pucache.reviewing.session_folder import is_review, session_folder
     from pucache.reviewing.session_labels import session_labels
 
     folder = session_folder(cache, labels)

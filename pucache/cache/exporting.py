@@ -75,7 +75,7 @@ def export(
     out : path or str
         The file to write, which ends in ``.parquet``; a path or a URL.
     columns : sequence of (pyarrow.Field, callable), optional
-        Further columns, such as `pucache.reviewing.pile_columns.pile_columns` gives; each is called with row numbers
+        Further columns, such as `pucache.pages.thumbnails.thumbnail_column` gives; each is called with row numbers
         of the cache, and returns a pyarrow array.
     progress : Progress, optional
 

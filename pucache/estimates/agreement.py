@@ -32,13 +32,14 @@ class Concordance(NamedTuple):
         """Cohen's kappa, and a 95 % interval; None of fewer than ten pictures, and where both gave one answer alone.
 
         The interval is that of the posterior under Jeffreys' prior of the four cells, which has a width also where all
-        answers agree.
+        answers agree, and reaches to the kappa of the answers themselves.
         """
         if self.images < LEAST or self.images in (self.both_positive, self.both_negative):
             return None
         cells = np.random.default_rng(0).dirichlet(np.add(self, 0.5), _DRAWS)
         low, high = np.quantile(_kappa(cells), (0.025, 0.975)).tolist()
-        return float(_kappa(np.array([self]) / self.images)[0]), low, high
+        value = float(_kappa(np.array([self]) / self.images)[0])
+        return value, min(low, value), max(high, value)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""

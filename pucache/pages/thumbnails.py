@@ -14,11 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 from PIL import Image, ImageDraw
 
 from ..cache.embedding_cache import EmbeddingCache
+from ..cache.exporting import Column
 from ..errors import PUCacheError, SourceError, one_line
 from ..images.decoding import FORMATS, Decoding, upright_size
 from ..images.manifest import ManifestSource
@@ -36,6 +39,7 @@ LARGE = 20_000_000  # pixels; images above are decoded one at a time, to bound m
 NO_SOURCE = "the cache does not say where its images are"
 CHANGED = "the file has changed since it was embedded"
 SILENT_SECONDS = 20.0  # for which a host that did not answer is not asked again
+_EXPORTED = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])  # as Hugging Face has images
 _one_large = threading.Lock()
 
 
@@ -125,6 +129,25 @@ class RowImages:
             if name not in self._sources:
                 self._sources[name] = _open_or_reason(name)
             return self._sources[name]
+
+
+def thumbnail_column(cache: EmbeddingCache, side: int, images: str | Path | None = None) -> Column:
+    """Column ``thumbnail`` for `pucache.cache.exporting.export`: a struct of a JPEG's bytes and its path.
+
+    `side` is the greatest width and height in pixels, `images` as for `thumbnails`. Cells of images that cannot be
+    shown are null. Raises `SourceError` where `images` cannot be opened.
+    """
+    pictures = RowImages(cache, images)
+
+    def picture(row: int) -> dict[str, Any] | None:
+        pixels = pictures.read(row, side).pixels
+        return None if pixels is None else {"bytes": encoded(pixels, "JPEG", quality=QUALITY), "path": cache.keys[row]}
+
+    def of(rows: np.ndarray) -> pyarrow.Array:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return pyarrow.array(list(pool.map(picture, rows.tolist())), _EXPORTED)
+
+    return pyarrow.field("thumbnail", _EXPORTED), of
 
 
 def _open_or_reason(name: str) -> Source | str:

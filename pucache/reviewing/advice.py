@@ -42,9 +42,10 @@ def advice(
     fallen = counts.rate_of == RATE_OF and counts.rate <= _FALLEN * best
     if counts.rate_of < _MIN_DECISIONS or not (fallen or counts.rate <= _low_rate(counts, audit)):
         return ""
+    positive = round(counts.rate * counts.rate_of)
     before = f", up to {round(best * RATE_OF)} of {RATE_OF} before" if fallen else ""
     return (
-        f"Only {round(counts.rate * counts.rate_of)} of the last {counts.rate_of} images were positive{before}. "
+        f"Only {positive} of the last {counts.rate_of} images {'was' if positive == 1 else 'were'} positive{before}. "
         f"A closing audit (random images alone) would say how many are hidden.{again}"
     )
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import SessionError, SessionLockedError, one_line
+from ..errors import SessionError
 from ..labels.labels import PULabels
 from ..labels.listing import name_first
-from ..neighbours.graph_file import sidecar_path
-from ..storage.atomic import locked_folder
 from ..storage.rows import evenly_spaced
 from .log import (
     LABELS,
@@ -30,31 +27,9 @@ from .log_file import LOG
 from .pile import Groups, KeptPile, Pile, Twins, keep_pile, kept_pile, pile_path, rows_of_urns
 from .session_folder import is_first_start, open_log
 
-_LOCK = ".lock"
 MOST_URNS = 4  # the limit is searched over the totals of all but one
 _LISTED = 256  # images that a cache is recognised by
 _UNKNOWN = bytes(32)  # digest
-
-
-def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
-    """Folder of a session; by default ``CACHE.review`` beside the first file of the cache."""
-    return sidecar_path(cache, "review") if folder is None else Path(folder)
-
-
-def lock_folder(folder: Path, stack: ExitStack) -> None:
-    """Create the folder, and keep other servers out of it until the stack closes.
-
-    Raises `SessionLockedError` where another process runs the session, `SessionError` where it cannot be written.
-    """
-    locked = SessionLockedError(
-        f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
-    )
-    try:
-        stack.enter_context(locked_folder(folder, _LOCK, locked))
-    except OSError as error:
-        raise SessionError(
-            f"cannot write the session {folder}: {one_line(error)}; name another folder with --session"
-        ) from error
 
 
 def begin_or_resume(

@@ -34,10 +34,9 @@ from .pictures import Pictures
 from .pile import Twins
 from .query_start import FirstRanking, begin_with, positives_known, rank_by_query
 from .queue import NextImages
-from .resume import lock_folder, session_folder
 from .service import ReviewService
 from .session import Session, open_session, read_session
-from .session_folder import keep_groups, kept_groups
+from .session_folder import keep_groups, kept_groups, lock_folder, session_folder
 from .session_labels import train_command
 from .trainer import Trainer
 from .two_readers import conflicts

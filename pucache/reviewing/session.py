@@ -23,8 +23,8 @@ from ..storage.atomic import replacing
 from .log import DRAWN, DecisionLog, Entry, Stream, Zone
 from .log_file import REMEDY
 from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
-from .resume import begin_or_resume, image_of, lock_folder, read, rows_of, session_folder
-from .session_folder import DOUBTED, doubted_numbers
+from .resume import begin_or_resume, image_of, read, rows_of
+from .session_folder import DOUBTED, doubted_numbers, lock_folder, session_folder
 from .state import Proposal, State
 from .two_readers import agreement, joined
 

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import PUCacheError, SessionError, one_line
+from ..errors import PUCacheError, SessionError, SessionLockedError, one_line
 from ..labels.groups import group_of_each, numbered
 from ..labels.listing import EXPORT
+from ..neighbours.graph_file import sidecar_path
+from ..storage.atomic import locked_folder
 from ..storage.table_writer import write_rows
 from ..storage.tables import read_table
 from .log import DecisionLog, EpochFacts
@@ -25,7 +28,29 @@ RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep
 ADDRESS = "server.json"  # see `pucache.reviewing.access.keep_address`
 DOUBTED = "doubted.json"  # numbers of the decisions that the model doubts, see `doubted_numbers`
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
+_LOCK = ".lock"
 R = TypeVar("R")
+
+
+def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
+    """Folder of a session; by default ``CACHE.review`` beside the first file of the cache."""
+    return sidecar_path(cache, "review") if folder is None else Path(folder)
+
+
+def lock_folder(folder: Path, stack: ExitStack) -> None:
+    """Create the folder, and keep other servers out of it until the stack closes.
+
+    Raises `SessionLockedError` where another process runs the session, `SessionError` where it cannot be written.
+    """
+    locked = SessionLockedError(
+        f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
+    )
+    try:
+        stack.enter_context(locked_folder(folder, _LOCK, locked))
+    except OSError as error:
+        raise SessionError(
+            f"cannot write the session {folder}: {one_line(error)}; name another folder with --session"
+        ) from error
 
 
 def is_review(folder: Path) -> bool:

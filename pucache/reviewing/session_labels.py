@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
+from ..cache.exporting import Column
 from ..estimates.audited_prior import AuditedHidden, share_right
 from ..estimates.limit_sentences import sentences
 from ..estimates.limits import Limits
@@ -23,9 +25,8 @@ from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
 from .log import LABELS, Choice, labelling_decisions
-from .resume import session_folder
 from .session import Session, read_session
-from .session_folder import concept_folders, kept_groups, open_log, over_sessions
+from .session_folder import concept_folders, kept_groups, open_log, over_sessions, session_folder
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 _NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
@@ -122,6 +123,18 @@ def decided_keys(folder: str | Path) -> dict[str, int]:
         before = {one.key: one.label for one in log.images() if one.label is not None and one.epoch == log.epoch}
         decided = labelling_decisions(log.entries()).values()
     return before | {one.key: int(one.choice is Choice.POSITIVE) for one in decided if one.choice in LABELS}
+
+
+def decision_column(cache: EmbeddingCache, folder: str | Path) -> Column:
+    """Column ``decision`` for `pucache.cache.exporting.export`: int8, 1 positive, 0 negative, null without a label.
+
+    Labels from before the session are included. Raises `SessionError` where it cannot be opened.
+    """
+    with read_session(cache, folder) as session:
+        s, reviewed = session.state.labels()
+    decision = ((s == 1) | (reviewed == 1)).astype(np.int8)
+    undecided = (s == 0) & (reviewed == 0)
+    return pyarrow.field("decision", pyarrow.int8()), lambda rows: pyarrow.array(decision[rows], mask=undecided[rows])
 
 
 # --- tables --------------------------------------------------------------------------------------

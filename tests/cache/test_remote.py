@@ -14,7 +14,7 @@ from pucache.cache.embedding_cache import is_cache
 from pucache.cache.local_copies import url_of_copy, working_folder
 from pucache.cache.remote import file_name, local_copies, remote_headers
 from pucache.errors import CacheError, SourceError
-from pucache.reviewing.resume import session_folder
+from pucache.reviewing.session_folder import session_folder
 
 FAILURES = {f"{number:05}.png": "cannot be decoded: " + "x" * 90 for number in range(2000)}
 VERSION = "0123456789abcdef"

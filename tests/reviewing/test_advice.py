@@ -39,6 +39,7 @@ CASES = {  # counts, audit, options; what is said
     "the yield is half of its best": (counts(rate=0.3), audited(), {"best": 0.6}, ["30 of the last 100", "60 of 100"]),
     "it has hardly fallen": (counts(rate=0.31), audited(), {"best": 0.6}, None),
     "too early to say that it fell": (counts(rate=0.3, rate_of=60), audited(), {"best": 0.6}, None),
+    "one of them": (RARE, None, {}, ["Only 1 of the last 100 images was positive. A closing audit"]),
     "no audit": (counts(), None, {}, ["3 of the last 100", OFFER]),
     "no better than random": (counts(rate=0.45), audited(positives=20, likeliest_share=0.5), {}, [OFFER]),
     "too few draws to say so": (counts(rate=0.45), audited(draws=10, positives=5, likeliest_share=0.5), {}, None),
