@@ -45,8 +45,10 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
         count = data.label_count
         found = estimate_prior_on(data, level=level, progress=terminal_progress()) if count.has_estimates else []
         printed[name] = found
+        is_at_an_end = found and found[-1].prior is not None and data.training.are_at_bounds(found[-1].prior)
+        note = options.AT_AN_END if is_at_an_end else count.sentence  # which is "" where there is a number
         counts = {"labelled_positives": int(data.labels.s.sum()), "unlabelled": data.n_unlabelled}
-        return counts | {"note": count.sentence, "estimates": {one.method: vars(one) for one in found} or None}
+        return counts | {"note": note, "estimates": {one.method: vars(one) for one in found} or None}
 
     results = rows.map(read, estimate)
     if read.is_one:
@@ -60,11 +62,11 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
 
 
 def _row(result: dict[str, Any], found: list[PriorEstimate]) -> dict[str, str]:
-    prior = _text(found[-1]) if found else ""
+    few = "" if found else "too few labels"
     return {
         "labelled": f"{result['labelled_positives']:,}",
-        "prior": prior,
-        "note": "" if found else "too few labels",
+        "prior": _text(found[-1]) if found else "",
+        "note": "at the end of what is possible" if result["note"] == options.AT_AN_END else few,
     }
 
 

@@ -134,12 +134,13 @@ class Trained:
     scar: ScarCheck
     twins: list[tuple[str, str]]
     sample: UnlabelledSample | None
-    bounds: tuple[float, float]
+    is_at_an_end: bool  # whether the prior lies where it says nothing
 
     @classmethod
     def of(cls, data: TrainingSet, model: PULinearClassifier) -> Trained:
         """With the check of SCAR."""
-        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample, data.training.bounds)
+        is_at_an_end = data.training.are_at_bounds(model.tilt_.prior)
+        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample, is_at_an_end)
 
     def to_json(self) -> dict[str, Any]:
         """Content of the file of metrics."""
@@ -156,7 +157,7 @@ def _print_one(trained: Trained, path: Path) -> None:
         *options.sample_lines(trained.sample, result["prior"]),
         *([reason(model)] if method_of(model.method, model.loss, model.solver) == "distilled" else []),
         *_threshold_lines(model),
-        *_warnings(result, model, trained.bounds),
+        *_warnings(result, model, trained.is_at_an_end),
         *_scar_lines(trained.scar, audited=model.figures_.is_audited),
     ]
     # m.metrics.json of m.safetensors
@@ -241,14 +242,11 @@ def _prior_text(result: dict[str, Any]) -> str:
     return f"prior {result['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(result: dict[str, Any], model: PULinearClassifier, bounds: tuple[float, float]) -> Iterator[str]:
-    (low, high), figures, prior = bounds, model.figures_, model.tilt_.prior
+def _warnings(result: dict[str, Any], model: PULinearClassifier, is_at_an_end: bool) -> Iterator[str]:
+    figures = model.figures_
     audited, collapsed = figures.is_audited, figures.counted["collapsed"]
-    if not audited and figures.prior is not None and not 1.02 * low < prior < 1 - 1.02 * (1 - high):
-        yield (
-            "  warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; "
-            "label more positives, of other kinds too, or give --prior"
-        )
+    if not audited and figures.prior is not None and is_at_an_end:
+        yield f"  {options.AT_AN_END}, or give --prior"
     if not audited and figures.prior is not None and result["confirmed_positives"]:
         yield "  after a review without random images the prior is too low: confirmed images are like the labelled ones"
     if collapsed:

@@ -91,6 +91,8 @@ class Figures:
         else:
             values["collapsed"] = None
         estimates = {name: Estimate.of(values[name], ends.get(name)) for name in WITH_INTERVAL}
+        if not values["share_predicted_positive"]:  # nothing is called, and nothing is right or wrong
+            estimates["precision"] = Estimate()
         if not labels.has_points:
             estimates = {name: replace(one, value=None) for name, one in estimates.items()}
             values |= dict.fromkeys(_RISKS)

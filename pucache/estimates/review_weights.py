@@ -100,6 +100,11 @@ class TrainingLabels:
         total = self._weight_without_labelled
         return max(LEAST, self.confirmed_weight / total), min(MOST, 1 - self.rejected_weight / total)
 
+    def are_at_bounds(self, prior: float) -> bool:
+        """Whether an estimate of the prior lies at an end of what is possible, where it says nothing."""
+        low, high = self.bounds
+        return not 1.02 * low < prior < 1 - 1.02 * (1 - high)
+
     @property
     def interval_bounds(self) -> tuple[float, float]:
         """As `bounds`, of an interval: some of the confirmed images may be no positives."""

@@ -120,12 +120,13 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
     n_unlabelled = len(unlabelled) if data.rows.sample is None else data.rows.sample.unlabelled
     share = settings.deploy_prior or _deployed_share(prior, n_labelled, n_unlabelled)
     tilt = fit_tilt(*of_figures, prior)
-    few: dict[str, float] = {} if of_posteriors.has_estimates else {"near": prior}
-    if not of_posteriors.has_points and given is None and settings.deploy_prior is None:
-        few["most"] = float(np.median(margins[labels.s == 1]))
-    threshold = choose_threshold(tilt, unlabelled, rule, share, **few)
     # with less than one hidden positive expected, posteriors have nothing to sum to
     sum_to = prior if prior * len(unlabelled) >= 1 else None
+    few: dict[str, float] = {} if of_posteriors.has_estimates else {"near": prior}
+    is_unsure = not of_posteriors.has_points or sum_to is None
+    if is_unsure and given is None and settings.deploy_prior is None:
+        few["most"] = float(np.median(margins[labels.s == 1]))
+    threshold = choose_threshold(tilt, unlabelled, rule, share, **few)
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
     known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
     known |= {"prior": prior, "design_effect": effect, "seed": settings.heads.seed}
@@ -148,7 +149,7 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
         assumed_prior=prior if settings.prior is None and not of_posteriors.has_estimates else None,
         design_effect=None if data.rows.group is None else effect,
     )
-    _warn_of_chance(figures)
+    _warn_of_ranking(figures, settings.prior)
     estimated = None if figures.prior is None else figures.prior.prior
     return TrainedState(
         coef_=chosen.head.coef[:1],
@@ -199,9 +200,20 @@ def _trained(
     return linear, distillation
 
 
-def _warn_of_chance(figures: Figures) -> None:
-    """Say where the interval of PAUC, the ranking of held-out labels, covers that of chance."""
-    if (interval := figures["pauc"].interval) is not None and interval[0] <= _CHANCE:
+def _warn_of_ranking(figures: Figures, given: float | None) -> None:
+    """Say where the interval of PAUC covers that of chance, or lies above what a given prior allows.
+
+    An unlabelled row is positive with the prior's probability, and then ranks above a labelled one half of the time.
+    """
+    if (interval := figures["pauc"].interval) is None:
+        return
+    if given is not None and interval[0] > (most := 1 - given / 2):
+        log.warning(
+            "the given prior, %.4g, is too large for these labels: with it the AUC of labelled against unlabelled is "
+            "at most %.2f, and it is %.2f to %.2f; give a smaller one, or none",
+            *(given, most, *interval),
+        )
+    if interval[0] <= _CHANCE:
         log.warning(
             "held-out ranking is no better than chance (AUC of labelled against unlabelled %.2f to %.2f, chance has "
             "%.1f): look whether the labels are of these rows, whether a few columns outweigh the others, and whether "

@@ -168,3 +168,13 @@ def test_the_report_states_no_figure_below_ten_labels(labelled):
 def text_of(path):
     body = re.sub(r"<(script|style|svg).*?</\1>", " ", Path(path).read_text("utf-8"), flags=re.DOTALL)
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
+
+
+def test_an_estimate_at_the_end_of_what_is_possible_is_doubted_by_every_command(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    X, _, y = planted(800, 64, labelled=0, prior=0.1, apart=0.19)
+    cache = write_cache(Path("cache.h5"), X)
+    wrong = [*np.flatnonzero(y == 1)[:30], *np.flatnonzero(y == 0)[:10]]
+    Path("positives.txt").write_text("".join(f"{cache.keys[int(row)]}\n" for row in wrong))
+    doubt = "warning: the estimate of the prior lies at the end of what is possible"
+    assert doubt in run(TRAIN) and doubt in run(PRIOR) and doubt in command_line.run_json(PRIOR)["note"]

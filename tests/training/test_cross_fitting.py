@@ -188,3 +188,20 @@ def test_the_device_cpu_asks_nothing_of_cuda(tmp_path, monkeypatch):
     cache = write_cache(tmp_path / "c.h5", X)
     assert pucache.retrieve_positives(cache, S, device="cpu")
     assert pucache.report(cache, S, tmp_path / "r.html", sample=20, device="cpu")
+
+
+def test_a_given_prior_that_the_ranking_of_the_labels_rules_out_is_said(caplog):
+    PULinearClassifier(prior=0.9, penalty=1e-2, device="cpu").fit(X, S)
+    (text,) = [record.getMessage() for record in caplog.records]
+    assert text.startswith("the given prior, 0.9, is too large for these labels: with it") and "at most 0.55" in text
+
+
+def test_labels_of_which_a_quarter_are_wrong_still_call_images():
+    rows, _, y = planted(800, 64, labelled=0, prior=0.1, apart=0.19)
+    labelled = np.concatenate([np.flatnonzero(y == 1)[:30], np.flatnonzero(y == 0)[:10]])
+    s = np.isin(np.arange(len(rows)), labelled).astype(np.int8)
+    model = PULinearClassifier(penalty=1e-2, device="cpu").fit(rows, s)
+    assert model.tilt_.prior * (s == 0).sum() < 1  # the wrong ones rank among the negatives, and nothing seems hidden
+    assert (model.held_out_margins_[s == 1] > model.threshold_).mean() >= 0.5
+    strict = PULinearClassifier(penalty=1e-2, threshold=1e6, device="cpu").fit(rows, s)
+    assert strict.figures_["precision"].interval is None and strict.figures_["recall"].value == 0
