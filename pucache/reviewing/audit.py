@@ -1,4 +1,7 @@
-"""How many positives of the pile are still hidden, from the log of a review alone; see `pucache.estimates.limits`."""
+"""How many positives of the pile are still hidden, from the log of a review alone; see `pucache.estimates.limits`.
+
+A second reader's review begins with the labels, the pile and the query of the first, and sees no answer of it.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SessionError
+from ..estimates.agreement import Agreement
 from ..estimates.limits import Limits
-from .history import History
+from .history import History, agreement, joined
+from .log import AuditedEntries, DecisionLog
 from .session_folder import doubted_numbers, open_log, over_sessions
-from .two_readers import audited_beside
 
 if TYPE_CHECKING:
     from .session import Session
@@ -42,20 +46,39 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
     """
     if not isinstance(session, (str, Path)):
         return session.limits(level)
-    folder, agreement = Path(session), None
+    folder, agreed = Path(session), None
     if folder.is_file():
         raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
     try:
         with open_log(folder, read_only=True) as log:
             present = log.audited_entries()
             if beside is not None:
-                present, agreement = audited_beside(log, Path(beside))
+                present, agreed = _audited_beside(log, Path(beside))
         history = History(present.urns, present.entries)
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error
     doubted = len(history.doubted(doubted_numbers(folder)))
     limits = history.limits(level=level, zone=present.zone, since=present.since, came=present.came, doubted=doubted)
-    return replace(limits, agreement=agreement)
+    return replace(limits, agreement=agreed)
+
+
+def _audited_beside(log: DecisionLog, beside: Path) -> tuple[AuditedEntries, Agreement]:
+    """What the audit of both readers is computed from, and how they agree.
+
+    Raises `SessionError` where the logs are not of the same images in the same state.
+    """
+    present, facts = log.audited_entries(), log.facts()
+    with open_log(beside, read_only=True) as other:
+        theirs, same = other.audited_entries(), other.facts().pile == facts.pile
+    if not same:
+        raise SessionError(
+            f"{log.path.parent} and {beside} are no reviews of the same images in the same state: begin the second "
+            "with --beside, and go on with each once after the cache has changed"
+        )
+    mine, others = History(present.urns, present.entries), History(theirs.urns, theirs.entries)
+    parts = log.zone(facts.continued[0] if facts.continued else log.epoch).parts
+    said = [replace(one, zone=parts.get(one.key, 0)) for one in joined(mine, others)]
+    return present._replace(entries=[*present.entries, *said]), agreement(mine, others)
 
 
 def audit_concepts(

@@ -8,12 +8,15 @@ decision, as an unanswered draw does.
 
 from __future__ import annotations
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from ..estimates.agreement import Agreement, Concordance
 from ..estimates.limits import Limits
 from ..estimates.looks import Looks
 from ..estimates.strata import Stratum
@@ -265,3 +268,77 @@ def _stratum(rows: int, taken: Sequence[Picture], stream: Stream) -> Stratum:
     columns = [(one.label, one.copies, one.taken * (one.drawn is stream), one.waits) for one in taken]
     label, copies, draw, waits = np.array(columns, np.int64).reshape(-1, 4).T
     return Stratum(rows, label, copies, draw, waits > 0)
+
+
+# --- two readers, whose random images are the same: their numbers belong to the images -----------
+
+
+def joined(mine: History, theirs: History) -> list[Entry]:
+    """Decisions by which the labels of one reader become those that both say.
+
+    Where the other one alone has decided, his; where they differ, a skip: it counts as positive in an upper limit and
+    as negative in a lower one.
+    """
+    said = []
+    for group, label in _labelled(theirs).items():
+        own = mine.pictures.get(group)
+        if own is None or own.label < 0:
+            said.append(label)
+        elif own.labelling is not None and own.labelling.choice is not label.choice:
+            said.append(replace(label, choice=Choice.SKIP))
+    return [
+        replace(one, serial=mine.serial + number, stream=Stream.OTHER_READER, replaces=0, restores=0, zone=0)
+        for number, one in enumerate(said, 1)
+    ]
+
+
+def conflicts(mine: History, theirs: History) -> list[tuple[Entry, Entry]]:
+    """Labels of pictures that two readers label otherwise."""
+    first, second = _labelled(mine), _labelled(theirs)
+    both = [(label, second[group]) for group, label in first.items() if group in second]
+    return [(one, other) for one, other in both if one.choice is not other.choice]
+
+
+def agreement(mine: History, theirs: History) -> Agreement:
+    """How two readers agree, whose histories number pictures alike.
+
+    What counts is the first label that each gave a picture, as later ones may come after a look at both.
+    """
+    first, second = (_first_labels(history) for history in (mine, theirs))
+    both = first.keys() & second.keys()
+    at_random = both & _drawn_at_random(mine) & _drawn_at_random(theirs)
+    differ = sorted((one.key, str(one.choice), str(other.choice)) for one, other in conflicts(mine, theirs))
+    decided, drawn = (_concordance(first, second, groups) for groups in (both, at_random))
+    names = _last_reader(mine) or "the first reader", _last_reader(theirs) or "the second reader"
+    return Agreement(*names, decided, drawn, tuple(differ))
+
+
+def _labelled(history: History) -> dict[int, Entry]:
+    """The decision that gives each picture its label."""
+    labelled = ((group, one.labelling) for group, one in history.pictures.items() if one.label >= 0)
+    return {group: label for group, label in labelled if label is not None}
+
+
+def _first_labels(history: History) -> dict[int, Choice]:
+    """The first label of each picture that has one, unless it was taken back."""
+    found = ((group, _first_label(one)) for group, one in history.pictures.items() if one.label >= 0)
+    return {group: choice for group, choice in found if choice is not None}
+
+
+def _first_label(one: Picture) -> Choice | None:
+    return next((entry.choice for entry, _ in one.stack if entry.choice in LABELS), None)
+
+
+def _drawn_at_random(history: History) -> set[int]:
+    return {group for group, one in history.pictures.items() if one.drawn is Stream.AUDIT}
+
+
+def _concordance(first: dict[int, Choice], second: dict[int, Choice], groups: Iterable[int]) -> Concordance:
+    pairs = Counter((first[group], second[group]) for group in groups)
+    return Concordance(*(pairs[pair] for pair in itertools.product(LABELS, LABELS)))
+
+
+def _last_reader(history: History) -> str:
+    """Who decided last; "" where that is not known."""
+    decisions = [entry for one in history.pictures.values() for entry, _ in one.stack]
+    return max(decisions, key=lambda entry: entry.serial).reviewer if decisions else ""

@@ -29,6 +29,7 @@ from ..labels.read_labels import LabelSource, open_labels
 from ..retrieval.query import Query
 from .access import TOKEN_BYTES, ServerAddress, keep_address, kept_address, listening_socket, printed_url
 from .app import Application
+from .history import conflicts
 from .log_file import LOG
 from .pictures import Pictures
 from .pile import Twins
@@ -39,7 +40,6 @@ from .session import Session, open_session, read_session
 from .session_folder import keep_groups, kept_groups, lock_folder, session_folder
 from .session_labels import train_command
 from .trainer import Trainer
-from .two_readers import conflicts
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
 FIRST_PORT = 8321

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -236,17 +236,10 @@ class ReviewService:
         with self.session.lock:
             state = self.session.state
             counts = state.progress()
-            return {
+            return asdict(counts) | {
                 "serial": state.history.serial,
                 "decided": counts.decided,
                 "found": counts.positives,
-                "rejected": counts.negatives,
-                "skipped": counts.skipped,
-                "undecided": counts.undecided,
-                "unknown": counts.untaken,
-                "waiting": counts.waiting,
-                "rate": counts.rate,
-                "rate_of": counts.rate_of,
                 "random_undecided": state.random_undecided(),
                 "doubted": len(self.doubted()),
             }

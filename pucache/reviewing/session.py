@@ -20,13 +20,13 @@ from ..estimates.limits import Limits
 from ..labels.labels import LOOK_AGAIN, TWIN_COSINE
 from ..labels.read_labels import LabelSource, open_labels
 from ..storage.atomic import replacing
+from .history import agreement, joined
 from .log import DRAWN, DecisionLog, Entry, Stream, Zone
 from .log_file import REMEDY
 from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, read, rows_of
 from .session_folder import DOUBTED, doubted_numbers, lock_folder, session_folder
 from .state import Proposal, State
-from .two_readers import agreement, joined
 
 _REQUEST_LENGTH = 200
 

@@ -236,7 +236,7 @@ def test_what_another_tab_decided_meanwhile_is_said_and_not_overwritten(opened, 
     ]
     answer = client.post("/api/decide", decisions=decisions)
     assert [item["request"] for item in answer["accepted"]] == ["r0", "r2"], "the rest of a request is taken"
-    assert answer["stale"] == [{**stands, "request": "r1"}] and answer["state"]["rejected"] == 1
+    assert answer["stale"] == [{**stands, "request": "r1"}] and answer["state"]["negatives"] == 1
     (changed,) = client.decide({**cards[1], "serial": stands["serial"]}, "positive")["accepted"]
     assert changed["choice"] == "positive" and client.get("/api/state")["found"] == 1
 

@@ -12,11 +12,10 @@ import pucache
 from pucache import EmbeddingCache, audit, review, session_labels
 from pucache.errors import SessionError
 from pucache.estimates.limit_sentences import sentences
-from pucache.reviewing.history import RATE_OF, History
+from pucache.reviewing.history import RATE_OF, History, agreement
 from pucache.reviewing.log import Choice, Entry, Stream
 from pucache.reviewing.serve import rows_in_conflict
 from pucache.reviewing.session import open_session
-from pucache.reviewing.two_readers import agreement
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 

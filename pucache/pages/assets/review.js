@@ -463,7 +463,7 @@ function drawEnd(ended) {
 /* Images that may still come to this tab; a skipped one stays unknown. */
 function left() {
   if (only) return only === "random" ? counts.random_undecided : counts.doubted;
-  return Math.max(0, (counts.unknown ?? 0) + (counts.waiting ?? 0) - (counts.skipped ?? 0));
+  return Math.max(0, (counts.untaken ?? 0) + (counts.waiting ?? 0) - (counts.skipped ?? 0));
 }
 
 function lastWords() {
