@@ -27,7 +27,7 @@ from pucache import EmbeddingCache, load_encoder, open_source, train_pu
 from pucache.embedding.embed import run_embedding
 from pucache.heads.solve import fit_heads
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.similarity import Similarity
+from pucache.retrieval.scorers import Similarity
 
 PRIOR, LABELLED, PENALTY, BLOCK = 0.0741, 600, 1e-5, 1 << 15
 

@@ -19,8 +19,7 @@ from pucache.heads.linear_heads import FittedHeads
 from pucache.heads.risks import RISKS, PURisk
 from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
-from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.retrieval.scorers import SIMILARITIES, Fused, Similarity
 from pucache.training.sklearn_classifier import linear_margins
 
 CS = (1e-3, 1e-4, 1e-5, 1e-6)  # of the logistic regression, scikit-learn's scale

@@ -10,8 +10,7 @@ from benchmarks.common.baselines import ranked, ranking_figures
 from benchmarks.common.image_classes import Task
 from benchmarks.common.row_cache import write_row_cache
 from pucache import EmbeddingCache, PULinearClassifier
-from pucache.retrieval.model_scorers import Fused
-from pucache.retrieval.similarity import Similarity
+from pucache.retrieval.scorers import Fused, Similarity
 
 
 def unit_rows(X: np.ndarray) -> np.ndarray:

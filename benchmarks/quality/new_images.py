@@ -21,8 +21,7 @@ from benchmarks.common.piles import DIM, Directions, pile_rows
 from benchmarks.common.tasks import CIFAR, FASHION, KINDS, TASKS, TOPICS, Location, opened, prepared
 from pucache import PULinearClassifier
 from pucache.estimates.dataset_shift import check_shift
-from pucache.estimates.share_by_final_head import estimate_by_final_head
-from pucache.estimates.share_of_new_images import estimate_share
+from pucache.estimates.share_of_new_images import estimate_by_final_head, estimate_share
 from pucache.scoring.new_images import LEAST_LABELS_TO_DECIDE, NewImages
 from pucache.training.sklearn_classifier import linear_margins
 

@@ -29,8 +29,8 @@ from benchmarks.quality.review_page import ASREVIEW, ASREVIEW_TUNED, DEFAULT, PE
 from benchmarks.quality.review_pile import AHEAD, Pile, decide, opened_pile, opened_review
 from pucache import PULinearClassifier
 from pucache.labels.labels import PULabels
-from pucache.retrieval.model_scorers import Fused
 from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.scorers import Fused
 from pucache.reviewing.log import Stream
 from pucache.reviewing.queue import NextImages
 from pucache.training.ranker import Ranker

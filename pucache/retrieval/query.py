@@ -32,7 +32,7 @@ from ..storage.atomic import open_regular
 from ..storage.urls import without_secrets
 from ..threads import limited_threads, worker_threads
 from .ranking import Scores
-from .similarity import Similarity
+from .scorers import Similarity
 
 if TYPE_CHECKING:
     from ..encoders.encoder import Encoder

@@ -24,9 +24,10 @@ from ..labels.read_labels import open_labels
 from ..labels.row_values import RowValues
 from ..neighbours.whitening import cached_whitening, centred_units
 from ..progress import Progress, Silent
+from ..scoring.neighbour_scores import chosen_weight, reason
 from .query import Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
-from .similarity import SIMILARITIES, Similarity
+from .scorers import SIMILARITIES, Fused, Margins, Similarity
 
 if TYPE_CHECKING:
     from ..encoders.encoder import Encoder
@@ -88,7 +89,7 @@ def retrieve_positives(  # type: ignore[misc]  # the overloads name few paramete
     k : int or None
         None for all unlabelled images.
     by : {"whitened", "topk", "classifier", "fused"}, optional
-        Rank by a similarity to the positives (`pucache.retrieval.similarity`), by the model's margins, or by margins
+        Rank by a similarity to the positives (`pucache.retrieval.scorers`), by the model's margins, or by margins
         and the classes of the nearest images. With a model the default is ``fused`` where the model chose a weight for
         neighbours, else ``classifier``; without one it is ``whitened``. ``fused`` with a model that chose none gives
         neighbours the weight 1.
@@ -230,9 +231,6 @@ def choose_scorer(
         choose_device(device)
     if model is None:
         return Similarity(by or "whitened", device)
-    from ..scoring.neighbour_scores import chosen_weight, reason
-    from .model_scorers import Fused, Margins
-
     if by == "fused" or (by is None and chosen_weight(model)):
         return Fused(model, device)
     return Margins(model, note="" if by else f"the classifier ranks alone; {reason(model)}")

@@ -27,7 +27,7 @@ import numpy as np
 from ..cache.embedding_cache import EmbeddingCache
 from ..errors import OutputError, one_line
 from ..neighbours.graph import NeighbourGraph, cached_graph
-from ..retrieval.similarity import Similarity
+from ..retrieval.scorers import Similarity
 from ..storage.atomic import replacing
 from ..threads import thread_defaults
 from ..training.ranking_result import RankingResult

@@ -7,7 +7,7 @@ over the rows j of the pile that are nearest to x (`pucache.neighbours.graph`), 
 model's log density ratio. The margin of a distilled head is a log density ratio; that of a linear one
 becomes one by its tilt.
 
-Retrieval ranks the rows of the pile by f (`pucache.retrieval.model_scorers`), and `pucache.score` scores new
+Retrieval ranks the rows of the pile by f (`pucache.retrieval.scorers`), and `pucache.score` scores new
 images by it (`Pile`).
 """
 

@@ -11,9 +11,7 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..cache.importing import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.priors import PriorEstimate
-from ..estimates.share_by_final_head import METHOD as BY_FINAL_HEAD
-from ..estimates.share_by_final_head import estimate_by_final_head
-from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
+from ..estimates.share_of_new_images import BY_FINAL_HEAD, LEAST_IMAGES, estimate_by_final_head, estimate_share
 from ..storage.rows import evenly_spaced
 from ..threads import one_blas_thread
 from ..training.model_file import NO_SAMPLE

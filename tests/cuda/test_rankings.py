@@ -11,7 +11,7 @@ from pucache.labels.near_duplicates import groups
 from pucache.neighbours import search
 from pucache.neighbours.graph import neighbour_graph
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.retrieval.scorers import SIMILARITIES, Similarity
 from pucache.scoring.neighbour_scores import Pile
 
 N, D = 600, 24

@@ -3,8 +3,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.estimates.share_by_final_head import estimate_by_final_head
-from pucache.estimates.share_of_new_images import JointLikelihood, PileMargins, estimate_share, on_one_scale
+from pucache.estimates.share_of_new_images import (
+    JointLikelihood,
+    PileMargins,
+    estimate_by_final_head,
+    estimate_share,
+    on_one_scale,
+)
 
 PRIOR, APART = 0.05, 2.5
 

@@ -7,7 +7,7 @@ from pucache import EmbeddingCache
 from pucache.errors import CacheError
 from pucache.neighbours.whitening import Whitening
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.similarity import SIMILARITIES, Similarity
+from pucache.retrieval.scorers import SIMILARITIES, Similarity
 
 X = planted(300, d=12, seed=1)[0] @ np.diag(np.geomspace(4, 0.2, 12)).astype(np.float32)
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from pucache import PULabels, PULinearClassifier
 from pucache.labels.read_labels import open_labels
-from pucache.retrieval.model_scorers import Fused, Margins
 from pucache.retrieval.ranking import select_diverse
 from pucache.retrieval.retrieve import rank_unlabelled
-from pucache.retrieval.similarity import SIMILARITIES, TOP, Similarity
+from pucache.retrieval.scorers import SIMILARITIES, TOP, Fused, Margins, Similarity
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300

@@ -6,9 +6,9 @@ from helpers.neighbours import TILT, fused, with_neighbours
 from helpers.planted import planted, write_cache
 
 from pucache import PULabels, PULinearClassifier, retrieve_positives
-from pucache.retrieval import model_scorers
-from pucache.retrieval.model_scorers import Fused, Margins
+from pucache.retrieval import scorers
 from pucache.retrieval.retrieve import rank_unlabelled
+from pucache.retrieval.scorers import Fused, Margins
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 N = 300
@@ -34,7 +34,7 @@ def model(linear):
 @pytest.fixture
 def no_graph(monkeypatch):
     """Let every cache be too large for a graph of all rows."""
-    monkeypatch.setattr(model_scorers, "_MAX_PAIRS", 1)
+    monkeypatch.setattr(scorers, "_MAX_PAIRS", 1)
 
 
 # --- margins -----------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def test_a_model_without_a_weight_is_fused_at_weight_1_and_says_so(opened, linea
 def test_rows_beyond_the_pool_come_after_it_in_the_order_of_their_margins(
     opened, model, no_graph, monkeypatch, least, pool
 ):
-    monkeypatch.setattr(model_scorers, "_MIN_CANDIDATES", least)
+    monkeypatch.setattr(scorers, "_MIN_CANDIDATES", least)
     cache, margins = opened(X), model.margins(X)
     order = plain.ranked(margins, LABELS.unlabelled, N)
     searched = np.isin(np.arange(N), order[:pool])
