@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 RULES = {  # and what they do, in the order in which they are applied and named
     "quotes": "without the quotes or spaces around them",
     "slashes": "with slashes in place of backslashes",
-    "url": "with %20 and the like decoded",
+    "url": "with %20 and the like decoded, and without what follows ? in a URL",
     "unicode": "with accents composed with their letters",
     "case": "without regard to case",
     "hash": "without what an upload put before the file name, such as 3f9a12bc-",
@@ -157,6 +157,8 @@ def _candidates(key: str, rules: Sequence[str]) -> set[str]:
     """Forms that the key of the image may have; with "folders" any end of the path."""
     if "quotes" in rules:
         key = key.strip(" \"'\t")
+    if "url" in rules and "://" in key:
+        key = re.split("[?#]", key, maxsplit=1)[0]
     if "numbers" in rules:
         key = _FRACTION.sub("", key)
     whole = [rule for rule in rules if rule != "endings"]

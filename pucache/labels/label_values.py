@@ -105,7 +105,7 @@ def read_values(
     Logs what was met. Raises `LabelError` for a cell without a meaning, and as `LabelRule.meanings`.
     """
     met = Counter(cells)
-    found = rule.meanings(met, f"the column {column!r} of {name}")
+    found = rule.meanings(met, f"the {column} column of {name}")
     if (odd := next((cell for cell in met if found[cell] is None), "")) or None in found.values():
         line = next(line for cell, line in zip(cells, lines, strict=True) if cell == odd)
         raise LabelError(

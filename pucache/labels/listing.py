@@ -249,6 +249,8 @@ def _row_numbers(keys: Keys, listed: list[str], cache: EmbeddingCache | None, na
     """Row of each key, int64 (m,), -1 where there is none; keys may begin with the path of the cache's source."""
     rows = keys.rows(listed)
     unknown = [key for key, row in zip(listed, rows, strict=True) if row < 0]
+    if cache is None and unknown:  # of a table of scores, which has no source
+        rows[rows < 0] = keys.rows([key.removeprefix("./") for key in unknown])
     if cache is None or not unknown or not len(keys):
         return rows
 

@@ -309,7 +309,13 @@ def _object(content: dict[str, Any], find: Finder) -> Table | None:
         columns = dict.fromkeys(column for value in values for column in value)
         by_number = find(list(columns)).keys() & {"key", "path"}
         return _records(values if by_number else [{"key": key, **value} for key, value in content.items()])
-    return _records([content]) if find(names).keys() & {"key", "path"} else _cells(["key", "label"], [*content.items()])
+    if find(names).keys() & {"key", "path"}:
+        return _records([content])
+    return (
+        None
+        if any(isinstance(value, list | dict) for value in values)
+        else _cells(["key", "label"], [*content.items()])
+    )
 
 
 def _records(rows: list[Any], lines: Sequence[int] = ()) -> Table | None:

@@ -39,6 +39,7 @@ SPELLED = {
     "quotes": lambda key: f' "{key}"',
     "slashes": lambda key: key.replace("/", "\\"),
     "url": lambda key: key.replace("/", "%2F").replace(" ", "%20"),
+    "url+folders": lambda key: f"https://a.org/x/{key.replace(' ', '%20')}?sig=a%2Fb.png#top",
     "unicode": lambda key: unicodedata.normalize("NFD", key),
     "case": str.upper,
     "hash": lambda key: f"{key.removesuffix(name_of(key))}{uploaded(key)}",
@@ -121,6 +122,13 @@ def test_truth_may_cover_other_images(write):
     scored = [IMAGES[2], IMAGES[1], "other.png"]
     assert "pucache labels --match-keys ends" in one_line(LabelError, read_truth, path, scored)
     assert read_truth(LabelTable(path, match_keys="ends"), scored).tolist() == [0, 1, -1]
+
+
+def test_truth_may_begin_with_a_dot_and_contradicts_itself_in_two_spellings(write):
+    path = str(write("truth.csv", "key,label\n./a.png,1\nb.png,0\n"))
+    assert read_truth(path, ["a.png", "b.png"]).tolist() == [1, 0]
+    path = str(write("truth.csv", "key,label\n./a.png,1\na.png,0\n"))
+    assert "'a.png' has both labels" in one_line(LabelError, read_truth, path, ["a.png", "b.png"])
 
 
 # --- key globs ------------------------------------------------------------------------------------

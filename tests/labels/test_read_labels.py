@@ -101,7 +101,11 @@ CELLS_REFUSED = [
     (["1", "2"], {}, "has the label '2'"),
     (["1", "1_0"], {}, "has the label '1_0'"),
     (["yes", "no", "-1.0"], {}, r"'-1\.0' beside 1 and 0"),
-    (["A", "b"], {"label_value": "AA", "exact": True}, "has no 'AA'; it has 'A', 'b', compared exactly"),
+    (
+        ["A", "b"],
+        {"label_value": "AA", "exact": True},
+        "the label column of .*t.csv has no 'AA'; it has 'A', 'b', compared exactly",
+    ),
     (["", " "], {"label_value": "x"}, "has no 'x'; it has blank cells alone"),
     (["Mass;Effusion"], {"label_value": "Effusion", "label_separator": "|"}, "has no 'Effusion'"),
     (["0", "0"], {}, "lists no keys with the label 1"),

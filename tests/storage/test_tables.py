@@ -47,6 +47,7 @@ def test_any_key_survives_being_written_and_read(tmp_path_factory, keys):
         ("keys.csv", "key,label\na,1\nb,1.png,0\n", r"line 3: 3 cells for 2 columns \(key, label\); .* ',' in quotes"),
         ("keys.csv", "key\ta;b\na.png\t1\t2\n", "line 2: 3 cells for 2 columns"),
         ("keys.json", '{"columns": ["key", "label"], "data": [["a.png", 1, 0]]}', "is not JSON of a table"),
+        ("keys.json", '{"info": {}, "classifications": []}', "is not JSON of a table"),
         ("keys.csv.gz", gzip.compress(b"key\na\n", mtime=0)[:-9], "keys.csv.gz is a gzip archive that cannot be read"),
         ("keys.csv.zip", b"PK\3\4key", "is a spreadsheet .* or a ZIP archive that cannot be read: .*unpack it"),
         ("keys.pkl", b"\x80\x04\x95" + bytes(8) + b"\xe9", "keys.pkl is a pickle; expected keys, one a line"),
