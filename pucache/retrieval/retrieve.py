@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -194,9 +195,9 @@ def _check(cache: EmbeddingCache, labels: PULabels, k: int | None, diverse: floa
         raise ValueError(f"s has {len(labels.s)} labels, but {cache.name} has {len(cache)} rows")
     if twins is not None and not twins > 0:
         raise ValueError(f"twins must be a cosine above 0, or None for equal bytes only; got {twins}")
-    if k is not None and k < 1:
-        raise ValueError(f"k must be at least 1, got {k}")
-    wanted = len(cache) if k is None else min(k, len(cache))
+    if k is not None and not (isinstance(k, Integral) and k >= 1):
+        raise ValueError(f"k must be a whole number of at least 1, or None for all; got {k}")
+    wanted = len(cache) if k is None else min(int(k), len(cache))
     check_diverse(diverse, wanted)
     return wanted
 

@@ -29,7 +29,7 @@ def evaluate(
     *,
     positives: str | Path | RowValues | None = None,
     labels: str | Path | RowValues | None = None,
-    at: Sequence[int] = (100, 1000),
+    at: int | Sequence[int] = (100, 1000),
     concept: str | None = None,
 ) -> dict[str, Any]:
     """Compute metrics of scored images whose true class is known.
@@ -47,8 +47,8 @@ def evaluate(
         Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
     labels : path or RowValues, optional
         Table of labels, as `pucache.write_labels` writes it, or 1 and 0 by key; what is decided there is left out.
-    at : sequence of int
-        Ranks at which the precision is computed; ranks beyond the number of images are left out.
+    at : int or sequence of int
+        Ranks, from 1, at which the precision is computed; ranks beyond the number of images are left out.
     concept : str, optional
         See `pucache.scoring.score_tables.read_scores`.
 
@@ -63,7 +63,13 @@ def evaluate(
     LabelError
         A file cannot be read, scores a key more than once, or nothing is left to evaluate; a key stands in two tables
         and the truth does not say which it names.
+    ValueError
+        A rank is no whole number of at least 1.
     """
+    ranks = np.atleast_1d(np.asarray(at))
+    if ranks.size and (ranks.dtype.kind not in "iu" or ranks.min() < 1):
+        raise ValueError(f"at must be whole numbers of at least 1, the ranks of precision; got {at}")
+    at_ranks: list[int] = ranks.tolist()
     if isinstance(scores, str | os.PathLike | list | tuple):
         names = _tables(scores)
         tables = {name: read_scores(name, concept=concept) for name in names}
@@ -78,10 +84,10 @@ def evaluate(
     keep = {name: _kept(table["key"], known[name], positives, labels) for name, table in tables.items()}
     joined = {column: np.concatenate([table[column] for table in tables.values()]) for column in ("margin", "label")}
     y, kept = np.concatenate(list(known.values())), np.concatenate(list(keep.values()))
-    whole = _figures(y, joined, kept, at, " and ".join(names), truth)
+    whole = _figures(y, joined, kept, at_ranks, " and ".join(names), truth)
     if len(tables) == 1:
         return whole
-    each = {name: _figures(known[name], table, keep[name], at, name, truth) for name, table in tables.items()}
+    each = {name: _figures(known[name], table, keep[name], at_ranks, name, truth) for name, table in tables.items()}
     return {**whole, "tables": each}
 
 

@@ -132,3 +132,11 @@ def test_why_neighbours_do_not_count_follows_the_method_that_trained(tmp_path, p
     model = PULinearClassifier(prior=0.3, penalty=1e-3, device="cpu", **parameters).fit(X, s)
     ranking = retrieve_positives(write_cache(tmp_path / "cache.h5", X), s, model, k=2, device="cpu")
     assert ranking.note.endswith(f"nearest neighbours do not count: the model was trained {trained}")
+
+
+@pytest.mark.parametrize("k", [0, 2.5, float("nan")])
+def test_a_number_of_images_that_is_none_is_refused(tmp_path, k):
+    cache = write_cache(tmp_path / "cache.h5", X)
+    with pytest.raises(ValueError, match=r"k must be a whole number of at least 1, or None for all"):
+        retrieve_positives(cache, LABELS, k=k, device="cpu")
+    assert len(retrieve_positives(cache, LABELS, k=np.int64(3), device="cpu").keys) == 3

@@ -114,3 +114,10 @@ def test_figures_of_several_tables_are_those_of_all_rows_and_of_each(tmp_path, t
     expected = expected_metrics(y, both, y >= 0)
     assert {name: result[name] for name in expected} == pytest.approx(expected)
     assert evaluate(files, truth, at=[10]) == result
+
+
+@pytest.mark.parametrize("at", [0, -5, [10, 0], [2.5], 0.5])
+def test_a_rank_that_is_none_is_refused(scored, at):
+    with pytest.raises(ValueError, match=r"at must be whole numbers of at least 1, the ranks of precision"):
+        evaluate(scored, dict(zip(KEYS, Y.tolist(), strict=True)), at=at)
+    assert "precision@7" in evaluate(scored, dict(zip(KEYS, Y.tolist(), strict=True)), at=7)
