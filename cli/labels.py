@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +125,7 @@ def labels(
         all_parts=all_parts,
     )
     rule = LabelRule(cells["label_value"], cells["exact"], cells["label_separator"], cells["undecided"])
-    if len(table) == 1 and _is_review(table[0]):
+    if len(table) == 1 and os.path.isdir(table[0]) and is_review(Path(table[0])):
         read = _of_review(opened, table[0], groups, reading)
     else:
         read = import_labels(opened, table, reading, rule, negatives=negatives, groups=groups)
@@ -140,12 +139,6 @@ def _read_by(tables: tuple[str, ...], groups: str | None) -> list[str]:
     return [*lists, *filter(None, [(groups or "").rpartition(":")[0]])]
 
 
-def _is_review(path: str) -> bool:
-    if not os.path.isdir(path):
-        return False
-    return is_review(Path(path))
-
-
 def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: LabelTable) -> ImportedLabels:
     """Labels of a review, and groups, which it keeps."""
     from pucache.reviewing.session_labels import session_labels
@@ -154,9 +147,8 @@ def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: 
     if groups is None:
         return read
     names = read_groups(cache, groups, reading)
-    labels = replace(read.labels, group=numbered(names))
     keep_groups(Path(folder), cache, numbered(names))
-    return replace(read, labels=labels, group_names=names)
+    return read.grouped(names)
 
 
 def _print(cache: EmbeddingCache, read: ImportedLabels, counts: dict[str, int], out: str) -> None:

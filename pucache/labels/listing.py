@@ -31,6 +31,7 @@ _DIGEST_DIGITS, _DIGEST_PREFIX = 16, "sha256:"  # of an image's sha256 in a tabl
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
 # columns of a list of keys, which a ranking is too, and of the numbers of rows that pandas writes
 _UNLABELLED = {"rank", "score", "unnamed: 0", "__index_level_0__", "folder", *CANONICAL_COLUMNS, *KEY_NAMES} - {"label"}
+_COLUMNS = ("key", "row", "label", "reviewed", "concept", "group", "table")  # of `Listing`
 
 
 @dataclass(frozen=True)
@@ -49,11 +50,8 @@ class Listing:
 
     def take(self, lines: np.ndarray, name: str) -> Listing:
         """Some lines, under another name."""
-        concept = None if self.concept is None else self.concept[lines]
-        group = None if self.group is None else self.group[lines]
-        table = None if self.table is None else self.table[lines]
-        columns = (self.key[lines], self.row[lines], self.label[lines], self.reviewed[lines], concept, group, table)
-        return Listing(name, *columns, is_list=self.is_list)
+        columns = {of: getattr(self, of) for of in _COLUMNS}
+        return replace(self, name=name, **{of: column[lines] for of, column in columns.items() if column is not None})
 
     def of_concept(self, name: str) -> Listing:
         """These lines as those of one concept."""
@@ -78,11 +76,9 @@ class Listing:
                     has, lacks = (first, other) if getattr(first, of) is not None else (other, first)
                     raise LabelError(f"{has.name} has a column {of!r} and {lacks.name} has none; give both of them one")
 
-        def joined(of: str) -> np.ndarray | None:
-            return None if getattr(first, of) is None else np.concatenate([getattr(one, of) for one in listings])
-
+        shared = [of for of in _COLUMNS if all(getattr(one, of) is not None for one in listings)]
+        columns = {of: np.concatenate([getattr(one, of) for one in listings]) for of in shared}
         name = " and ".join(one.name for one in listings)
-        columns = {of: joined(of) for of in ("key", "row", "label", "reviewed", "concept", "group")}
         return cls(name, **columns, is_list=all(one.is_list for one in listings))  # type: ignore[arg-type]
 
     def labels(self, cache: EmbeddingCache, *, negatives: bool) -> PULabels:

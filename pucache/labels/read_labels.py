@@ -145,6 +145,10 @@ class ImportedLabels:
     undecided: int = 0  # lines without a label
     used: Listing | None = field(default=None, repr=False)
 
+    def grouped(self, names: list[str]) -> ImportedLabels:
+        """These with the group of each row, by name."""
+        return replace(self, labels=replace(self.labels, group=numbered(names)), group_names=names)
+
     def of_known_keys(self) -> Labels:
         """The labels, without concepts that name keys which the cache lacks: these have failed.
 
@@ -186,11 +190,9 @@ def import_labels(
     if negatives is not None:
         read = replace(read, labels=read.labels.with_one(_rejecting(cache, read.labels.only, negatives, reader)))
     if groups is not None:
-        names = reader.read(groups, lambda how: read_groups(cache, groups, how))
-        read = replace(read, labels=replace(read.labels, group=numbered(names)), group_names=names)
+        read = read.grouped(reader.read(groups, lambda how: read_groups(cache, groups, how)))
     elif read.used is not None and read.used.group is not None:
-        names = group_of_each(cache, zip(read.used.key, read.used.group, strict=True), read.used.name)
-        read = replace(read, labels=replace(read.labels, group=numbered(names)), group_names=names)
+        read = read.grouped(group_of_each(cache, zip(read.used.key, read.used.group, strict=True), read.used.name))
     reader.check()
     if not tables and groups is None:
         raise LabelError("nothing is named to read; give tables of labels, or groups")
