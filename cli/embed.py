@@ -223,11 +223,11 @@ def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
         counts = Counter(report.partial.values())
         known = ", ".join(f"{counts[kind]:,} {kind}" for kind in (PAGES, BANDS, CLIPPED) if kind in counts)
         listing = f"pucache info {report.name} --failures"
-        yield f"{len(report.partial):,} images were read in part{known and f' ({known})'}: {listing}"
+        yield f"images read in part: {len(report.partial):,}{known and f' ({known})'}: {listing}"
     if report.vanished and pruned:
-        yield f"{report.vanished:,} rows of images no longer in the source are dropped"
+        yield f"rows of images no longer in the source: {report.vanished:,} dropped"
     elif report.vanished:
-        yield f"{report.vanished:,} rows belong to images no longer in the source (--prune drops them)"
+        yield f"rows of images no longer in the source: {report.vanished:,} (--prune drops them)"
     if report.ignored:
         kinds = [f"{count:,} {ending}" for ending, count in report.ignored.most_common(_SHOWN_ENDINGS)]
         rest = report.ignored.total() - sum(count for _, count in report.ignored.most_common(_SHOWN_ENDINGS))

@@ -425,7 +425,7 @@ class _Plan:
 def _open_reusable(paths: Sequence[str | Path], spec: EncoderSpec, dtype: np.dtype) -> list[CacheFile]:
     files = open_files(paths) if paths else []
     for file in files:
-        require_encoder(file, spec)
+        require_encoder(file, spec, "leave out --reuse, or pass the encoder and options it was made with")
         if file.dtype.itemsize < dtype.itemsize:
             raise CacheError(f"{file.path} holds {file.dtype}, too coarse to copy into {dtype}; leave out --reuse")
     return files

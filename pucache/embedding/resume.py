@@ -249,13 +249,17 @@ def known_sizes(file: CacheFile | None) -> dict[str, Known]:
     return found
 
 
-def require_encoder(file: CacheFile, spec: EncoderSpec) -> None:
+def require_encoder(
+    file: CacheFile,
+    spec: EncoderSpec,
+    remedy: str = "write another cache, or pass the encoder and options it was made with",
+) -> None:
     """Raise `CacheError` unless a file holds embeddings of this encoder."""
     differing = file.encoder.differences(spec)
     if differing:
         raise CacheError(
             f"{file.path} holds embeddings of {file.encoder}, not of {spec} (they differ in {', '.join(differing)}); "
-            "write another cache, or pass the encoder and options it was made with"
+            f"{remedy}"
         )
 
 

@@ -100,7 +100,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
     EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 ends without .* checksums.*; restore it"),
-    EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (1, "other.h5 holds embeddings of imported:planted"),
+    EMBED + " old.h5 --reuse {b}/other.h5" + SMALL: (
+        1,
+        "other.h5 holds embeddings of imported:planted.*; leave out --reuse",
+    ),
     EMBED + " old.h5 --reuse {b}/none.h5" + SMALL: (1, "no such cache: .*none.h5"),
     EMBED + " old.h5 --encoder timm/resnet18.a1_in1k": (2, "use 'hf-hub:timm/resnet18.a1_in1k' for the repository of"),
     EMBED + " old.h5 --encoder https://hf.co/a-b/c_d/": (2, "use 'hf-hub:a-b/c_d' for the repository of this name"),
