@@ -155,14 +155,15 @@ class ManifestSource:
                 for key, result in zip(batch, pool.map(_look_up, [self.paths[key] for key in batch]), strict=True):
                     if isinstance(result, SourceError):
                         unanswered[key] = result
-                        builder.add_failure(key, str(result))
+                        builder.add_failure(key, f"cannot be read: {result}")
                     elif isinstance(result, str):
                         builder.add_failure(key, result)
                     else:
                         builder.add(key, *result)
         if unanswered:
             count = f"{len(unanswered):,} of the {len(self.paths):,} images that {self.name} names"
-            first = next(iter(unanswered.values()))
+            missing, why = next(iter(unanswered.items()))
+            first = f"{without_secrets(self.paths[missing])}: {why}"
             if len(unanswered) == len(self.paths):
                 raise SourceError(f"cannot look up {count}; first {first}")
             log.warning("%s gave no answer; the next run tries them again (first %s)", count, first)
@@ -190,5 +191,5 @@ def _look_up(path: str) -> tuple[int, int] | str | SourceError:
     except Exception as error:  # a remote file system raises almost anything
         if is_url(path) and (remedy_for(error) or not is_permanent(error)):
             remedy = remedy_for(error) or "; run again when the store answers"
-            return SourceError(f"{without_secrets(path)}: {error_text(error)}{remedy}, or leave it out")
+            return SourceError(f"{error_text(error)}{remedy}, or leave it out")
         return f"cannot be read: {error_text(error)}"

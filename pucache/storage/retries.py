@@ -85,9 +85,14 @@ def is_permanent(error: Exception) -> bool:
     return isinstance(status, int) and (400 <= status < 500 or status == 501) and status not in _TEMPORARY_STATUSES
 
 
+_OF_HTTP = re.compile(
+    r"\b(\d{3}), message='([^']*)', url='[^']*'"
+)  # as aiohttp writes an answer; whoever asks names the URL
+
+
 def error_text(error: BaseException) -> str:
     """Text of an error on one line, without the secrets of any URL in it."""
-    text = without_secrets(one_line(error))
+    text = _OF_HTTP.sub(r"\1 \2", without_secrets(one_line(error)))
     if isinstance(error, FileNotFoundError) and not re.search("no such|exist", text, re.IGNORECASE):
         return f"no such file: {text}"  # some file systems give the file name alone
     return text
