@@ -94,8 +94,9 @@ def _lines(numbers: dict[str, Any]) -> list[str]:
     if numbers["look_again"]:
         doubted = numbers["look_again"]
         first = ", ".join(map(repr, doubted[:3])) + ", ..." * (len(doubted) > 3)
-        lines.append(f"look again at {counted(len(doubted), 'label')} that this training doubts (section 3): {first}")
-        lines[-1] += "; the review offers what its own rankings doubted and nobody has confirmed since" * bool(said)
+        doubts = f"look again at {counted(len(doubted), 'label')} that this training doubts (section 3): {first}"
+        others = "; the review offers what its own rankings doubted and nobody has confirmed since" if confirmed else ""
+        lines.append(doubts + others)
     return [*lines, *(f"note: {warning}" for warning in numbers["warnings"])]
 
 

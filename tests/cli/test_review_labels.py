@@ -156,6 +156,8 @@ def test_the_report_lists_doubted_decisions_and_without_random_images_no_number_
     with open_session(cache, s) as session:
         for row in [*by_rank[:60], by_rank[-2]]:
             decide(session, row, Choice.POSITIVE if bool(y[row]) != (row in wrong) else Choice.NEGATIVE)
+    (said,) = (line for line in run("report cache.h5").splitlines() if line.startswith("look again at "))
+    assert "that this training doubts" in said and "; the review offers what its own rankings doubted" in said
     numbers = json.loads(run("report cache.h5 --json"))
     look_again = numbers["look_again"]
     assert {cache.keys[row] for row in wrong} <= set(look_again) and len(look_again) <= 20
@@ -164,6 +166,7 @@ def test_the_report_lists_doubted_decisions_and_without_random_images_no_number_
     assert part.count("<bdi>accepted</bdi>") >= 1 and part.count("<bdi>rejected</bdi>") >= 1
     assert numbers["reviewed"]["confirmed"] and set(numbers["hidden_positives"].values()) == {None}
     page = " ".join(page.split())
+    assert "worst first, by this training; the review offers what its own rankings doubted" in page
     assert "more positives are expected" not in page and "hidden positives is still very uncertain" not in page
 
 
