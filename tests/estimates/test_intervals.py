@@ -31,6 +31,13 @@ def test_recall_has_the_posterior_of_a_uniform_prior_with_rows_of_lower_weight(a
     assert intervals_from_pu(margins, s, *GIVEN, 0.0)["recall"] == pytest.approx(expected, abs=0.02)
 
 
+def test_where_every_positive_is_called_the_ends_of_the_prior_are_those_of_precision():
+    margins = np.concatenate([np.linspace(3, 4, 5000), np.linspace(1, 2, 40_000), np.linspace(-2, -1, 60_000)])
+    intervals = intervals_from_pu(margins, np.repeat([1, 0], [5000, 100_000]), 0.2, (0.05, 0.3), 0.0)
+    assert intervals["precision"] == pytest.approx((0.05 / 0.4, 0.3 / 0.4), rel=0.08)
+    assert intervals["auc"] == pytest.approx((1, 1), abs=0.01)
+
+
 MARGINS = st.lists(st.floats(-5, 5), min_size=1, max_size=40)
 
 
