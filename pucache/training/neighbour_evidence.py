@@ -90,14 +90,12 @@ class NeighbourEvidence:
 
     def sentence(self) -> str:
         """The choice and its reason."""
-        fewer, least = 1 - np.exp(-self.total), 1 - np.exp(-self.least)
-        change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images above a positive"
-        change += f"; more than {least:.0%} fewer are asked for"
-        if self.weight:
-            return f"nearest neighbours count: with them positives rank higher ({change})"
         if self.agreement <= 0:
             return "nearest neighbours do not count: with them, heads of two halves of the labels do not agree better"
-        return f"nearest neighbours do not count: with them positives do not rank clearly higher ({change})"
+        fewer, least = 1 - np.exp(-self.total), 1 - np.exp(-self.least)
+        change = f"{abs(fewer):.0%} {'fewer' if fewer >= 0 else 'more'} other images rank above a positive"
+        choice = "count" if self.weight else "do not count"
+        return f"nearest neighbours {choice}: with them {change} (counted from {least:.0%} fewer on)"
 
 
 @dataclass(frozen=True)
