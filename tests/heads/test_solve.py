@@ -251,7 +251,14 @@ def reference_fit(X, s, weights, prior, penalty, risk, settings):
             adam.zero_grad()
             (-risk.gamma * lower if below else upper + lower).backward()
             adam.step()
-    return coef.detach().numpy() * scale, intercept.item(), clamped
+    of_batches = [
+        torch.stack(parts(risk, prior, weights[rows], positive[rows], X[rows] @ coef + intercept)[:2]).detach()
+        for rows in batches  # of the last epoch
+    ]
+    upper, lower = torch.stack(of_batches, 1)
+    least = -risk.beta if risk.clamped else -np.inf
+    reported = (upper + lower.clamp(min=least)).mean(), (lower < least).double().mean()
+    return coef.detach().numpy() * scale, intercept.item(), clamped, reported
 
 
 IMBALANCED = PURisk("imbnnpu", target_prior=0.4, gamma=0.7)
@@ -270,8 +277,9 @@ def test_training_is_that_of_torch_autograd_and_adam(data, risk, prior, penalty,
     weights = np.random.default_rng(1).uniform(0.5, 2, len(X)).astype(np.float32)
     if far > 1:  # a row without weight, so far out that its sigmoid is one and its loss no longer -log(1 - sigmoid)
         X[17], weights[17] = far * np.sign(START[:-1].numpy()), 0
-    coef, intercept, clamped = reference_fit(X, s, weights, prior, penalty, risk, QUICK)
+    coef, intercept, clamped, reported = reference_fit(X, s, weights, prior, penalty, risk, QUICK)
     heads = fit(X, s, risk, weights=weights[:, None], prior=prior, penalty=penalty, seed=SEED, solver="sgd")
     assert (clamped > 0) == (prior > 0.5)
     np.testing.assert_allclose(heads.coef[0], coef, atol=3e-5)
     np.testing.assert_allclose(heads.intercept[0], intercept, atol=3e-5)
+    np.testing.assert_allclose([heads.risk[0], heads.clamped[0]], reported, atol=1e-4)
