@@ -242,12 +242,12 @@ def check_names(names: Iterable[str], where: str) -> None:
     for name in names:
         if not isinstance(name, str) or not _PLAIN.fullmatch(name) or _RESERVED.fullmatch(name):
             raise LabelError(
-                f"{where} has the concept {name!r:.120}; a concept is called by a plain file name of every system: at "
+                f"the concept {name!r:.120} in {where} is refused; it is to be a plain file name of every system: at "
                 'most 100 characters in UTF-8, none of / \\ : * ? " < > | and comma, no dot or space at its ends, and '
                 "none of the names of devices such as CON, NUL and COM1"
             )
         other = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if other != name:
             raise LabelError(
-                f"{where} has the concepts {other!r} and {name!r}, which are one file name on some machines; rename one"
+                f"the concepts {other!r} and {name!r} in {where} are one file name on some machines; rename one"
             )

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
 from ..images.regions import MARK, image_of, parse_region
 from ..storage.table_columns import CANONICAL_COLUMNS, KEY_NAMES
-from ..storage.tables import LabelTable, Row, rows_with_keys
+from ..storage.tables import TABLES, LabelTable, Row, rows_with_keys, table_ending
 from ..storage.urls import is_url
 from .key_matching import RULES, offered_rule, respelled
 from .label_values import LabelRule, read_values
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("pucache")
 EXPORT = "reviewed.csv"  # what a session writes
 _SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their first characters
+_BETWEEN_CELLS, _LINES_TRIED = re.compile(r"[,;\t|]"), 10  # of a list of keys that may be a table
 _DIGEST_DIGITS, _DIGEST_PREFIX = 16, "sha256:"  # of an image's sha256 in a table; a spreadsheet reads 1234e901 as 1E904
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
 # columns of a list of keys, which a ranking is too, and of the numbers of rows that pandas writes
@@ -96,15 +98,15 @@ class Listing:
             raise LabelError(f"{len(both)} keys in {self.name} have both labels, 1 and 0 ({shown}); decide which")
         negative = negative if negatives else negative[:0]
         if not len(positive):
-            raise LabelError(f"{self.name} lists no keys with the label 1")
+            raise LabelError(f"no key in {self.name} has the label 1")
         s, reviewed = np.zeros(len(cache), np.int8), np.zeros(len(cache), np.int8)
         s[self.row[(self.label == 1) & ~self.reviewed]] = 1
         reviewed[negative], reviewed[positive] = -1, 1
         reviewed[s == 1] = 0  # decided before the review too
         if not s.any():
             raise LabelError(
-                f"{self.name} holds only positives that a review confirmed; figures rest on those labelled before it: "
-                "give all that the review exported, or remove the column 'reviewed' to count these as labelled"
+                f"all positives in {self.name} are those that a review confirmed; figures rest on those labelled "
+                "before it: give all that it exported, or remove the column 'reviewed' to count these as labelled"
             )
         return PULabels(s, reviewed)
 
@@ -117,7 +119,10 @@ class Listing:
             return
         if not len(keys):
             raise LabelError(f"{holder} is empty; no key of {self.name} is in it")
-        remedy = offered(keys, self, used) or f"keys are paths relative to the source, such as {keys[0]!r}"
+        remedy = f"keys are paths relative to the source, such as {keys[0]!r}"
+        if self.is_list and table_ending(self.name) not in TABLES and _are_of_table(unknown, keys):
+            remedy = "its lines look like the rows of a table: end its name in .csv"
+        remedy = offered(keys, self, used) or remedy
         raise LabelError(
             f"{len(unknown)} of {used.sum()} keys in {self.name} are not in {holder} ({name_first(unknown)}); {remedy}"
         )
@@ -219,6 +224,13 @@ def name_first(keys: Iterable[str]) -> str:
 def short_digest(digest: np.ndarray) -> str:
     """Text for an image's sha256, (32,) uint8, in a table; empty where the cache has no digest."""
     return _DIGEST_PREFIX + digest.tobytes().hex()[:_DIGEST_DIGITS] if digest.any() else ""
+
+
+def _are_of_table(lines: Iterable[str], keys: Keys) -> bool:
+    """Whether lines that are no keys have cells that are."""
+    rows = [_BETWEEN_CELLS.split(line) for line in islice(lines, _LINES_TRIED)]
+    cells = [cell.strip(' "') for row in rows if len(row) > 1 for cell in row]
+    return bool((keys.rows(cells) >= 0).any())
 
 
 def _with_key(row: Row, key: str) -> Row:

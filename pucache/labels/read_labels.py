@@ -362,7 +362,7 @@ def _of_listing(cache: EmbeddingCache, listing: Listing) -> Labels:
 def _of_concepts(cache: EmbeddingCache, given: Mapping[str, Any], where: str) -> Labels:
     """Labels of each concept; one whose labels cannot be used stops no other."""
     if not given:
-        raise LabelError(f"{where} names no concepts; expected one at least")
+        raise LabelError(f"no concepts are named in {where}; expected one at least")
     check_names(given, where)
     columns: dict[str, PULabels] = {}
     failures: dict[str, str] = {}

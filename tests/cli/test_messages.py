@@ -30,6 +30,7 @@ LISTS = {  # files of labels as people write them
     "absolute.txt": b"/abs/images/red/000.png\n/abs/images/rest/001.png\n",
     "prefix.txt": b"other/red/000.png\nother/red/001.png\n",
     "quoted.txt": b'"red/000.png"\n"red/001.png"\n',
+    "table.txt": b"key;label\nred/000.png;1\nred/001.png;0\n",
     "mixed.csv": b"key,label\nred/000.png;1\nred/001.png;0\n",
     "empty.csv": b"",
     "no_rows.csv": b"key,margin,posterior,label\n",
@@ -125,6 +126,7 @@ BAD = {  # command: (exit code, what the one line must tell)
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
             "absolute.txt": "without the folders before them each names one image: .*labels --match-keys folders",
             "quoted.txt": "without the quotes or spaces around them each names one image: .*labels --match-keys quotes",
+            "table.txt": "table.txt .*look like the rows of a table: end its name in .csv",
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
         }.items()
     },
