@@ -37,6 +37,7 @@ from .scorers import Similarity
 if TYPE_CHECKING:
     from ..encoders.encoder import Encoder
 
+LikeSource = str | Path | np.ndarray
 _RANK_OFFSET = 60  # the usual one of reciprocal rank fusion
 _TASK_ROWS = 1 << 12  # that one thread scores at once
 
@@ -51,6 +52,7 @@ class Query:
     # folder of a sentence-transformers model, for words and the bundled encoder
     text_encoder: str | Path | None = field(default=None, compare=False)
     weights: str | Path | Encoder | None = field(default=None, compare=False)
+    vectors: tuple[np.ndarray, ...] = field(default=(), compare=False)  # in memory, (m, d) or (d,) each
 
     def __post_init__(self) -> None:
         for text in (*self.words, *self.not_words):
@@ -63,11 +65,12 @@ class Query:
             raise ValueError("weights are of the cache's encoder, for words or pictures; name some, or leave them out")
 
     def __bool__(self) -> bool:
-        return bool(self.words or self.like)
+        return bool(self.words or self.like or self.vectors)
 
     def __str__(self) -> str:
         words, not_words = (" or ".join(f"“{text}”" for text in texts) for texts in (self.words, self.not_words))
-        likeness = f"likeness to {', '.join(map(without_secrets, self.like))}" if self.like else ""
+        sources = [*map(without_secrets, self.like), *["vectors"] * bool(self.vectors)]
+        likeness = f"likeness to {', '.join(sources)}" if sources else ""
         if not words:
             return likeness
         return f"the words {words}" + (f", not {not_words}" if not_words else "") + (likeness and f", and {likeness}")
@@ -77,15 +80,17 @@ class Query:
         cls,
         words: str | Iterable[str] = (),
         not_words: str | Iterable[str] = (),
-        like: str | Path | Iterable[str | Path] = (),
+        like: LikeSource | Iterable[LikeSource] = (),
         *,
         text_encoder: str | Path | None = None,
         weights: str | Path | Encoder | None = None,
     ) -> Query:
         """The query of arguments that are one or several of each; raises `ValueError` where they do not fit."""
         texts, others = ((given,) if isinstance(given, str) else tuple(given) for given in (words, not_words))
-        sources = [like] if isinstance(like, str | os.PathLike) else like
-        return cls(texts, others, tuple(str(source) for source in sources), text_encoder, weights)
+        sources = [like] if isinstance(like, str | os.PathLike) or _is_array(like) else list(like)  # type: ignore[arg-type]
+        vectors = tuple(np.asarray(source) for source in sources if _is_array(source))
+        named = tuple(str(source) for source in sources if not _is_array(source))
+        return cls(texts, others, named, text_encoder, weights, vectors)
 
     def to_json(self) -> str:
         """What was asked, as a log records it; without the secrets of URLs."""
@@ -119,8 +124,9 @@ class QueryScorer:
         if self.query.words:
             score_rows, note = self._by_words(cache)
             found.append(Scores(_by_blocks(cache, score_rows, progress or Silent()), note=note))
-        if self.query.like:
-            vectors = np.concatenate([self._vectors(cache, source) for source in self.query.like])
+        if self.query.like or self.query.vectors:
+            given = [_fitting(vectors, "like", cache) for vectors in self.query.vectors]
+            vectors = np.concatenate([*given, *(self._vectors(cache, source) for source in self.query.like)])
             found.append(Similarity(device=self.device).of_vectors(cache, vectors, progress))
         if len(found) == 1:
             return found[0]
@@ -211,21 +217,34 @@ def _as_source(source: str, folder: str) -> str:
 
 
 def _read_vectors(path: str, cache: EmbeddingCache) -> np.ndarray:
-    """Vectors of a ``.npy`` file, float32 (m, d); raises `LabelError` where they do not fit the cache."""
-    expected = f"expected numbers of shape (m, {cache.encoder.dim}), as {cache.name} has them"
+    """Vectors of a ``.npy`` file, as `_fitting` has them."""
     try:
         with open_regular(path) as stream:
-            vectors = np.atleast_2d(np.load(stream, allow_pickle=False))
+            vectors = np.load(stream, allow_pickle=False)
     except Exception as error:  # a damaged header makes numpy raise almost anything
-        raise LabelError(f"cannot read the vectors of {path}: {one_line(error)}; {expected}") from error
+        raise LabelError(f"cannot read the vectors of {path}: {one_line(error)}; {_expected(cache)}") from error
+    return _fitting(vectors, path, cache)
+
+
+def _fitting(vectors: np.ndarray, name: str, cache: EmbeddingCache) -> np.ndarray:
+    """Vectors as float32 (m, d); raises `LabelError` where they do not fit the cache."""
+    vectors = np.atleast_2d(vectors)
     fits = vectors.ndim == 2 and len(vectors) > 0 and vectors.shape[1] == cache.encoder.dim
     if not fits or vectors.dtype.kind not in "fiu":
-        raise LabelError(f"{path} holds {vectors.dtype} of shape {vectors.shape}; {expected}")
+        raise LabelError(f"{name} holds {vectors.dtype} of shape {vectors.shape}; {_expected(cache)}")
     with np.errstate(over="ignore"):
         numbers = vectors.astype(np.float32)
     if not np.isfinite(numbers).all():
-        raise LabelError(f"{path} holds NaN, infinity, or numbers too large for float32; {expected}")
+        raise LabelError(f"{name} holds NaN, infinity, or numbers too large for float32; {_expected(cache)}")
     return numbers
+
+
+def _expected(cache: EmbeddingCache) -> str:
+    return f"expected numbers of shape (m, {cache.encoder.dim}), as {cache.name} has them"
+
+
+def _is_array(source: Any) -> bool:
+    return hasattr(source, "__array__")
 
 
 def _by_blocks(cache: EmbeddingCache, score_rows: Callable[[np.ndarray], np.ndarray], progress: Progress) -> np.ndarray:

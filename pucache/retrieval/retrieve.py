@@ -26,7 +26,7 @@ from ..labels.row_values import RowValues
 from ..neighbours.whitening import cached_whitening, centred_units
 from ..progress import Progress, Silent
 from ..scoring.neighbour_scores import chosen_weight, reason
-from .query import Query, QueryScorer
+from .query import LikeSource, Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
 from .scorers import SIMILARITIES, Fused, Margins, Similarity
 
@@ -58,7 +58,7 @@ def retrieve_positives(  # type: ignore[misc]  # the overloads name few paramete
     *,
     words: str | Sequence[str] = (),
     not_words: str | Sequence[str] = (),
-    like: str | Path | Sequence[str | Path] = (),
+    like: LikeSource | Sequence[LikeSource] = (),
     weights: str | Path | Encoder | None = None,
     k: int | None = 100,
     by: str | None = None,
@@ -82,9 +82,9 @@ def retrieve_positives(  # type: ignore[misc]  # the overloads name few paramete
     words, not_words : str or sequence of str
         Texts of what is looked for, any of them, and of what is not, for a cache of the bundled encoder.
         They rank in place of positives; those that are given as well are left out.
-    like : str, path, or sequence of them
-        Pictures from elsewhere that rank in place of positives: a source of images, a picture, or a ``.npy`` file of
-        vectors of the cache's dimension.
+    like : str, path or array, or sequence of them
+        Pictures from elsewhere that rank in place of positives: a source of images, a picture, or vectors of the
+        cache's dimension, as an array (m, d) or (d,) or a ``.npy`` file of it.
     weights : path or Encoder, optional
         Of the cache's encoder, for the pictures of `like` or an image-text model's `words`, as for `pucache.embed`.
     k : int or None

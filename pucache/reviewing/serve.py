@@ -120,6 +120,10 @@ def review(
         It was stopped; nothing is lost.
     """
     cache, query = open_cache(cache), Query.of(words, not_words, like, weights=weights)
+    if query.vectors:
+        raise ValueError(
+            "a review keeps what it began with, and no arrays: numpy.save those of like, and name the file"
+        )
     labels = None if positives is None else open_labels(cache, positives)
     concepts = None if labels is None or labels.is_one else labels
     if query and concepts is not None:

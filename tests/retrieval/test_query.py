@@ -54,6 +54,22 @@ def test_vectors_rank_as_labelled_rows_of_the_same_vectors_do(cache, tmp_path):
     assert by_vectors.scorer == f"likeness to {tmp_path / 'query.npy'}"
 
 
+def test_arrays_rank_as_files_of_them_do(cache, tmp_path):
+    np.save(tmp_path / "query.npy", X[S == 1])
+    expected = pucache.retrieve_positives(cache, like=tmp_path / "query.npy", device="cpu").keys
+    one, *others = X[S == 1]
+    for like in (X[S == 1], list(X[S == 1]), [one, np.array(others)]):
+        assert pucache.retrieve_positives(cache, like=like, device="cpu").keys == expected
+    assert pucache.retrieve_positives(cache, like=X[3], k=1, device="cpu").scorer == "likeness to vectors"
+
+
+def test_an_array_that_does_not_fit_is_refused_and_a_review_takes_none(cache):
+    with pytest.raises(LabelError, match=r"like holds float64 of shape \(1, 2\); expected numbers of shape"):
+        pucache.retrieve_positives(cache, like=np.ones(2))
+    with pytest.raises(ValueError, match=r"numpy\.save those of like"):
+        pucache.review(cache, like=X[:2])
+
+
 def test_several_sources_are_one_query_and_a_vector_may_stand_alone(cache, tmp_path):
     rows = X[S == 1]
     np.save(tmp_path / "all.npy", rows)
