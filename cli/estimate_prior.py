@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pucache.cache.embedding_cache import open_cache
+from pucache.estimates.label_requirements import format_share
 from pucache.estimates.limits import counted
 from pucache.estimates.priors import PriorEstimate
 
@@ -77,11 +78,15 @@ def _lines(found: list[PriorEstimate], sample: UnlabelledSample | None) -> Itera
     with_interval = [estimate.has_interval for estimate in found]
     yield f"{'from':<10} {'prior':>8}   {f'{found[0].level:.0%}' if any(with_interval) else 'no'} interval"
     for estimate in found:
-        prior = "" if estimate.prior is None else f"{estimate.prior:.4f}"
+        prior = "" if estimate.prior is None else _share(estimate.prior)
         basis = {"tilt": "labels"}.get(estimate.method, estimate.method)
-        yield f"{basis:<10} {prior:>8}   {estimate.interval_text('{:.4f}'.format)}".rstrip()
+        yield f"{basis:<10} {prior:>8}   {estimate.interval_text(_share)}".rstrip()
 
 
 def _text(estimate: PriorEstimate) -> str:
-    interval = estimate.interval_text("{:.4f}".format) if estimate.has_interval else ""
-    return " ".join(filter(None, ["" if estimate.prior is None else f"{estimate.prior:.4f}", interval]))
+    interval = estimate.interval_text(_share) if estimate.has_interval else ""
+    return " ".join(filter(None, ["" if estimate.prior is None else _share(estimate.prior), interval]))
+
+
+def _share(share: float) -> str:
+    return format_share(share, kind="f")

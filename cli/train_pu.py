@@ -12,6 +12,7 @@ import click
 
 from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.figures import Figures
+from pucache.estimates.label_requirements import format_share
 from pucache.estimates.limits import counted
 from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
@@ -186,7 +187,7 @@ def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
         **{name: str(figures[name]) if enough else "" for name in ("recall", "precision")},
-        "called positive": f"{figures.counted['share_predicted_positive']:.2%}",
+        "called positive": _called_positive(figures, 2),
         "note": "" if enough else f"ranked; too few {few} for figures",
     }
 
@@ -209,7 +210,7 @@ def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
 
 
 def _estimates(figures: Figures) -> Iterator[str]:
-    called = f"called positive {figures.counted['share_predicted_positive']:.3%}"
+    called = f"called positive {_called_positive(figures, 3)}"
     if figures["recall"].interval is None:
         yield f"{called} of the unlabelled"
     elif figures.is_audited and figures.prior is not None:
@@ -222,24 +223,29 @@ def _estimates(figures: Figures) -> Iterator[str]:
     yield from filter(None, [figures.new_images_text])
 
 
+def _called_positive(figures: Figures, decimals: int) -> str:
+    share: Any = figures.counted["share_predicted_positive"]
+    return f"{format_share(share, decimals, 'f', whole=100)}%"
+
+
 def _threshold_lines(model: PULinearClassifier) -> Iterator[str]:
     kind, threshold = parse_rule(model.threshold)
     if kind == "margin":
         yield f"threshold {threshold:g} is a margin, as in the column of scores, and no probability (--threshold)"
     if (share := model.deploy_prior) is not None:
-        yield f"posterior and threshold are for a share of positives of {share:.4g} (--deploy-prior)"
+        yield f"posterior and threshold are for a share of positives of {format_share(share)} (--deploy-prior)"
 
 
 def _prior_text(result: dict[str, Any]) -> str:
     estimate = result["prior_estimate"]
     if estimate is None:
-        return "" if result["prior"] is None else f"prior {result['prior']:.4g}"
-    interval = interval_text(estimate["low"], estimate["high"], "{:.4g}".format)
+        return "" if result["prior"] is None else f"prior {format_share(result['prior'])}"
+    interval = interval_text(estimate["low"], estimate["high"], format_share)
     if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
-        return "" if result["prior"] is None else f"prior {result['prior']:.4g} (estimated)"
+        return "" if result["prior"] is None else f"prior {format_share(result['prior'])} (estimated)"
     if result["prior"] is None:
         return f"prior {interval} (estimated; {estimate['level']:.0%} interval)"
-    return f"prior {result['prior']:.4g} (estimated; {estimate['level']:.0%} interval {interval})"
+    return f"prior {format_share(result['prior'])} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
 def _warnings(result: dict[str, Any], model: PULinearClassifier, is_at_an_end: bool) -> Iterator[str]:

@@ -21,6 +21,7 @@ from .calibration import fit_tilt
 LEAST_LABELS = 10
 LEAST_LABELS_FOR_POINTS = 30
 LEAST_DRAWS = 30
+_MOST_DIGITS = 17  # that tell two floating-point numbers apart
 DRAWS_NEEDED = (
     f"Recall, precision and F1 after a review take at least {LEAST_DRAWS} images that the review drew at random "
     "among all (a closing audit), and no given prior."
@@ -96,7 +97,17 @@ class LabelCount:
 
 def assumption(prior: float) -> str:
     """Sentence on the share of positives that the threshold assumes below `LEAST_LABELS`."""
-    return f"The threshold assumes that {100 * prior:.3g} % of the unlabelled are positive; this is no estimate."
+    share = format_share(prior, 3, whole=100)
+    return f"The threshold assumes that {share} % of the unlabelled are positive; this is no estimate."
+
+
+def format_share(share: float, digits: int = 4, kind: str = "g", *, whole: int = 1) -> str:
+    """A share of `whole` (1, or 100 for per cent), with as many digits more as say that it is neither none nor all."""
+    text = f"{whole * share:.{digits}{kind}}"
+    while 0 < share < 1 and float(text) in (0, whole) and digits < _MOST_DIGITS:
+        digits += 1
+        text = f"{whole * share:.{digits}{kind}}"
+    return text
 
 
 def range_text(interval: Sequence[float], number: Callable[[float], str]) -> str:

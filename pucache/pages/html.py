@@ -104,7 +104,9 @@ def percent(share: float) -> str:
     value = 100 * share
     if value > 0 and value < 0.01:
         return "under 0.01 %"
-    decimals = 0 if value >= 99.95 or value == 0 else 1 if value >= 10 else 2
+    if 99.99 < value < 100:
+        return "over 99.99 %"
+    decimals = 0 if value in (0, 100) else 2 if value >= 99.95 else 1 if value >= 10 else 2
     return f"{value:.{decimals}f} %"
 
 

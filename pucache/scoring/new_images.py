@@ -10,6 +10,7 @@ import numpy as np
 from ..cache.embedding_cache import CacheLike, open_cache
 from ..cache.importing import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
+from ..estimates.label_requirements import format_share
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import BY_FINAL_HEAD, LEAST_IMAGES, estimate_by_final_head, estimate_share
 from ..storage.rows import evenly_spaced
@@ -66,14 +67,14 @@ class NewImages:
         if self.shift is not None and not self.shift.is_mixture:
             return "the share of positives among the new images is not stated, as none fits their margins"
         assert self.share.prior is not None  # below 30 labels there is no share at all
-        interval, level = self.share.interval_text(_percent), f"{100 * self.share.level:.0f}%"
+        interval, level = self.share.interval_text(percent), f"{100 * self.share.level:.0f}%"
         of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
         if self.differs:
             return (
-                f"about {_percent(self.share.prior)} of {of} would be positive ({level} interval {interval}) if they "
+                f"about {percent(self.share.prior)} of {of} would be positive ({level} interval {interval}) if they "
                 "were like those that the model was trained on, which they are not: the true share may lie outside"
             )
-        return f"about {_percent(self.share.prior)} of {of} are positive ({level} interval {interval})"
+        return f"about {percent(self.share.prior)} of {of} are positive ({level} interval {interval})"
 
     @property
     def differs(self) -> bool:
@@ -196,5 +197,6 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     return NewImages(count, len(X), *known, share=share, shift=shift, most_different=keys, note=note)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.3g}%"
+def percent(share: float) -> str:
+    """A share for a sentence."""
+    return f"{format_share(share, 3, whole=100)}%"

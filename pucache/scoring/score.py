@@ -39,7 +39,7 @@ from ..threads import prefetch
 from ..training.concept_models import ConceptModels
 from ..training.sklearn_classifier import PULinearClassifier
 from .neighbour_scores import Pile
-from .new_images import NewImages, check_new_images
+from .new_images import NewImages, check_new_images, percent
 from .score_tables import (
     TYPES,
     Columns,
@@ -250,10 +250,10 @@ def _decided(
 ) -> tuple[float | None, str]:
     """The share to decide at, None for that of the model, and in words which share it is and why."""
     if deploy_prior not in (AUTO, OWN):
-        return float(deploy_prior), f"threshold for {100 * float(deploy_prior):.3g}% positives, as given"
+        return float(deploy_prior), f"threshold for {percent(float(deploy_prior))} positives, as given"
     own, share, why = "the share of the model", None, ""
     if model.prior_ is not None or model.deploy_prior is not None:  # else it is an interval, or assumed
-        own = f"{100 * model.share_:.3g}%, {own}"
+        own = f"{percent(model.share_)}, {own}"
     if deploy_prior == AUTO:
         if with_neighbours:
             why = ": the threshold with neighbours is for it"
@@ -263,7 +263,7 @@ def _decided(
             share, why = new.share_to_decide_at, f": {new.why_own_share}"
     if share is None:
         return None, f"threshold for {own}{why}"
-    return share, f"threshold for {100 * share:.3g}% positives, the share among the new images (not {own})"
+    return share, f"threshold for {percent(share)} positives, the share among the new images (not {own})"
 
 
 def _changed_labels(out: str | Path, model: PULinearClassifier, now: PULinearClassifier) -> tuple[int, str]:

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from pucache.estimates.figures import Figures
 from pucache.estimates.intervals import WITH_INTERVAL
-from pucache.estimates.label_requirements import LabelCount
+from pucache.estimates.label_requirements import LabelCount, assumption, format_share
 from pucache.estimates.metrics import from_pu
+from pucache.scoring.new_images import percent
 
 
 def normal_margins():
@@ -64,3 +65,26 @@ def test_a_figure_that_is_none_is_refused(name, value):
     content = STATED | {name: value}
     with pytest.raises((ValueError, TypeError)):
         Figures.from_json(content, None, LabelCount(40), None)
+
+
+WRITTEN = [
+    ((0.99999,), "0.99999"),
+    ((0.999949,), "0.9999"),
+    ((1 - 1e-16,), "0.9999999999999999"),
+    ((1e-9,), "1e-09"),
+    ((1,), "1"),
+    ((0.00001, 4, "f"), "0.00001"),
+    ((0.00049, 4, "f"), "0.0005"),
+    ((0, 3, "f"), "0.000"),
+]
+
+
+@pytest.mark.parametrize(("share", "text"), WRITTEN)
+def test_a_share_next_to_an_end_is_not_written_as_the_end(share, text):
+    assert format_share(*share) == text
+
+
+def test_a_percentage_next_to_an_end_is_not_written_as_the_end():
+    assert [percent(share) for share in (1, 0.99999, 0.5, 1e-5)] == ["100%", "99.999%", "50%", "0.001%"]
+    assert format_share(4e-7, 2, "f", whole=100) == "0.00004"
+    assert "99.99 %" in assumption(0.9999)

@@ -420,7 +420,13 @@ def test_text_is_escaped_and_the_policy_allows_this_script_and_no_address(assets
 
 
 def test_figures_claim_no_more_than_is_known_and_what_cannot_be_seen_is_written():
-    assert [page.percent(share) for share in (0.9999, 0.0123, 1e-6)] == ["100 %", "1.23 %", "under 0.01 %"]
+    assert [page.percent(share) for share in (1, 0.99999, 0.9999, 0.9994)] == [
+        "100 %",
+        "over 99.99 %",
+        "99.99 %",
+        "99.9 %",
+    ]
+    assert [page.percent(share) for share in (0, 0.0123, 1e-6)] == ["0 %", "1.23 %", "under 0.01 %"]
     assert (page.probability(0.99995), page.probability(0.0)) == ("over 99.9 %", "under 0.1 %")
     assert (page.about(4173.2), page.about(0.31), page.count_range(2, 130)) == ("4,200", "0", "2 to 130")
     assert page.between(LEAST, 0.12) == "at most 12.0 %"
