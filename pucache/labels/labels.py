@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..estimates.audited_prior import AuditedHidden
 
 LOOK_AGAIN = 20  # decisions that are doubted most, which are offered for a second look
+G = TypeVar("G")
 R = TypeVar("R")
 TWIN_COSINE = 0.999  # cosine from which on two images show the same picture, and share their label
 
@@ -220,16 +221,25 @@ class Labels:
         """
         if self.is_one:
             return PerConcept({"": work("", self.only)})
-        results, failures = {}, dict(self.failures)
-        for name, one in self.columns.items():
-            try:
-                results[name] = work(name, one)
-            except (PUCacheError, ValueError, ArithmeticError) as error:
-                failures[name] = one_line(error)
+        results, failed = each_alone(self.columns, work, (PUCacheError, ValueError, ArithmeticError))
+        failures = {**self.failures, **failed}
         if not results:
-            name, reason = next((name, failures[name]) for name in self.columns)
+            name, reason = next(iter(failed.items()))
             raise LabelError(f"the work failed for each of {len(failures):,} concepts; {name}: {reason}")
         return PerConcept(results, failures)
+
+
+def each_alone(
+    given: Mapping[str, G], work: Callable[[str, G], R], errors: tuple[type[Exception], ...]
+) -> tuple[dict[str, R], dict[str, str]]:
+    """Results of some work for each concept, and why one has none; one that fails stops no other."""
+    results, failures = {}, {}
+    for name, one in given.items():
+        try:
+            results[name] = work(name, one)
+        except errors as error:
+            failures[name] = one_line(error)
+    return results, failures
 
 
 _PLAIN = re.compile(r"(?![. ])[^\x00-\x1f\x7f\ud800-\udfff/\\:*?\"<>|,]{1,100}(?<![. ])")

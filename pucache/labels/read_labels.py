@@ -35,7 +35,7 @@ from ..storage.tables import LabelTable, table_ending
 from ..storage.urls import is_url
 from .groups import GroupSource, group_of_each, numbered, read_groups
 from .label_values import LabelRule, read_values
-from .labels import Labels, PULabels, check_names
+from .labels import Labels, PULabels, check_names, each_alone
 from .listing import Listing, name_first, read_listing, short_digest
 from .row_values import RowValues, rows_of_values
 
@@ -272,12 +272,7 @@ def _listing_of_each(
     cache: EmbeddingCache, sources: Mapping[str, Any], reader: _Reader, rule: LabelRule, where: str
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """As `_listing_of`, of each concept, and why one has none; raises `LabelError` where none has any."""
-    given, failures = {}, {}
-    for name, source in sources.items():
-        try:
-            given[name] = _listing_of(cache, source, reader, rule)
-        except LabelError as error:
-            failures[name] = one_line(error)
+    given, failures = each_alone(sources, lambda _, one: _listing_of(cache, one, reader, rule), (LabelError,))
     if failures and not given:
         raise _none_of(failures, where)
     return given, failures
@@ -364,19 +359,14 @@ def _of_concepts(cache: EmbeddingCache, given: Mapping[str, Any], where: str) ->
     if not given:
         raise LabelError(f"no concepts are named in {where}; expected one at least")
     check_names(given, where)
-    columns: dict[str, PULabels] = {}
-    failures: dict[str, str] = {}
-    for name in sorted(given):
-        try:
-            one = given[name]
-            is_listing = isinstance(one, Listing)
-            given_labels = (
-                one.labels(cache, negatives=True) if is_listing else rows_of_values(one, cache, negatives=True)
-            )
-            given_labels.check()
-            columns[name] = given_labels
-        except (LabelError, ValueError) as error:
-            failures[name] = one_line(error)
+
+    def labels_of(_: str, one: Any) -> PULabels:
+        is_listing = isinstance(one, Listing)
+        labels = one.labels(cache, negatives=True) if is_listing else rows_of_values(one, cache, negatives=True)
+        labels.check()
+        return labels
+
+    columns, failures = each_alone(dict(sorted(given.items())), labels_of, (LabelError, ValueError))
     if not columns:
         raise _none_of(failures, where)
     return Labels(columns, failures)
