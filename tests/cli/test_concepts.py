@@ -57,7 +57,7 @@ def test_train_pu_writes_a_model_each_and_one_file_of_metrics(folder, trained):
     metrics = json.loads((folder / "models/metrics.json").read_text())
     assert [row["concept"] for row in metrics["concepts"]] == ["old red", "red"]
     assert list(metrics["failures"]) == ["blue"] and metrics["concepts"][0]["labelled_positives"] == 35
-    assert "blue" in trained.stderr and "no keys with the label 1" in trained.stderr and "blue" not in trained.stdout
+    assert "blue" in trained.stderr and "has the label 1" in trained.stderr and "blue" not in trained.stdout
     run("train-pu cache.h5 --positives labels/red.txt --out alone.safetensors")
     alone = json.loads((folder / "alone.metrics.json").read_text())
     of_concept = {name: value for name, value in metrics["concepts"][1].items() if name != "concept"}
