@@ -87,10 +87,11 @@ class SessionLockedError(SessionError):
     """Another process runs the session."""
 
 
-def one_line(error: BaseException) -> str:
-    """Text of any exception on one line of at most 300 characters, without the secrets of URLs."""
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Text of any exception on one line of at most `most` characters, cut after a word, without the secrets of URLs."""
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return without_secrets(" ".join(str(text).split()))[:300]
+    line = without_secrets(" ".join(str(text).split()))
+    return line if len(line) <= most else line[: most - 3].rsplit(" ", 1)[0] + "..."
 
 
 def picklable_error(error: Exception) -> Exception:

@@ -78,7 +78,7 @@ class FileState:
         except Exception as error:  # damage makes the libraries raise almost anything
             self.check()
             kind = SourceError if getattr(error, "errno", None) else CacheError  # of the drive, or of the content
-            raise kind(f"{self.path} {problem} ({one_line(error)[:160]})") from error
+            raise kind(f"{self.path} {problem} ({one_line(error, 160)})") from error
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def _array(source: Any) -> np.ndarray:
     try:
         return np.asarray(source)
     except Exception as error:  # such as of a tensor on a GPU, or of rows of several lengths
-        raise CacheError(f"the source cannot be read as an array: {one_line(error)[:160]}") from error
+        raise CacheError(f"the source cannot be read as an array: {one_line(error, 160)}") from error
 
 
 def _open_file(path: Path, metadata: Path | None, column: str | None) -> tuple[Input, ParquetFile | None]:

@@ -352,7 +352,7 @@ def _dim(model: torch.nn.Module, name: str, input_size: tuple[int, ...]) -> int:
             row = model.eval()(torch.zeros(1, *input_size))
     except Exception as error:  # of an image that is too small, say
         size = " x ".join(map(str, input_size[1:]))
-        raise EncoderError(f"{name} cannot take images of {size} pixels: {one_line(error)[:160]}") from error
+        raise EncoderError(f"{name} cannot take images of {size} pixels: {one_line(error, 160)}") from error
     if not isinstance(row, torch.Tensor) or row.ndim != 2:
         raise EncoderError(f"{name} does not give one vector per image; choose a pooled model")
     return row.shape[1]

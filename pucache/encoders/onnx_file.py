@@ -122,7 +122,7 @@ def _session(path: Path, device: torch.device) -> Any:
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=[gpu] * on_gpu + ["CPUExecutionProvider"])
     except Exception as error:  # of onnxruntime, which are its own
-        raise EncoderError(f"onnxruntime cannot run {path} ({one_line(error)[:300]}); export it anew") from error
+        raise EncoderError(f"onnxruntime cannot run {path} ({one_line(error, 300)}); export it anew") from error
 
 
 def _digest(path: Path) -> str:
@@ -137,7 +137,7 @@ def _digest(path: Path) -> str:
     except OSError as error:
         raise EncoderError(f"cannot read {path}: {error.strerror}") from error
     except Exception as error:  # of protobuf
-        raise EncoderError(f"{path} is no ONNX file ({one_line(error)[:120]})") from error
+        raise EncoderError(f"{path} is no ONNX file ({one_line(error, 120)})") from error
     digest = hashlib.sha256(content)
     tensors = [tensor for graph in (model.graph, *model.functions) for tensor in _tensors(graph)]
     for name in sorted({each.value for tensor in tensors for each in tensor.external_data if each.key == "location"}):

@@ -53,7 +53,7 @@ def library_of(repository: str) -> str:
                 huggingface_hub.hf_hub_download(repository, file)
                 return library
     except Exception as error:  # of the hub's client
-        reason = one_line(error)[:120]
+        reason = one_line(error, 120)
     raise EncoderError(
         f"cannot find {OPEN_CLIP_CONFIG} or config.json of {HUB}{repository} ({reason}); name another repository, or a "
         "folder with its files"
@@ -69,7 +69,7 @@ def configuration_of(folder: Path) -> dict[str, Any]:
         config = dict(json.loads(read_regular(folder / "config.json")))
     except (OSError, ValueError, TypeError) as error:
         raise EncoderError(
-            f"{folder} has no config.json to read ({one_line(error)[:120]}); expected a folder as the hub has them"
+            f"{folder} has no config.json to read ({one_line(error, 120)}); expected a folder as the hub has them"
         ) from error
     if "architecture" in config:
         return config
@@ -136,7 +136,7 @@ def require_network_of_weights(
         with torch.device("meta"):
             needed = sum(parameter.numel() for parameter in build().parameters())
     except Exception as error:  # torch and the libraries of networks raise almost anything
-        raise EncoderError(f"{holder} describes no network that can be built ({one_line(error)[:160]})") from error
+        raise EncoderError(f"{holder} describes no network that can be built ({one_line(error, 160)})") from error
     finally:
         logging.disable(heard)
     if needed > NETWORK_TIMES * held:

@@ -69,7 +69,7 @@ class SentenceEncoder:
         except OSError as error:
             raise EncoderError(f"{self.place} cannot be read as a text encoder: {one_line(error)}; {_NAMED}") from error
         except Exception as error:  # tokenizers raises Exception itself; torch and zipfile almost anything
-            reason = one_line(error)[:120]
+            reason = one_line(error, 120)
             raise EncoderError(f"{self.place} is no text encoder of BERT's kind ({reason}); {_NAMED}") from error
         self._tokenizer.enable_truncation(min(_MOST_TOKENS, self._network.most_tokens))
         self._tokenizer.enable_padding()

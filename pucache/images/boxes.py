@@ -153,8 +153,8 @@ def _of_coco(content: dict[str, Any]) -> tuple[dict[str, str], _Found]:
 
 def _of_megadetector(content: dict[str, Any]) -> tuple[dict[str, str], _Found]:
     names = {str(number): str(name) for number, name in content["detection_categories"].items()}
-    return names, (
-        (str(image["file"]), each.get("bbox"), str(each["category"]), float(each["conf"]))
+    return names, (  # a null confidence is none: its box counts where no confidence is asked for
+        (str(image["file"]), each.get("bbox"), str(each["category"]), float(each["conf"] or 0))
         for image in content["images"]
         for each in image.get("detections") or ()
     )

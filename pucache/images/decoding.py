@@ -115,8 +115,8 @@ def decode(data: bytes, sufficient_side: int | None = None, decoding: Decoding =
 
     A JPEG file is decoded at 1/2, 1/4 or 1/8 of its size, in a fraction of the time, where its shorter side keeps at
     least ``sufficient_side`` pixels. Raises `ImageError` for a file that is empty, truncated, not an image, has more
-    than `MAX_PIXELS` (known from the header, before pixels are allocated), or has 32-bit pixels, whose white level is
-    not defined.
+    than `MAX_PIXELS` (known from the header, before pixels are allocated), or has floating-point pixels or 32-bit ones
+    outside 0 to 65535, whose white level is not defined.
     """
     return decode_and_note(data, sufficient_side, decoding).image
 

@@ -133,7 +133,7 @@ def read_options(path: Path) -> dict[str, Any]:
         }
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise EncoderError(
-            f"{path} has no preprocessing that pucache knows ({one_line(error)[:120]}); use options"
+            f"{path} has no preprocessing that pucache knows ({one_line(error, 120)}); use options"
         ) from error
 
 

@@ -225,7 +225,7 @@ def _array(given: Any, what: str) -> np.ndarray:
     try:
         return np.asarray(given)
     except Exception as error:  # such as of a tensor on a GPU, or of a list of lists
-        raise LabelError(f"the {what} cannot be read as an array: {one_line(error)[:160]}") from error
+        raise LabelError(f"the {what} cannot be read as an array: {one_line(error, 160)}") from error
 
 
 def _is_text(values: np.ndarray) -> bool:

@@ -137,7 +137,7 @@ def build_network(config: NetworkConfig, *, norm: bool, seed: int, stem: str | N
         return Network(backbone, description, norm=norm)
     except (RuntimeError, AssertionError) as error:
         raise ValueError(
-            f"{architecture} cannot take images of {size} pixels ({one_line(error)[:100]}); use another --size"
+            f"{architecture} cannot take images of {size} pixels ({one_line(error, 100)}); use another --size"
         ) from error
 
 

@@ -110,7 +110,7 @@ def lost_processes_reported() -> Iterator[None]:
     except RuntimeError as error:
         if world_size() == 1 or is_out_of_memory(error):
             raise
-        raise RunError(f"process {rank()} has lost the others ({one_line(error)[:160]}); start them again") from error
+        raise RunError(f"process {rank()} has lost the others ({one_line(error, 160)}); start them again") from error
 
 
 def barrier() -> None:

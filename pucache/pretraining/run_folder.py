@@ -318,7 +318,7 @@ def _read_configuration(path: Path) -> tuple[dict[str, Any], Recipe]:
         raise RunError(f"cannot read {path}: {error.strerror}; expected a folder that pretrain wrote") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RunError(
-            f"{path} is not the configuration of a run ({one_line(error)[:120]}); name another folder"
+            f"{path} is not the configuration of a run ({one_line(error, 120)}); name another folder"
         ) from error
 
 

@@ -299,7 +299,7 @@ class Session:
             except BaseException as error:
                 self.failure = (
                     f"the review in {self.folder} has closed: its log could neither be written nor read back "
-                    f"({one_line(error)[:160]}); what was acknowledged is in it: end pucache review, and start it again"
+                    f"({one_line(error, 160)}); what was acknowledged is in it: end pucache review, and start it again"
                 )
                 self.close()
                 raise SessionError(self.failure) from error

@@ -210,7 +210,7 @@ def _write(scorer: _Scorer, sample: torch.Tensor, path: Path, name: str) -> dict
     except Exception as error:  # the exporter raises almost anything on an operator that it lacks
         if (of_disk := _error_of_disk(error)) is not None:
             raise of_disk from error
-        raise EncoderError(f"ONNX cannot express {name} ({one_line(error)[:160]}); nothing was written") from error
+        raise EncoderError(f"ONNX cannot express {name} ({one_line(error, 160)}); nothing was written") from error
     dim = len(scorer.coef)
     shapes = {inputs: f"{str(sample.dtype)[6:]} (n, {', '.join(map(str, sample.shape[1:]))})"}
     kinds = dict.fromkeys(outputs, "float32 (n,)") | {"label": "int64 (n,)", outputs[0]: f"float32 (n, {dim})"}
@@ -321,7 +321,7 @@ def _compare(
             )
         )
     except Exception as error:  # of onnxruntime, which are its own
-        raise EncoderError(f"ONNX Runtime cannot run {name} ({one_line(error)[:160]}); nothing was written") from error
+        raise EncoderError(f"ONNX Runtime cannot run {name} ({one_line(error, 160)}); nothing was written") from error
     difference = float(np.abs(found["margin"] - expected).max())
     if not difference <= tolerance * max(1.0, float(np.abs(expected).max())):
         raise EncoderError(f"ONNX gives {name} other margins, by up to {difference:.2g}; nothing was written")

@@ -293,6 +293,16 @@ def test_detections_that_make_no_sense_are_refused_in_one_line(tmp_path, written
             open_source(tmp_path / "found.json").scan()
 
 
+def test_a_null_confidence_is_that_of_no_confidence(tmp_path):
+    Image.new("RGB", SIZE).save(tmp_path / "1.png")
+    boxes = [{"category": "1", "conf": conf, "bbox": [0.1, 0.1, side, 0.5]} for conf, side in ((None, 0.3), (0.9, 0.5))]
+    content = {"detection_categories": {"1": "animal"}, "images": [{"file": "1.png", "detections": boxes}]}
+    (tmp_path / "found.json").write_text(json.dumps(content))
+    for least, count in ((0, 2), (0.2, 1)):
+        found, failures = parts(open_source(tmp_path / "found.json", min_confidence=least))
+        assert len(found) == count and not failures
+
+
 def test_a_box_of_an_image_that_is_not_listed_fails_alone(tmp_path):
     """Whoever takes images out of a file of COCO leaves their annotations; ids may be numbers or text."""
     Image.new("RGB", SIZE).save(tmp_path / "1.png")

@@ -9,7 +9,7 @@ import pytest
 from helpers.pictures import refusal
 
 from pucache import open_source
-from pucache.errors import CacheError, MissingExtraError
+from pucache.errors import CacheError, MissingExtraError, one_line
 from pucache.storage import filesystem, retries
 from pucache.storage.filesystem import DownloadLog, ObjectReplacedError, get_file, open_filesystem, put_file
 from pucache.storage.retries import RetriesExhausted, error_text, is_permanent, with_retries
@@ -205,3 +205,9 @@ def test_the_url_of_a_file_is_its_path(where, path):
 )
 def test_a_password_is_told_from_a_port_and_from_a_path(url, shown):
     assert without_secrets(url) == shown
+
+
+def test_a_long_reason_ends_after_a_word():
+    assert one_line(ValueError("a reason\nof two lines")) == "a reason of two lines"
+    assert one_line(ValueError("repository not found " * 3), 30) == "repository not found..."
+    assert one_line(ValueError("x" * 400)) == "x" * 297 + "..."
