@@ -14,7 +14,7 @@ from helpers.refusals import one_line
 from pucache.cache.parts import writer_lock
 from pucache.errors import CacheLockedError, OutputError, RunError, SessionLockedError
 from pucache.pretraining.run_folder import RunFolder
-from pucache.reviewing.resume import lock_folder
+from pucache.reviewing.session_folder import lock_folder
 from pucache.storage.atomic import check_writable, make_folder, remove_partials, replacing
 
 LONG = "🦊" * 60 + ".h5"  # 243 bytes: a legal name that leaves no room for a longer temporary one
