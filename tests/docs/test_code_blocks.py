@@ -242,7 +242,7 @@ BESIDES = {
 }
 
 
-HANG_ON_DATA = ("note:", "about ", "precision@", "If positives are overlooked")
+HANG_ON_DATA = ("note:", "about ", "precision@", "If positives are overlooked", "nearest neighbours ")
 
 
 def form(line):
