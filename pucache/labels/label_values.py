@@ -16,7 +16,7 @@ _BLANK = {"", "nan", "none", "null", "na", "n/a", "<na>", "#n/a"}  # as programs
 _WORDS = {1: "positive", 0: "negative", -1: "undecided"}
 _PLAIN = {"1", "0", "", None}  # cells that need no explanation
 _SHOWN, _SHOWN_LENGTH = 8, 40  # kinds of cells in a line, and their characters
-_EXACT = 2.0**53  # below this no two whole numbers are one float
+_WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")  # as programs write a whole number that they keep as a float
 _SEVERAL = re.compile(r"[|,;#\s]+")  # between the labels of a cell that has several
 
 log = logging.getLogger("pucache")
@@ -50,13 +50,11 @@ class LabelRule:
         return found
 
     def _form(self, cell: str) -> str:
-        """The cell as it is compared: -1 and -1.0 are one number."""
+        """The cell as it is compared: -1.0 is -1, but the codes 03 and 1e2 are not 3 and 100."""
         if self.exact:
             return cell
-        number = _number(cell)
-        if number is not None and abs(number) < _EXACT:
-            return repr(number + 0.0).removesuffix(".0")  # -0.0 is 0
-        return cell.strip().casefold()
+        cell = cell.strip().casefold()
+        return whole[1] if (whole := _WHOLE.fullmatch(cell)) else cell
 
     def _meaning(self, cell: str | None) -> int | None:
         if self.value is None:
