@@ -24,6 +24,7 @@ from ..storage.file_kinds import (
     ZIP,
     kind_of,
 )
+from ..storage.table_columns import KEY_NAMES, LABEL_NAMES, find_column
 from . import hdf5
 from .layout import FORMAT
 
@@ -95,17 +96,29 @@ def _of_hdf5(path: Path) -> str:
 
 
 def _of_text(path: Path) -> str:
-    """Python that reads the numbers at the end of a text's lines, without a line of names; "" where there are none."""
+    """Python that reads the longest run of numbers in a text's lines, without a line of names; "" for none.
+
+    A column of keys or labels by its name, or of whole numbers at an end of decimals, is no part of it.
+    """
     with open_regular(path) as stream:
-        lines = stream.read(_TEXT_BYTES).decode(errors="replace").splitlines()[:2]
+        lines = stream.read(_TEXT_BYTES).decode("utf-8-sig", errors="replace").splitlines()[:2]
     mark = next((mark for mark in "\t;," if any(mark in line for line in lines)), None)
     rows = [next(csv.reader([line], delimiter=mark), []) if mark else line.split() for line in lines]
-    first = max((number for number, cell in enumerate(rows[-1], 1) if not _is_number(cell)), default=0) if rows else 0
-    if not rows or first == len(rows[-1]):
+    *before, cells = rows or [[]]
+    is_number = list(map(_is_number, cells))
+    names = next((row for row in before if is_number != list(map(_is_number, row))), [])
+    for number, name in enumerate(names[: len(cells)]):
+        is_number[number] &= find_column([name], (*KEY_NAMES, *LABEL_NAMES), path.name) is None
+    runs = "".join(" x"[yes] for yes in is_number)
+    first = runs.find(max(runs.split(), key=len, default="x"))
+    last = (runs + " ").find(" ", first)
+    if first < 0:
         return ""
+    if last - first > 2 and all("." in cell for cell in cells[first + 1 : last - 1]):
+        first, last = first + cells[first].strip().isdecimal(), last - cells[last - 1].strip().isdecimal()
     options = f", delimiter={mark!r}" if mark else ""
-    options += ", skiprows=1" if len(rows) == 2 and not all(map(_is_number, rows[0][first:])) else ""
-    options += f", usecols=range({first}, {len(rows[-1])})" if first else ""
+    options += ", skiprows=1" if names else ""
+    options += f", usecols=range({first}, {last})" if last - first < len(cells) else ""
     return f"numpy.loadtxt({path.name!r}{options})"
 
 

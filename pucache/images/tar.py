@@ -41,6 +41,8 @@ class TarSource(ShardSource):
 
     def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
         with self._opened(fs, shard) as stream:
+            if ending := _compression(stream)[0]:
+                raise ImageError(f"is a compressed tar; rename it so that it ends in .tar{ending}")
             with tarfile.open(fileobj=stream, mode="r:", encoding=self.encoding or "utf-8") as tar:
                 for member in tar:
                     if member.isdir() or not (key := self._accepts(builder, key_prefix, member.name)):
@@ -76,7 +78,19 @@ class TarSource(ShardSource):
 
 # --- compressed -----------------------------------------------------------------------------------
 
-_UNPACKERS: dict[str, Any] = {".gz": gzip.open, ".tgz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+
+def _zstandard(packed: Any) -> Any:
+    import pyarrow  # which has Zstandard, as Python 3.11 has not
+
+    return pyarrow.CompressedInputStream(packed, "zstd")
+
+
+_UNPACKERS: dict[bytes, tuple[str, Any]] = {  # by the first bytes
+    b"\x1f\x8b": (".gz", gzip.open),
+    b"BZh": (".bz2", bz2.open),
+    b"\xfd7zXZ": (".xz", lzma.open),
+    b"\x28\xb5\x2f\xfd": (".zst", _zstandard),
+}
 COMPRESSED = (".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")
 _KEPT = 2  # unpacked shards
 _COPIED = 1 << 20  # bytes at a time
@@ -122,7 +136,7 @@ class CompressedTarSource(TarSource):
         with open_object(fs, shard) as packed, tempfile.TemporaryFile() as file:
             most = IMAGE_BYTES + UNPACKED_TIMES * packed.seek(0, 2)
             packed.seek(0)
-            with _unpacking(shard, packed) as stream:
+            with _compression(packed)[1](packed) as stream:
                 while size <= most and not problem:
                     try:
                         data = stream.read(_COPIED)
@@ -149,10 +163,8 @@ def _write(file: Any, data: bytes) -> int:
         raise OSError(error.errno, reason) from error
 
 
-def _unpacking(shard: str, packed: Any) -> Any:
-    extension = "." + shard.lower().rsplit(".", 1)[-1]
-    if extension in _UNPACKERS:
-        return _UNPACKERS[extension](packed)
-    import pyarrow  # which has Zstandard, as Python 3.11 has not
-
-    return pyarrow.CompressedInputStream(packed, "zstd")
+def _compression(stream: Any) -> tuple[str, Any]:
+    """Ending of a shard that is compressed as its first bytes tell, and what unpacks it; a plain one stays as it is."""
+    head = stream.read(6)
+    stream.seek(0)
+    return next((how for magic, how in _UNPACKERS.items() if head.startswith(magic)), ("", nullcontext))

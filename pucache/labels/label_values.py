@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import LabelError
+from ..storage.table_formats import Several
 
 _POSITIVE = {"true", "yes", "positive"}
 _NEGATIVE = {"false", "no", "negative"}
@@ -65,6 +66,8 @@ class LabelRule:
         return -1 if is_blank(cell) or (number is not None and number < 0) else 0  # a class below 0: none is known
 
     def _labels(self, cell: str) -> list[str]:
+        if isinstance(cell, Several):
+            return list(map(self._form, cell.parts))
         parts = [cell] if self.separator is None else cell.split(self.separator)
         return list(map(self._form, parts))
 
@@ -81,7 +84,8 @@ class LabelRule:
         if self.value is None or self.separator is not None:
             return ""
         wanted = self._form(self.value)
-        several = [cell for cell in met if cell and self._form(cell) != wanted and wanted in _parts(self._form(cell))]
+        texts = [cell for cell in met if cell and not isinstance(cell, Several)]
+        several = [cell for cell in texts if self._form(cell) != wanted and wanted in _parts(self._form(cell))]
         if not several:
             return ""
         mark = next((mark for mark in "|;,#" if mark in several[0]), " ")

@@ -17,7 +17,7 @@ from pyarrow import csv, ipc, parquet, types
 from ..errors import LabelError, one_line
 from .limits import FOOTER_BYTES, UNPACKED_TIMES
 from .table_columns import plain_name
-from .table_formats import Finder, Table, as_text, new_row
+from .table_formats import Finder, Several, Table, as_text, new_row
 from .table_writer import Columns, six_digits
 
 _CONTENTS = ("image", "img", "file")  # columns of these names that hold bytes hold no text
@@ -87,6 +87,12 @@ def floats_of(kind: Any) -> np.dtype | None:
     return np.dtype(kind.value_type.to_pandas_dtype())
 
 
+def is_labels(kind: Any) -> bool:
+    """Whether the values are arrays of labels: of text or integers."""
+    is_list = types.is_list(kind) or types.is_large_list(kind)
+    return is_list and (is_text(kind.value_type) or types.is_integer(plain_type(kind.value_type)))
+
+
 def texts(column: Any) -> list[str | None]:
     """Cells of a column as text, None where there is none; raises ValueError where bytes are not UTF-8."""
     kind = plain_type(column.type)
@@ -99,7 +105,7 @@ def texts(column: Any) -> list[str | None]:
     values = column.to_pylist()
     if is_text(kind) and not isinstance(column.type, pyarrow.BaseExtensionType):
         return values
-    return [None if value is None else as_text(value) for value in values]
+    return [None if value is None else as_text(Several.of(value)) for value in values]
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -121,7 +127,8 @@ def arrow_table(stream: BinaryIO, name: str, what: str, find: Finder) -> Table:
     kept = [
         number
         for number, each in enumerate(names)
-        if is_cell(kinds[each]) and (each in found.values() or not holds_bytes(kinds[each]))
+        if (is_cell(kinds[each]) and not holds_bytes(kinds[each]))
+        or (each in found.values() and (is_cell(kinds[each]) or is_labels(kinds[each])))
     ]
     try:
         columns = {names[number]: column for number, column in zip(kept, read(kept), strict=True)}

@@ -33,20 +33,18 @@ _SEPARATORS = ",;\t|"
 
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a character, as JSON may write one
 COCO, MEGADETECTOR = "COCO annotations", "detections of MegaDetector"
+_RESULTS = "COCO results, which have numbers in place of file names"
 _BOXES_OF = "embed its boxes: pucache embed FILE parts.h5 --images PHOTOS"
-_ANNOTATIONS = {
-    MEGADETECTOR: _BOXES_OF,
-    COCO: _BOXES_OF,
-    "an export of Label Studio": "export it as CSV there",
-    "an export of FiftyOne": "write its file paths and labels as CSV",
+_ANNOTATIONS = {  # names in an object of each kind, and what to do with it
+    MEGADETECTOR: ({"images", "detection_categories"}, _BOXES_OF),
+    COCO: ({"images", "annotations"}, _BOXES_OF),
+    "an export of Label Studio": ({"data", "annotations"}, "export it as CSV there"),
+    "an export of FiftyOne": ({"samples"}, "write its file paths and labels as CSV"),
+    _RESULTS: (
+        {"image_id", "category_id"},
+        "put them as 'annotations' into the file that has their 'images', and name that",
+    ),
 }
-_NAMES_IN = dict(  # names in an object of each kind
-    zip(
-        _ANNOTATIONS,
-        ({"images", "detection_categories"}, {"images", "annotations"}, {"data", "annotations"}, {"samples"}),
-        strict=True,
-    )
-)
 
 log = logging.getLogger("pucache")
 
@@ -95,6 +93,27 @@ class Rounded(str):
     """Text of a floating-point number so large that it stands for its neighbours too, such as an id of 17 digits."""
 
     __slots__ = ()
+
+
+class Several(str):
+    """Text of an array of labels in one cell, which are its `parts`."""
+
+    __slots__ = ("parts",)
+    parts: list[str]
+
+    @classmethod
+    def of(cls, values: Any) -> Any:
+        """Cell of an array of texts, or of different whole numbers; anything else as it is."""
+        if not isinstance(values, list) or len({*map(type, values)}) > 1:
+            return values
+        if not all(isinstance(value, str) for value in values) and (
+            not all(type(value) is int for value in values) or len({*values}) < len(values)  # else which ones apply
+        ):
+            return values
+        texts = list(map(as_text, values))
+        cell = cls("|".join(texts))
+        cell.parts = texts
+        return cell if len(texts) > 1 else str(cell)
 
 
 def require_exact(cells: Iterable[Any], where: str) -> None:
@@ -229,7 +248,7 @@ def json_table(text: str, name: str, find: Finder, *, must: bool) -> Table | Non
     """
     content, lines = parse_json(text, name)
     if kind := annotation_kind(content):
-        raise LabelError(f"{name} is {kind}, not a table of keys; {_ANNOTATIONS[kind]}")
+        raise LabelError(f"{name} is {kind}, not a table of keys; {_ANNOTATIONS[kind][1]}")
     if isinstance(content, list) and (not lines or not isinstance(content[0], str)):
         table = _records(content, lines)
     else:
@@ -245,7 +264,9 @@ def annotation_kind(content: Any) -> str:
     """What JSON of another program's annotations is, such as `COCO`; else ""."""
     first = content[0] if isinstance(content, list) and content else content
     names = first.keys() if isinstance(first, dict) else set()
-    return next((kind for kind, its in _NAMES_IN.items() if its <= names), "")
+    kind = next((kind for kind, (its, _) in _ANNOTATIONS.items() if its <= names), "")
+    named = kind == _RESULTS and (not isinstance(first["image_id"], int) or "file_name" in names)
+    return "" if named else kind
 
 
 def parse_json(text: str, name: str) -> tuple[Any, list[int]]:
@@ -329,7 +350,7 @@ def _cells(columns: list[Any], rows: list[Any], lines: Sequence[int] = ()) -> Ta
     """A table of JSON's values; those of a column with objects or arrays are not read, but for boxes."""
     if not all(isinstance(row, list | tuple) and len(row) <= len(columns) for row in rows):
         return None
-    rows = [[str(cell) if _is_box(cell) else cell for cell in row] for row in rows]
+    rows = [[str(cell) if _is_box(cell) else Several.of(cell) for cell in row] for row in rows]
     nested = {number for row in rows for number, cell in enumerate(row) if isinstance(cell, dict | list)}
     texts = (["" if number in nested else cell for number, cell in enumerate(row)] for row in rows)
     table = _table(columns, texts, lines)

@@ -1,3 +1,4 @@
+import gzip
 import os
 import struct
 import tarfile
@@ -35,6 +36,12 @@ def test_what_is_no_plain_member_with_a_name_in_utf8_is_a_failure(tmp_path):
         "caf\\xe9.png": "file name is not UTF-8; rename the file",
         **dict.fromkeys(special, "a link or special file inside a tar; only plain members are read"),
     }
+
+
+def test_a_tar_named_as_compressed_is_read_as_what_it_is(tmp_path):
+    for name, data in (("x.tar.gz", WHOLE), ("x.tar.bz2", gzip.compress(WHOLE))):
+        source = open_source(write(tmp_path / name, data))
+        assert source.scan().keys == ["0.png", "1.png", "2.png"] and source.read("1.png") == b"B" * 600
 
 
 def test_hidden_members_are_left_out_and_names_that_climb_are_only_names(tmp_path):

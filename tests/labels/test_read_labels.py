@@ -29,6 +29,7 @@ from pucache.cli.main import main
 from pucache.errors import LabelError
 from pucache.labels.read_labels import open_labels
 from pucache.labels.row_values import read_truth, read_values
+from pucache.storage.tables import read_table
 
 KEYS = ["7.png", "a/1.png", "a/2.png", "b/1.png", "b/2.png", "é.png"]
 PARTS = ["percent:0,0,50,100", "percent:50,0,50,100"]
@@ -100,6 +101,23 @@ def test_cells_mean_what_other_programs_mean_by_them(cache, write, cells, option
         content = content.replace("\n", ",car\n").replace("label,car", "label,concept")
     read = read_labels(cache, write("t.csv", content), **options)
     assert of_each(read) == {"car" if concept else "": expected}
+
+
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_a_cell_that_is_an_array_holds_several_labels(cache, tmp_path, ending):
+    """Labels may hold any separator; of arrays of 0 and 1 nobody knows which apply."""
+    names = [["cat", "dog|bird"], ["dog", "bird"], ["cat"], [], None]
+    for cells, value, expected in (
+        (names, "cat", "+-+..."),
+        (names, "dog|bird", "+--..."),
+        ([[3, 7], [7]], "3", "+-...."),
+    ):
+        table = pyarrow.table({"key": KEYS[: len(cells)], "label": cells})
+        path = tmp_path / f"t.{ending}"
+        path.write_text(json.dumps(table.to_pylist())) if ending == "json" else parquet.write_table(table, path)
+        assert of_each(read_labels(cache, path, label_value=value)) == {"": expected}
+        assert "has the column 'label' of arrays" in one_line(LabelError, read_table, path, {"key": ["label"]})
+        assert "expected 1 or 0" in one_line(LabelError, read_labels, cache, path)
 
 
 CELLS_REFUSED = [
