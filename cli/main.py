@@ -31,7 +31,7 @@ from .removed import REMOVED
 HEADINGS = {
     "Find and count": {
         "embed": "Embed images into a cache, once.",
-        "review": "Accept and reject images in the browser, and see what is hidden.",
+        "review": "Accept and reject images, and see what is still hidden.",
         "audit": "Say how many positives a review has left hidden.",
         "labels": "Turn the labels of any program into one table.",
         "retrieve-positives": "Rank the unlabelled images, likely positives first.",
@@ -106,7 +106,7 @@ class Commands(click.Group):
                 formatter.write(f"  {'  '.join(commands)}\n")
             else:
                 formatter.write("".join(f"  {name:{width}}  {said}\n" for name, said in commands.items()))
-        formatter.write("\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 done with failures, 130 and 143 stopped.\n")
+        formatter.write("\nExit codes: 0 done, 1 failed, 2 wrong usage, 3 with failures, 130/143 stopped.\n")
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command."""
@@ -174,7 +174,7 @@ def main(ctx: click.Context) -> None:
 
     \b
     pucache embed photos/ cache.h5               images -> embeddings, once
-    pucache review cache.h5 --words 'a ship'     accept, reject, see what is hidden
+    pucache review cache.h5 --words 'a ship'     accept, reject, count the hidden
     pucache train-pu cache.h5                    -> model.safetensors
     pucache score model.safetensors new/         -> new.scores.csv
     pucache report cache.h5                      -> report.html

@@ -112,9 +112,8 @@ truth = option(
     help="True classes (CSV key,label, or the positive keys), for true metrics beside the estimates.",
 )
 images = option("--images", metavar="SOURCE", help="Source of the images, where they have moved since CACHE was made.")
-_SEED = click.IntRange(0, (1 << 64) - 1)
 device = option("--device", section=MACHINE, default="auto", help="Device: auto, cpu, cuda or cuda:N.")
-seed = option("--seed", section=METHOD, default=0, type=_SEED, metavar="N", help="Random seed.")
+seed = option("--seed", section=METHOD, default=0, type=click.IntRange(0), metavar="N", help="Random seed.")
 all_rows = option(
     "--all",
     "all_rows",

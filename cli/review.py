@@ -51,7 +51,7 @@ from . import options, output
     "unencrypted; prefer ssh -L.",
 )
 def review(cache: tuple[str, ...], positives: str | None, labels: str | None, no_browser: bool, **served: Any) -> None:
-    """Accept and reject images in the browser, and see what is hidden.
+    """Accept and reject images, and see what is still hidden.
 
     Each decision is on disk before the next image. A classifier is trained on them meanwhile and says what is shown
     next; a few images are drawn at random and say how many positives are still hidden. Ctrl-C ends; the same command

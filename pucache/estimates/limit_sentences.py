@@ -46,7 +46,7 @@ def among_the_likeliest(limits: Limits) -> str:
         f"If {limits.assumption}: among the {zone.rows:,} likeliest images at most {zone.hidden_high:,} more, "
         f"among {others} at most {limits.rest_high:,}, with {100 * limits.level:g} % confidence for both "
         f"({_basis(zone, ' among the likeliest')}). Leaving aside {others}: "
-        f"{_recall(recall, 'positives elsewhere')}{cost}."
+        f"{_recall(recall, 'the other positives')}{cost}."
     )
 
 

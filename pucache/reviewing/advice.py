@@ -34,11 +34,9 @@ def advice(
     if audit is not None and (enough := _enough(audit)):
         return enough + again
     if closing_audit:
-        zone = audit.zone if in_zone and audit is not None and audit.zone is not None and audit.zone.draws else None
-        by_now = (
-            f"Among the likeliest at most {zone.hidden_high:,} by now. {zone.forecast.capitalize()}." if zone else ""
-        )
-        return f"{again.strip()} Wrong decisions widen the limit. {by_now}".rstrip() if again else by_now
+        zone = audit.zone if in_zone and audit is not None else None
+        more = f"Among the likeliest, {zone.forecast}." if zone is not None and zone.draws and zone.forecast else ""
+        return f"{again} Wrong decisions widen the limit. {more}".strip() if again else more
     fallen = counts.rate_of == RATE_OF and counts.rate <= _FALLEN * best
     if counts.rate_of < _MIN_DECISIONS or not (fallen or counts.rate <= _low_rate(counts, audit)):
         return ""

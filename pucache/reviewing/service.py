@@ -65,7 +65,7 @@ class ReviewService:
         self._number = 0
         self._first: FirstRanking | None = None  # while it ranks
         # limits and advice, with the counts of the moment that they are of
-        self._audited: dict[str, Any] = {"hidden": None, "statements": [], "advice": ""}
+        self._audited: dict[str, Any] = {"hidden": None, "likeliest": None, "statements": [], "advice": ""}
         self._conflicts = np.array(conflicts, np.int64)
         self._examples = [{"row": row, "key": session.cache.keys[row]} for row in session.state.examples.tolist()]
         self._submitted = -1
@@ -254,7 +254,9 @@ class ReviewService:
             if not said and self._first is not None:
                 said = self._first.sentence(positives_known(self.session))
         hidden = {"perhaps": limits.perhaps, "high": limits.hidden_high} if limits.draws else None
-        self._audited = counts | {"hidden": hidden, "statements": sentences(limits), "advice": said}
+        zone = limits.zone if limits.zone is not None and limits.zone.draws else None
+        figures = {"hidden": hidden, "likeliest": zone and {"rows": zone.rows, "high": zone.hidden_high}}
+        self._audited = counts | figures | {"statements": sentences(limits), "advice": said}
 
     # --- what follows --------------------------------------------------------------------------------
 

@@ -210,6 +210,11 @@ def test_a_command_and_each_option_has_help_with_examples_that_parse(verb):
     assert re.search(rf"^\| `pucache {verb}\b", COMMAND_TABLE.read_text(), re.MULTILINE)
 
 
+def test_help_fits_a_terminal_of_80_columns():
+    for command in ([], *([verb] for verb in main.commands)):
+        assert max(map(len, run(shlex.join([*command, "--help"])).stdout.splitlines())) <= 80
+
+
 # --- what went, what is unknown, and what fails deep within -----------------------------------------
 
 GONE = [(command, option, instead) for command, options in REMOVED.items() for option, instead in options.items()]

@@ -31,7 +31,7 @@ AGAIN = "Look again at 8 doubted decisions first."
 MAY_STOP = ["You may stop: with 95 % confidence at least 97.4 % of all", "at most 8 not", "at least 87 % by 30"]
 UNTESTED = ["If no positive was overlooked, with 95 %", "at least 97 % of all", "after 23 more of them one may stop."]
 ASIDE = ["If no positive was overlooked, if 45,000", "at least 96.1 % of the other", "after 30 more of them"]
-BY_NOW = "Among the likeliest at most 80 by now. 200 more random images: at most about 20 if none"
+MORE = "Among the likeliest, 200 more random images: at most about 20 if none"
 OFFER = "A closing audit (random images alone) would say how many are hidden."
 CASES = {  # counts, audit, options; what is said
     "the ranking yields": (YIELDS, audited(), {}, None),
@@ -55,7 +55,7 @@ CASES = {  # counts, audit, options; what is said
         RARE,
         audited(zone=audited(hidden_high=80, rows=5000)),
         CLOSING | {"in_zone": True},
-        [BY_NOW],
+        [MORE],
     ),
     "the likeliest": (counts(), audited(zone=audited(**ZONE)), {}, ["You may stop if 45,000", "97 % of the other"]),
     "the likeliest without rechecks": (counts(), audited(**NO_TEST, zone=audited(**ZONE, **NO_TEST)), {}, ASIDE),

@@ -462,6 +462,9 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         expect(page.locator("#again")).to_be_hidden()
         press_on_random(page, session, "r")
         expect(page.locator("#statements")).to_contain_text("(1 random image among the likeliest)")
+        zone = pucache.audit(opened.session.folder).zone
+        expect(page.locator("#likeliest-high")).to_have_text(str(zone.hidden_high))
+        expect(page.locator("#panel")).to_contain_text(f"At most, among the {zone.rows} likeliest")
         assert np.flatnonzero(session.state.zone).size == pucache.audit(session.folder).zone.rows
         page.click("#others summary")
         assert page.is_visible("#statements")
