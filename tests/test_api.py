@@ -185,13 +185,6 @@ def test_a_report_states_its_seed(cache_of_seeds, tmp_path):
     assert numbers["seed"] == drawn_seed(np.random.default_rng(3))
 
 
-def test_a_state_gives_another_seed_every_time():
-    state = np.random.RandomState(3)
-    assert drawn_seed(state) != drawn_seed(state)
-    assert drawn_seed(np.int64(7)) == 7 and 0 <= drawn_seed(None) < 2**64
-    assert drawn_seed(np.random.RandomState(3)) == drawn_seed(np.random.RandomState(3))
-
-
 # --- threads --------------------------------------------------------------------------------------
 
 

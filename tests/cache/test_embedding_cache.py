@@ -296,7 +296,7 @@ def imported(path, keys, **options):
 
 
 @given(st.lists(st.text("ab0", min_size=1, max_size=3), min_size=1, max_size=6, unique=True))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=15)
 def test_an_import_is_marked_where_its_keys_were_sorted(tmp_path_factory, keys):
     cache = imported(tmp_path_factory.mktemp("order") / "c.h5", keys)
     assert cache.reordered == (keys != sorted(keys))

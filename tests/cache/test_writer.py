@@ -65,7 +65,7 @@ def keys_of_files(draw, *, repeated=0):
     return [sorted(part) for part in parts]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(keys_of_files(), st.lists(TEXT, max_size=5), st.data())
 def test_keys_behave_like_a_list_and_find_rows_like_brute_force(parts, strangers, data):
     expected = list(itertools.chain.from_iterable(parts))
@@ -79,7 +79,7 @@ def test_keys_behave_like_a_list_and_find_rows_like_brute_force(parts, strangers
     assert keys.rows(wanted).tolist() == [expected.index(key) if key in expected else -1 for key in wanted]
 
 
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(keys_of_files(repeated=2))
 def test_a_duplicate_is_found_exactly_where_there_is_one(parts):
     duplicate = find_duplicate([encode_keys(part) for part in parts])

@@ -10,7 +10,7 @@ from pucache.heads.minibatch import SGDSettings
 from pucache.heads.risks import PURisk
 from pucache.heads.solve import SoftTargetTrainer, fit_heads
 
-QUICK = SGDSettings(epochs=3, min_steps=0, batch_size=64)
+QUICK = SGDSettings(epochs=1, min_steps=0, batch_size=64)
 SCARCE = 40_000  # bytes: less than X takes
 
 

@@ -107,11 +107,11 @@ def test_the_command_seals_a_level_and_a_model_applies_it(scans, tmp_path, monke
 
 def test_an_encoder_that_was_trained_with_a_level_keeps_it(scans, tmp_path):
     write_run(tmp_path / "run", decoder=Decoding(4095).decoder)
-    bright = embed(scans, tmp_path / "b.h5", tmp_path / "run", device="cpu")
+    bright = embed(scans, tmp_path / "b.h5", tmp_path / "run", device="cpu", runtime="torch")
     assert Decoding.of(bright.encoder.decoder) == Decoding(4095)
-    again = run_embedding(scans, tmp_path / "b.h5", EncoderOptions(name=tmp_path / "run"))
+    again = run_embedding(scans, tmp_path / "b.h5", EncoderOptions(name=tmp_path / "run", runtime="torch"))
     assert (again.kept, again.written) == (12, False)
-    dark = embed(scans, tmp_path / "d.h5", tmp_path / "run", device="cpu", decoding=Decoding())
+    dark = embed(scans, tmp_path / "d.h5", tmp_path / "run", device="cpu", runtime="torch", decoding=Decoding())
     assert dark.encoder.differences(bright.encoder) == ["decoder"]
     write_run(tmp_path / "usual")
     assert b"decoder" not in (tmp_path / "usual/encoder.safetensors").read_bytes()[:4000]

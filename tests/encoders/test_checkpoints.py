@@ -13,7 +13,6 @@ import pytest
 import safetensors.torch
 import timm
 import torch
-from fuzz.damage import RunsCode, marker  # noqa: F401
 from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, renamed
 from helpers.refusals import one_line
 from helpers.slow import slow
@@ -200,7 +199,7 @@ def test_a_fine_tuned_mae_normalises_the_mean_as_it_was_trained(tmp_path):
 def test_positions_of_another_grid_are_resampled_and_the_line_says_so(tmp_path, caplog):
     model = network("vit_small_patch14_dinov2", img_size=224)
     torch.save(dinov2(model), tmp_path / "weights.pth")
-    options = {"weights": tmp_path / "weights.pth", "device": "cpu"}
+    options = {"weights": tmp_path / "weights.pth", "device": "cpu", "runtime": "torch"}
     with caplog.at_level(logging.INFO, "pucache"):
         small, large = (load_encoder("timm:vit_small_patch14_dinov2", image_size=n, **options).spec for n in (224, 280))
     assert small.input_size == (224, 224) and large.input_size == (280, 280)
@@ -337,10 +336,10 @@ FILES = {  # network of timm, what the file of its authors or of transformers ho
     "SigLIP": ("vit_base_patch16_siglip_224", vision_tower, {}),
     "CLIP": ("vit_base_patch32_clip_quickgelu_224", vision_tower, {}),
 }
-LARGE = {"SigLIP", "CLIP"}
+SLOW = {"SigLIP", "CLIP", "DINOv2", "MAE", "ViT of transformers"}  # large, or with fewer names than another
 
 
-@pytest.mark.parametrize("family", [slow(family) if family in LARGE else family for family in FILES])
+@pytest.mark.parametrize("family", [slow(family) if family in SLOW else family for family in FILES])
 def test_a_file_of_the_authors_or_of_transformers_gives_the_embeddings_of_the_network(tmp_path, family):
     name, written, settings = FILES[family]
     model = network(name, **settings)

@@ -310,12 +310,14 @@ def test_every_line_of_the_table_is_of_networks_of_timm():
 
 def test_dinov3_gives_the_class_token(tmp_path):
     name = "vit_small_patch16_dinov3"
-    encoder = load_encoder(f"timm:{name}", weights=saved(tmp_path, name), **EXACT)
+    model = network(name)
+    torch.save(model.state_dict(), tmp_path / "weights.pth")
+    encoder = load_encoder(f"timm:{name}", weights=tmp_path / "weights.pth", **EXACT)
     assert (encoder.spec.pooling, encoder.spec.input_size) == ("token", (256, 256))
     images = torch.nn.functional.interpolate(IMAGES, (256, 256))
     with torch.inference_mode():
         found = encoder.runtime.network().network(images)
-        torch.testing.assert_close(found, network(name).forward_features(images)[:, 0])  # of timm alone
+        torch.testing.assert_close(found, model.forward_features(images)[:, 0])  # of timm alone
 
 
 def test_a_cache_keeps_the_pooling_and_the_size_of_its_seal(tmp_path):

@@ -121,10 +121,13 @@ def test_a_model_that_differs_in_one_digit_is_refused_for_images_words_and_score
     field = what if hasattr(cache.encoder, what) else "configuration"
     told = [
         one_line(EncoderError, pucache.retrieve_positives, cache, words="a frog", weights=folder, device="cpu"),
-        one_line(EncoderError, pucache.retrieve_positives, cache, like=images, weights=folder, device="cpu"),
         one_line(PUCacheError, pucache.embed, images, cache.files[0].path, NAME, weights=folder),
-        one_line(PUCacheError, pucache.score, whole.head, images, tmp_path / "s.csv", weights=folder),
     ]
+    if what == "weights":
+        told += [
+            one_line(EncoderError, pucache.retrieve_positives, cache, like=images, weights=folder, device="cpu"),
+            one_line(PUCacheError, pucache.score, whole.head, images, tmp_path / "s.csv", weights=folder),
+        ]
     for text in told:
         assert "(they differ in " in text and field in text.split("differ in ")[1]
 

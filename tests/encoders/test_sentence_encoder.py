@@ -171,7 +171,7 @@ def test_scores_are_the_probabilities_of_the_nearest_classes(texts, kept, encode
 def test_vectors_of_the_classes_are_kept_and_damaged_ones_made_again(texts, tmp_path):
     first = score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X)
     (file,) = tmp_path.iterdir()
-    for damage in (file.read_bytes(), b"", file.read_bytes()[:-5]):
+    for damage in (file.read_bytes(), file.read_bytes()[:-5]):
         file.write_bytes(damage)
         np.testing.assert_array_equal(score_by_classes(["a frog"], [], texts, tmp_path, X)[0](X), first)
 

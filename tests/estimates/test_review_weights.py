@@ -44,7 +44,7 @@ def test_the_head_is_that_of_plain_row_weights(loss, weights):
     options = {"weights": row[:, None].astype(np.float32), "prior": (1 - share) * hidden, "penalty": 1e-3}
     heads = fit_heads(X, positive.astype(np.int8), risk=PURisk(loss), moments=Moments.of(X), device="cpu", **options)
     np.testing.assert_allclose(model.margins(X), heads.coef[0] @ X.T + heads.intercept[0], atol=0.04)
-    without = PULinearClassifier(loss=loss, **OPTIONS).fit(X, S, sample_weight=weights)
+    without = PULinearClassifier(loss=loss, method="linear", **OPTIONS).fit(X, S, sample_weight=weights)
     assert np.abs(model.margins(X) - without.margins(X)).max() > 0.1, "or the review has changed nothing"
 
 

@@ -169,7 +169,7 @@ class Format:
     refusals: Any
     plain: Callable[[str, bytes], Any] = lambda name, data: None  # None: nothing is known
     agree: Callable[[Any, Any], bool] = lambda found, expected: found == expected
-    examples: int = 60
+    examples: int = 40
     text: bool = False
 
     @property
@@ -184,9 +184,9 @@ FILES = {
         CacheError,
         lambda name, data: [written(name), *(written(other) for other in caches() if caches()[other] == data)],
         lambda found, expected: found in expected,
-        examples=120,
+        examples=80,
     ),
-    "image": Format(samples.images, image, ImageError, samples.pixels, examples=100),
+    "image": Format(samples.images, image, ImageError, samples.pixels, examples=60),
     "tar": Format(samples.tars, tar, SourceError, samples.members, same_members),
     "archive": Format(
         samples.archives,

@@ -5,7 +5,7 @@ import re
 import timm
 import torch
 
-IMAGES = torch.rand(2, 3, 224, 224, generator=torch.Generator().manual_seed(0)) * 2 - 1
+IMAGES = torch.rand(1, 3, 224, 224, generator=torch.Generator().manual_seed(0)) * 2 - 1
 
 
 def network(name, **settings):

@@ -84,7 +84,7 @@ class Counting(MemorySource):
 
 @settings(max_examples=40)
 @given(
-    st.lists(st.tuples(st.integers(1, 5), st.sampled_from(["good", "known", "broken"])), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 4), st.sampled_from(["good", "known", "broken"])), min_size=1, max_size=4),
     st.integers(1, 9),
     st.integers(1, 6),
     st.booleans(),

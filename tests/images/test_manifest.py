@@ -8,11 +8,9 @@ from pucache.errors import SourceError
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("m.txt", "b.png\na.png\n"),
         ("m.LST", "\ufeffb.png\r\n\r\n  \r\na.png"),
         ("m.csv", '\ufefflabel,image\r\n1,"b.png"\r\n,,\r\n0,a.png\r\n'),
         ("m.tsv", "filename\tnote\nb.png\tx,y\na.png\t\n"),
-        ("m.csv", "key\nb.png\na.png\n"),
         ("m.csv", "Image Path,n\nb.png,x\na.png,y\n"),
         ("m.csv", "key,path\n,b.png\na.png,a.png\n"),
     ],

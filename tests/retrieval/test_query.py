@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from helpers import plain
 from helpers.planted import planted, write_cache
 from helpers.texts import save_text_encoder
 from helpers.tiny import save_image
@@ -37,11 +36,6 @@ def cache(tmp_path):
     return write_cache(tmp_path / "cache.h5", X)
 
 
-def keys_of(cache, scores, left_out=()):
-    order = [row for row in plain.ranked(scores, np.ones(len(scores), bool), None) if row not in set(left_out)]
-    return [cache.keys[row] for row in order]
-
-
 # --- vectors and pictures -------------------------------------------------------------------------
 
 
@@ -54,11 +48,14 @@ def test_vectors_rank_as_labelled_rows_of_the_same_vectors_do(cache, tmp_path):
     assert by_vectors.scorer == f"likeness to {tmp_path / 'query.npy'}"
 
 
-def test_arrays_rank_as_files_of_them_do(cache, tmp_path):
+def test_arrays_and_several_files_rank_as_one_file_of_them_does(cache, tmp_path):
     np.save(tmp_path / "query.npy", X[S == 1])
     expected = pucache.retrieve_positives(cache, like=tmp_path / "query.npy", device="cpu").keys
     one, *others = X[S == 1]
-    for like in (X[S == 1], list(X[S == 1]), [one, np.array(others)]):
+    files = [tmp_path / "one.npy", tmp_path / "others.npy"]  # a vector may stand alone
+    for path, vectors in zip(files, (one, others), strict=True):
+        np.save(path, vectors)
+    for like in (X[S == 1], list(X[S == 1]), [one, np.array(others)], files):
         assert pucache.retrieve_positives(cache, like=like, device="cpu").keys == expected
     assert pucache.retrieve_positives(cache, like=X[3], k=1, device="cpu").scorer == "likeness to vectors"
 
@@ -68,16 +65,6 @@ def test_an_array_that_does_not_fit_is_refused_and_a_review_takes_none(cache):
         pucache.retrieve_positives(cache, like=np.ones(2))
     with pytest.raises(ValueError, match=r"numpy\.save those of like"):
         pucache.review(cache, like=X[:2])
-
-
-def test_several_sources_are_one_query_and_a_vector_may_stand_alone(cache, tmp_path):
-    rows = X[S == 1]
-    np.save(tmp_path / "all.npy", rows)
-    paths = [tmp_path / f"{number}.npy" for number in range(len(rows))]
-    for path, row in zip(paths, rows, strict=True):
-        np.save(path, row)
-    together = pucache.retrieve_positives(cache, like=tmp_path / "all.npy", device="cpu")
-    assert pucache.retrieve_positives(cache, like=paths, device="cpu").keys == together.keys
 
 
 def test_what_is_labelled_is_left_out_of_the_ranking_by_a_query(cache, tmp_path):

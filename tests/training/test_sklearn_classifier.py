@@ -215,15 +215,6 @@ def test_values_that_are_masked_or_have_another_index_than_x_are_refused(name):
         assert f"{name} has another index than X" in one_line(ValueError, classifier().fit, **columns)
 
 
-@pytest.mark.parametrize("labelled, unlabelled", [(1, 50), (50, 1), (1, 1), (3, 100)])
-def test_few_rows_of_a_kind_are_enough(labelled, unlabelled):
-    rows, s, _ = planted(labelled + unlabelled, labelled=labelled)
-    model = PULinearClassifier(device="cpu").fit(rows, s)
-    assert (model.n_labelled_, model.n_unlabelled_) == (labelled, unlabelled)
-    assert np.isfinite(model.decision_function(rows)).all() and np.isfinite(model.predict_proba(rows)).all()
-    assert 0 < model.tilt_.prior < 1 and 0 < model.share_ < 1
-
-
 def test_groups_stay_together_and_may_be_of_any_kind():
     """Every row twice: without groups the copies make noise look learnt."""
     noise, s, _ = planted(60, d=100, labelled=20, apart=0.0)

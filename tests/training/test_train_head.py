@@ -92,13 +92,16 @@ def hard_piles():
         "one labelled": (rows, (np.arange(120) < 1).astype(np.int8)),
         "one unlabelled": (rows, (np.arange(120) > 0).astype(np.int8)),
         "almost all labelled": (rows, (np.arange(120) > 5).astype(np.int8)),
+        "one of each": (rows[:2], np.arange(2, dtype=np.int8)),
+        "three labelled": (rows, (np.arange(120) < 3).astype(np.int8)),
     }
 
 
 @pytest.mark.parametrize("name", hard_piles())
 def test_piles_that_are_hard_on_neighbours_give_a_sound_model(name):
     rows, s = hard_piles()[name]
-    model = fit(rows, s)
+    model = fit(rows, s, prior=None)
+    assert 0 < model.tilt_.prior < 1 and 0 < model.share_ < 1 and model.n_labelled_ == s.sum()
     assert np.isfinite(model.coef_).all() and np.isfinite(model.intercept_)
     assert np.isfinite(model.held_out_margins_).all() and len(model.held_out_margins_) == len(s)
     posterior = model.predict_proba(rows)
