@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.estimates.label_requirements import format_share
 from pucache.estimates.priors import interval_text
 
 from . import options, output
 from .progress import terminal_progress
 
+_SHARE = partial(format_share, digits=3, kind="f")
 _METRICS = {"accuracy": "accuracy", "f1": "F1", "auc": "AUC", "average_precision_hidden": "AP hidden"}
 _CLASSIFIERS = {"pucache, no negative label": "pucache", "supervised, every label known": "supervised"}
 _FILES = {
@@ -56,23 +59,18 @@ def _lines(result: dict[str, Any], folder: str) -> Iterator[str]:
         shown = f"{found['positives']} of the first {found['images']} images"
         yield f"by the words {found['words']!r} alone, without an example, {shown} are dresses"
     yield f"{result['labelled_positives']} labelled dresses, {result['unlabelled']:,} unlabelled images"
-    estimated = _estimated(result["prior"], result["prior_interval"])
-    yield f"share of dresses among the unlabelled: {estimated}, truly {result['true_prior']:.3f}"
+    interval, prior = result["prior_interval"], result["prior"]
+    ends = "" if interval is None else interval_text(interval[0], interval[1], _SHARE)
+    estimated = ends or "not stated" if prior is None else f"{_SHARE(prior)} ({ends})"
+    yield f"share of dresses among the unlabelled: estimated {estimated}, truly {_SHARE(result['true_prior'])}"
     if result["note"]:
         yield result["note"]
     yield ""
     yield f"{'':34s}" + "".join(f"{title:>11s}" for title in _METRICS.values())
     for title, name in _CLASSIFIERS.items():
-        yield f"{title:34s}" + "".join(f"{result[name][metric]:11.3f}" for metric in _METRICS)
+        yield f"{title:34s}" + "".join(f"{_SHARE(result[name][metric]):>11s}" for metric in _METRICS)
     yield ""
     yield "accuracy, F1, AUC: 500 new images. AP hidden: finding the 150 dresses hidden among the unlabelled images."
     yield f"{result['seconds']} s. Files in {folder}/:"
     for name, content in _FILES.items():
         yield f"  {name:26s}{content}"
-
-
-def _estimated(prior: float | None, interval: list[float] | None) -> str:
-    ends = "" if interval is None else interval_text(interval[0], interval[1], "{:.3f}".format)
-    if prior is None:
-        return f"estimated {ends}" if ends else "not estimated"
-    return f"estimated {prior:.3f} ({ends})" if ends else f"estimated {prior:.3f}"

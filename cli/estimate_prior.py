@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pucache.cache.embedding_cache import open_cache
-from pucache.estimates.label_requirements import format_share
+from pucache.estimates.label_requirements import AT_AN_END, format_share
 from pucache.estimates.limits import counted
 from pucache.estimates.priors import PriorEstimate
 
@@ -46,8 +46,7 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
         count = data.label_count
         found = estimate_prior_on(data, level=level, progress=terminal_progress()) if count.has_estimates else []
         printed[name] = found
-        is_at_an_end = found and found[-1].prior is not None and data.training.are_at_bounds(found[-1].prior)
-        note = options.AT_AN_END if is_at_an_end else count.sentence  # which is "" where there is a number
+        note = count.sentence or (AT_AN_END if found[-1].prior is None else "")
         counts = {"labelled_positives": int(data.labels.s.sum()), "unlabelled": data.n_unlabelled}
         return counts | {"note": note, "estimates": {one.method: vars(one) for one in found} or None}
 
@@ -67,7 +66,7 @@ def _row(result: dict[str, Any], found: list[PriorEstimate]) -> dict[str, str]:
     return {
         "labelled": f"{result['labelled_positives']:,}",
         "prior": _text(found[-1]) if found else "",
-        "note": "at the end of what is possible" if result["note"] == options.AT_AN_END else few,
+        "note": "at the end of what is possible" if result["note"] == AT_AN_END else few,
     }
 
 

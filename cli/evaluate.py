@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from pucache.estimates.label_requirements import format_share
 from pucache.scoring.evaluate import evaluate as run
 
 from . import options, output
@@ -50,6 +51,6 @@ def evaluate(scores: tuple[str, ...], truth: str, labels: Any, **chosen: Any) ->
 def _lines(figures: dict[str, Any]) -> list[str]:
     numbers = {name: value for name, value in figures.items() if not isinstance(value, dict)}
     return [
-        f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {value:.4f}"
+        f"{name:20s} {value:,}" if isinstance(value, int) else f"{name:20s} {format_share(value, kind='f')}"
         for name, value in numbers.items()
     ]

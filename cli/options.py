@@ -401,12 +401,6 @@ def open_labels(cache: EmbeddingCache, positives: str | None, labels: str | None
     return session_labels(cache, folder, beside=beside)
 
 
-AT_AN_END = (
-    "warning: the estimate of the prior lies at the end of what is possible, so that nothing rests on it; label more "
-    "positives, of other kinds too"
-)
-
-
 def sample_lines(sample: UnlabelledSample | None, prior: float | None) -> list[str]:
     """Lines on the sample of unlabelled rows that was trained on; none where all rows were."""
     if sample is None:

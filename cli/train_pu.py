@@ -135,13 +135,11 @@ class Trained:
     scar: ScarCheck
     twins: list[tuple[str, str]]
     sample: UnlabelledSample | None
-    is_at_an_end: bool  # whether the prior lies where it says nothing
 
     @classmethod
     def of(cls, data: TrainingSet, model: PULinearClassifier) -> Trained:
         """With the check of SCAR."""
-        is_at_an_end = data.training.are_at_bounds(model.tilt_.prior)
-        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample, is_at_an_end)
+        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample)
 
     def to_json(self) -> dict[str, Any]:
         """Content of the file of metrics."""
@@ -158,7 +156,7 @@ def _print_one(trained: Trained, path: Path) -> None:
         *options.sample_lines(trained.sample, result["prior"]),
         *([reason(model)] if method_of(model.method, model.loss, model.solver) == "distilled" else []),
         *_threshold_lines(model),
-        *_warnings(result, model, trained.is_at_an_end),
+        *_warnings(result, model),
         *_scar_lines(trained.scar, audited=model.figures_.is_audited),
     ]
     # m.metrics.json of m.safetensors
@@ -248,11 +246,9 @@ def _prior_text(result: dict[str, Any]) -> str:
     return f"prior {format_share(result['prior'])} (estimated; {estimate['level']:.0%} interval {interval})"
 
 
-def _warnings(result: dict[str, Any], model: PULinearClassifier, is_at_an_end: bool) -> Iterator[str]:
+def _warnings(result: dict[str, Any], model: PULinearClassifier) -> Iterator[str]:
     figures = model.figures_
     audited, collapsed = figures.is_audited, figures.counted["collapsed"]
-    if not audited and figures.prior is not None and is_at_an_end:
-        yield f"  {options.AT_AN_END}, or give --prior"
     if not audited and figures.prior is not None and result["confirmed_positives"]:
         yield "  after a review without random images the prior is too low: confirmed images are like the labelled ones"
     if collapsed:

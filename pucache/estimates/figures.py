@@ -16,7 +16,7 @@ import numpy as np
 
 from .audited_prior import COMBINED, CONTRADICTED, CONTRADICTION, METHOD
 from .intervals import WITH_INTERVAL, WITHOUT_PRIOR, Estimate, intervals_from_pu, read_number
-from .label_requirements import DRAWS_NEEDED, LEAST_DRAWS, LabelCount, assumption
+from .label_requirements import AT_AN_END, DRAWS_NEEDED, LEAST_DRAWS, LabelCount, assumption
 from .metrics import from_pu
 from .priors import PriorEstimate
 
@@ -79,7 +79,7 @@ class Figures:
         """Estimate the figures of held-out margins (n,) of rows with the labels s (n,), as far as the labels allow.
 
         Arguments are those of `pucache.estimates.intervals.intervals_from_pu`; where `prior_range` is None the prior
-        has no interval, and neither have the figures that depend on it.
+        is not known, and figures that depend on it are not stated.
         """
         values: dict[str, Any] = dict(from_pu(margins, s, prior, threshold))
         ends: dict[str, tuple[float, float]] = {}
@@ -87,10 +87,11 @@ class Figures:
             ends = intervals_from_pu(
                 margins, s, prior, prior_range or (prior, prior), threshold, design_effect=design_effect, seed=seed
             )
-            ends = ends if prior_range else {name: ends[name] for name in WITHOUT_PRIOR}
         else:
             values["collapsed"] = None
         estimates = {name: Estimate.of(values[name], ends.get(name)) for name in WITH_INTERVAL}
+        if prior_range is None:
+            estimates |= {name: Estimate() for name in WITH_INTERVAL if name not in WITHOUT_PRIOR}
         if not values["share_predicted_positive"]:  # nothing is called, and nothing is right or wrong
             estimates["precision"] = Estimate()
         if not labels.has_points:
@@ -141,6 +142,7 @@ class Figures:
         """What is not stated because labels or random images are too few; "" where nothing is left out."""
         said = [CONTRADICTION if self.sources == CONTRADICTED else ""]
         if not self.is_audited:
+            said.append(AT_AN_END if self.prior is not None and self["auc"].interval is None else "")
             said += [self.labels.sentence, "" if self.assumed_prior is None else assumption(self.assumed_prior)]
         if self.sources is not None and self["recall"].interval is None:
             said.append(DRAWS_NEEDED)

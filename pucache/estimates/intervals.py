@@ -22,16 +22,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit, ndtri
 
 from .calibration import LEAST, MOST
 from .label_requirements import figure
-
-if TYPE_CHECKING:
-    from .priors import PriorEstimate
 
 LEVEL = 0.9  # nominal coverage, as of the prior's interval
 WITH_INTERVAL = ("pauc", "auc", "recall", "precision", "f1", "false_positive_rate", "accuracy")
@@ -187,10 +184,3 @@ def _figures(
         "false_positive_rate": false_positive_rate,
         "accuracy": hits + (1 - prior) * (1 - false_positive_rate),
     }
-
-
-def prior_range(prior: float, estimate: PriorEstimate | None) -> tuple[float, float] | None:
-    """Interval of a model's prior: both ends equal it where it is given; None where the estimate has no interval."""
-    if estimate is None:
-        return prior, prior
-    return (estimate.low, estimate.high) if estimate.has_interval else None

@@ -26,6 +26,10 @@ DRAWS_NEEDED = (
     f"Recall, precision and F1 after a review take at least {LEAST_DRAWS} images that the review drew at random "
     "among all (a closing audit), and no given prior."
 )
+AT_AN_END = (
+    "The estimate of the prior lies at the end of what is possible, so neither its number nor what follows from it is "
+    "stated; label more positives, of other kinds too, or give the prior."
+)
 # share of positives that the threshold assumes below `LEAST_LABELS`, where an estimate lies anywhere
 ASSUMED_PRIOR = 0.05
 
@@ -124,7 +128,8 @@ def figure(value: float | None, interval: Sequence[float] | None) -> str:
     ends = "" if interval is None else range_text(interval, "{:.2f}".format)
     if value is None:
         return ends or "not estimated"
-    return f"{value:.3f} ({ends})" if ends else f"{value:.3f}"
+    stated = format_share(value, 3, "f")
+    return f"{stated} ({ends})" if ends else stated
 
 
 def design_effect(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from scipy.special import expit, logit, stdtrit
@@ -111,7 +112,7 @@ def profile_interval(
     from the estimate in quadrature, in the same multiple of a standard error. It is `ERROR_BELOW` at the low end and
     `MODEL_ERROR` at the high end, as the prior that a mixture identifies is the greatest possible one: the truth may
     be less, but not more (Blanchard, Lee and Scott 2010). An end that the likelihood does not limit lies at the
-    bound.
+    bound. All misses are then beyond the other end, which is that of an interval of level (1 + `level`) / 2.
 
     Parameters
     ----------
@@ -133,9 +134,12 @@ def profile_interval(
     PriorEstimate
         Of method ``tilt``, with 0 draws.
     """
-    limit = deviance_limit(min(effective_number(s == 1, weights) / design_effect, most_labels), level)
-    prior, priors, profile = profile_prior(margins, s, weights, bounds=bounds, depth=limit, design_effect=design_effect)
+    labels = min(effective_number(s == 1, weights) / design_effect, most_labels)
+    limit, of_one_end = (deviance_limit(labels, one) for one in (level, (1 + level) / 2))
+    options: dict[str, Any] = {"bounds": bounds, "depth": of_one_end, "design_effect": design_effect}
+    prior, priors, profile = profile_prior(margins, s, weights, **options)
     profile = deviance_within_pile(prior, priors, profile, effective_number(s == 0, weights))
+    limit = of_one_end if None in profile_ends(priors, profile, limit) else limit
     low, high = widened_ends(profile_ends(priors, profile, limit), prior, bounds, limit)
     return PriorEstimate("tilt", prior, max(low, bounds[0]), min(high, bounds[1]), level)
 

@@ -100,10 +100,11 @@ class TrainingLabels:
         total = self._weight_without_labelled
         return max(LEAST, self.confirmed_weight / total), min(MOST, 1 - self.rejected_weight / total)
 
-    def are_at_bounds(self, prior: float) -> bool:
-        """Whether an estimate of the prior lies at an end of what is possible, where it says nothing."""
+    def stated(self, estimate: PriorEstimate) -> PriorEstimate:
+        """An estimate by the labels without its number where that lies at an end of what is possible."""
         low, high = self.bounds
-        return not 1.02 * low < prior < 1 - 1.02 * (1 - high)
+        is_inside = estimate.prior is None or 1.02 * low < estimate.prior < 1 - 1.02 * (1 - high)
+        return estimate if is_inside else replace(estimate, prior=None)
 
     @property
     def interval_bounds(self) -> tuple[float, float]:

@@ -248,7 +248,7 @@ def paint_priors(
     ends = [used or 0, truth or 0]
     for row, estimate in enumerate(estimates):
         ends.append(estimate.high if estimate.has_interval else estimate.prior or 0)
-        if points and estimate.prior is not None:
+        if estimate.prior is not None:
             axes.plot([estimate.prior], [row], "o", color=_POSITIVE, ms=7)
         if estimate.has_interval:
             axes.plot([estimate.low, estimate.high], [row, row], color=_POSITIVE, lw=2 if points else 7)

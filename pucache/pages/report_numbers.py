@@ -196,10 +196,7 @@ def training_numbers(report: TrainedReport) -> dict[str, Any]:
         "look_again": list(map(str, data.keys(report.look_again))),
         "prior": trained.prior_,
         "prior_is_given": trained.prior is not None,
-        "prior_estimates": {
-            estimate.method: asdict(estimate) | ({} if count.has_points else {"prior": None})
-            for estimate in report.prior_estimates
-        },
+        "prior_estimates": {estimate.method: asdict(estimate) for estimate in report.prior_estimates},
         "hidden_positives": _hidden_positives(report, confirmed),
         "audit_draws": figures.prior.draws if figures.prior else 0,
         "figures_of_new_images": figures.new_images_text,

@@ -75,11 +75,11 @@ def estimate_prior_on(
     model.train(data, progress)
     figures = model.figures_
     by_audit = [figures.prior] if figures.is_audited and figures.prior else []
-    return [*by_audit, prior_by_labels(data, model, level).stated(data.label_count)]
+    return [*by_audit, prior_by_labels(data, model, level)]
 
 
 def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float = 0.9) -> PriorEstimate:
-    """Estimate the prior by held-out margins of a model that was trained on these data, however few the labels are."""
+    """Estimate the prior by held-out margins of a model that was trained on these data, as far as it is stated."""
     labels = data.training
     effect = model.figures_.design_effect or 1.0
     found = profile_interval(
@@ -90,7 +90,7 @@ def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float =
         design_effect=effect,
         most_labels=np.inf if effect == 1 else data.label_count.labels,
     )
-    return labels.within_review(found)
+    return labels.stated(labels.within_review(found)).stated(data.label_count)
 
 
 def check_request(*, level: float, n_folds: int = 5) -> None:

@@ -96,7 +96,8 @@ class PULinearClassifier(FittedState):
     classes_ : ndarray, (2,)
         The two labels; the second one is that of the labelled positives.
     prior_ : float or None
-        As given, or as estimated. None where the labels are too few for a number, as in the commands
+        As given, or as estimated. None where the estimate lies at an end of what is possible, as nothing follows from
+        it, and where the labels are too few for a number, as in the commands
         (`pucache.estimates.label_requirements`): with 10 to 29 labelled positives `prior_estimate_` has an interval
         alone, with fewer there is none, and posterior and threshold assume ``tilt_.prior``, which is no estimate.
     prior_estimate_ : PriorEstimate or None

@@ -22,7 +22,7 @@ from ..estimates.dataset_shift import (
     greatest_distance,
 )
 from ..estimates.figures import Figures
-from ..estimates.intervals import Estimate, prior_range
+from ..estimates.intervals import Estimate
 from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
@@ -128,7 +128,9 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
         few["most"] = float(np.median(margins[labels.s == 1]))
     threshold = choose_threshold(tilt, unlabelled, rule, share, **few)
     stated_by = tilt if sum_to is None else stated_tilt(*of_figures, prior=sum_to, design_effect=effect)
-    known: dict[str, Any] = {"labels": count, "prior_range": prior_range(prior, prior_estimate), "threshold": threshold}
+    prior_range = (prior, prior) if prior_estimate is None else (prior_estimate.low, prior_estimate.high)
+    is_known = audited is not None or prior_estimate is None or prior_estimate.prior is not None
+    known: dict[str, Any] = {"labels": count, "prior_range": prior_range if is_known else None, "threshold": threshold}
     known |= {"prior": prior, "design_effect": effect, "seed": settings.heads.seed}
     # on the scale of the final head as many rows are above the threshold as it calls positive
     figures = Figures.of(on_one_scale(margins, final, labels.s), labels.s, **known)
@@ -348,7 +350,9 @@ def _estimate_prior(
     elif prior is None:
         prior = float(np.clip(ASSUMED_PRIOR, *labels.bounds))
     assert prior is not None  # an estimate lacks its number only once it is stated
-    if audited is not None:
+    if audited is None:
+        estimated = None if estimated is None else labels.stated(estimated)
+    else:
         audited, sources = audited.combined(estimated, has_points=count.has_points)
         estimated = audited.estimate(audited.likeliest or prior)
         prior = estimated.prior or prior

@@ -57,6 +57,9 @@ def test_the_demo_beats_chance_clearly_and_says_by_how_much(done):
     assert result["true_prior"] == pytest.approx(12 / 115)
     json.dumps(result, allow_nan=False)
     assert f"{result['pucache']['auc']:11.3f}" in next(line for line in lines if line.startswith("pucache"))
+    nearly = result | {"prior": 0.0004, "pucache": result["pucache"] | {"f1": 0.9996}}
+    shown = "\n".join(_lines(nearly, str(folder)))
+    assert "0.9996" in shown and "estimated 0.0004 (" in shown and "1.000 " not in shown
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.estimates.figures import Figures
-from pucache.estimates.intervals import WITH_INTERVAL
+from pucache.estimates.intervals import WITH_INTERVAL, Estimate
 from pucache.estimates.label_requirements import LabelCount, assumption, format_share
 from pucache.estimates.metrics import from_pu
 from pucache.scoring.new_images import percent
@@ -37,10 +37,14 @@ def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in
     json.dumps(content, allow_nan=False)
 
 
-def test_without_an_interval_of_the_prior_only_recall_and_pauc_have_one():
+def test_without_a_prior_only_recall_and_pauc_are_stated():
     figures = stated(30, ends=None)
     assert [name for name in WITH_INTERVAL if figures[name].interval] == ["pauc", "recall"]
-    assert str(figures["precision"]).count(" ") == 0
+    assert str(figures["precision"]) == "not estimated"
+
+
+def test_a_figure_next_to_one_is_not_written_as_one():
+    assert str(Estimate(0.9996, 0.99, 1.0)).startswith("0.9996 (0.99 to") and str(Estimate(1.0)) == "1.000"
 
 
 # --- files -----------------------------------------------------------------------------------------
