@@ -5,7 +5,7 @@ import pytest
 from helpers.command_line import SMALL, run, run_json, save_world
 from helpers.neighbours import with_neighbours
 
-from pucache import PULinearClassifier
+from pucache import PULinearClassifier, report
 
 
 @pytest.fixture(scope="session")
@@ -31,6 +31,12 @@ def embedded(embedding):
 def trained(world, embedded):
     command = "train-pu {w}/cache.h5 --positives {w}/positives.txt --prior 0.15 --penalty 0.01"
     return run_json(command + " --out {w}/model.safetensors", w=world)
+
+
+@pytest.fixture
+def small_maps(monkeypatch):
+    """Reports with maps of few images, which take most of their time."""
+    monkeypatch.setitem(report.__kwdefaults__, "sample", 60)
 
 
 @pytest.fixture

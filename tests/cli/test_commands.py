@@ -236,11 +236,6 @@ def test_what_went_is_one_line_that_names_what_works(command, option, instead):
                 assert value in one.type.choices
 
 
-def test_what_went_is_no_option_of_its_command():
-    for command, options in REMOVED.items():
-        assert not options_of([command]) & options.keys()
-
-
 def test_another_unknown_option_or_value_is_told_with_the_usage():
     for wrong in ("embed --no-such-option", "retrieve-positives --by colour", "train-pu c.h5 --seed -1"):
         assert f"Usage: pucache {wrong.split()[0]}" in run(wrong, 2).stderr

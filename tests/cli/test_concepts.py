@@ -97,21 +97,6 @@ def test_retrieve_writes_the_best_of_each(trained, model):
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "text"),
-    [
-        ("retrieve-positives cache.h5", 2, "Missing option '--positives'"),
-        ("retrieve-positives cache.h5 --labels all.csv --page page.html", 2, "--page"),
-        ("retrieve-positives cache.h5 --labels all.csv --by fused", 2, "needs a model"),
-        ("score models cache.h5 --neighbours cache.h5", 2, "for one model"),
-        ("score labels cache.h5", 1, "holds no models"),
-    ],
-)
-def test_wrong_usage_is_one_line(trained, command, code, text):
-    said = run(command, code)
-    assert text in said.stderr and not said.stdout
-
-
-@pytest.mark.parametrize(
     ("command", "reason"),
     [
         ("train-pu cache.h5 --labels labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),

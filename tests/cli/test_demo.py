@@ -8,7 +8,7 @@ from helpers.demo_images import demo_images
 from helpers.texts import save_text_encoder
 from PIL import Image
 
-from pucache import EmbeddingCache, PULinearClassifier, demonstration
+from pucache import EmbeddingCache, PULinearClassifier, demonstration, report
 from pucache.cli.demo import _lines
 from pucache.cli.main import main
 
@@ -42,6 +42,7 @@ def done(few_images, tmp_path_factory, one_thread):
     folder = tmp_path_factory.mktemp("demo") / "new" / "folder"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demonstration, "DATA", few_images)
+        patch.setitem(report.__kwdefaults__, "sample", 60)
         return folder, demonstration.demo(folder, device="cpu")
 
 

@@ -142,6 +142,7 @@ def no_network(monkeypatch, here):
     return here
 
 
+@pytest.mark.usefixtures("small_maps")
 @pytest.mark.parametrize(("command", "argument"), PATHS)
 def test_no_secret_of_a_url_is_told_or_written(world, trained, no_network, monkeypatch, caplog, command, argument):
     """Every other URL for each argument, and the others for the next."""

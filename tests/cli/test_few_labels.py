@@ -170,6 +170,7 @@ def text_of(path):
     return " ".join(unescape(re.sub(r"<[^>]+>", " ", body)).split())
 
 
+@pytest.mark.usefixtures("small_maps")
 def test_an_estimate_at_the_end_of_what_is_possible_is_stated_by_no_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     X, _, y = planted(800, 64, labelled=0, prior=0.1, apart=0.19)

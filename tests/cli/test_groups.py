@@ -13,7 +13,7 @@ from pucache import EmbeddingCache
 from pucache.reviewing.session import open_session
 from pucache.reviewing.session_folder import keep_groups
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_maps")
 COPIES = 4
 
 

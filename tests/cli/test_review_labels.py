@@ -20,8 +20,9 @@ from pucache.reviewing.serve import open_concept_sessions
 from pucache.reviewing.session import open_session, read_session
 from pucache.reviewing.session_labels import write_reviewed
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "small_maps")
 SESSION = "cache.h5.review"
+LINEAR = "--method linear --penalty 0.01"
 BIASED = "after a review without random images the prior is too low"
 NO_FIGURES = "recall, precision and f1 after a review take at least 30 images"
 RESTS = "images that the review drew at random and the labels, with 90% intervals:"
@@ -51,11 +52,11 @@ def test_labels_come_from_the_session_and_without_random_images_the_pile_has_no_
     review()
     with read_session("cache.h5") as session:
         write_reviewed(session, "reviewed.csv")
-    by_session = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
-    assert by_session == run("train-pu cache.h5 --method linear"), "the review beside the cache"
+    by_session = run(f"train-pu cache.h5 --labels {SESSION} {LINEAR}")
+    assert by_session == run(f"train-pu cache.h5 {LINEAR}"), "the review beside the cache"
     run(f"labels cache.h5 {SESSION} --out labels.csv")
     for given in ("reviewed.csv", "labels.csv"):
-        assert run(f"train-pu cache.h5 --labels {given} --method linear") == by_session, given
+        assert run(f"train-pu cache.h5 --labels {given} {LINEAR}") == by_session, given
     assert BIASED in by_session and NO_FIGURES in by_session.lower() and "recall 0" not in by_session
 
 
@@ -114,11 +115,11 @@ def test_the_report_rests_on_them_too(review):
 def test_few_random_images_make_no_statement_worse_and_state_nothing_of_the_pile(review):
     review(drawn=4)
     assert pucache.audit(SESSION).positives < 3
-    result = json.loads(run(f"train-pu cache.h5 --labels {SESSION} --method linear --json"))
+    result = json.loads(run(f"train-pu cache.h5 --labels {SESSION} {LINEAR} --json"))
     with_images, figures = result["prior_estimate"], result["estimates"]
     with read_session("cache.h5") as session:
         write_reviewed(session, "reviewed.csv")
-    by_labels = json.loads(run("train-pu cache.h5 --labels reviewed.csv --method linear --json"))
+    by_labels = json.loads(run(f"train-pu cache.h5 --labels reviewed.csv {LINEAR} --json"))
     labels = by_labels["prior_estimate"]
     assert with_images["high"] - with_images["low"] <= 1.02 * (labels["high"] - labels["low"])
     assert result["prior"] is not None and NO_FIGURES in result["note"].lower()
@@ -132,7 +133,7 @@ def test_a_session_of_a_changed_cache_still_labels_and_has_no_audit(review):
     review(drawn=60)
     X, _, _ = planted(n=1200, d=8, labelled=40, prior=0.12, seed=5, apart=0.7)
     write_cache(Path("cache.h5"), X[:1100])
-    lines = run(f"train-pu cache.h5 --labels {SESSION} --method linear")
+    lines = run(f"train-pu cache.h5 --labels {SESSION} {LINEAR}")
     assert BIASED in lines and "of new images" not in lines
 
 
