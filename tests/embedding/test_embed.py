@@ -110,31 +110,6 @@ def test_a_folder_that_cannot_be_listed_keeps_its_rows_in_every_share(out, shard
     assert (report.rows, report.vanished) == (kept, before - kept) and before > kept
 
 
-# --- images that cannot be read ----------------------------------------------------------------
-
-
-def test_unreadable_files_become_failures_and_are_tried_again(image_folder, out, encoder):
-    folder = image_folder(20)
-    (folder / "empty.png").write_bytes(b"")
-    (folder / "text.png").write_text("no image")
-    (folder / "cut.png").write_bytes((folder / "000.png").read_bytes()[:200])
-    (folder / "loose.png").symlink_to("nowhere")
-    report = run(folder, out, encoder)
-    assert report.rows == 20
-    assert sorted(report.failures) == ["cut.png", "empty.png", "loose.png", "text.png"]
-    assert report.failures["text.png"] == "not an image in a known format"
-    assert report.failures["loose.png"] == "cannot be read: No such file or directory"
-    assert expect_current(out, folder).failures == report.failures
-    before = identity(out)
-    assert run(folder, out, encoder).written is False
-    assert identity(out) == before
-    save_image(folder / "text.png", 50)
-    (folder / "empty.png").unlink()
-    assert work(run(folder, out, encoder)) == (1, 0, 20)
-    assert sorted(expect_current(out, folder).failures) == ["cut.png", "loose.png"]
-    assert encoder.runtime.rows == 21
-
-
 # --- refusals ----------------------------------------------------------------------------------
 
 

@@ -117,6 +117,8 @@ def test_an_image_that_cannot_be_read_is_recorded_once_and_a_part_by_itself(phot
         "photos/none.png": "cannot be read: No such file or directory",
     }  # fmt: skip
     assert not again.written and again.kept == 1
+    write_manifest(manifest, "photos/0.png,0,0,9,9")
+    assert run_embedding(manifest, out, tiled("boxes")).written and EmbeddingCache(out).failures == {}
 
 
 def test_squares_of_small_and_damaged_images_are_recorded_when_they_are_listed(photos, out):

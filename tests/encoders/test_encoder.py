@@ -359,8 +359,8 @@ def test_a_size_that_the_patches_do_not_divide_is_refused_with_those_that_they_d
 def test_a_convolutional_network_takes_another_size_and_one_too_small_is_refused(tmp_path):
     weights = saved(tmp_path, "test_resnet")
     assert load_encoder("timm:test_resnet", weights=weights, image_size=96, **EXACT).spec.input_size == (96, 96)
-    weights = saved(tmp_path, "tresnet_m")
-    assert "cannot take images of 1 x 1 pixels" in refusal("timm:tresnet_m", weights=weights, image_size=1)
+    weights = saved(tmp_path, "test_convnext")
+    assert "cannot take images of 1 x 1 pixels" in refusal("timm:test_convnext", weights=weights, image_size=1)
 
 
 @pytest.mark.parametrize("option", [{"image_size": 96}, {"pooling": "avg"}, {"preprocess": {"mean": (0, 0, 0)}}])

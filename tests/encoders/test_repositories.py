@@ -17,7 +17,6 @@ from helpers.refusals import one_line
 from safetensors.torch import save_file
 
 from pucache import load_encoder
-from pucache.encoders.repositories import canonical_name
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,20 +52,6 @@ def hub(tmp_path, monkeypatch):
         return base / "snapshots" / ("a" * 40)
 
     return place
-
-
-NAMES = {
-    "resnet50.a1_in1k": "resnet50.a1_in1k",
-    "timm/resnet50.a1_in1k": "resnet50.a1_in1k",
-    "hf-hub:timm/resnet50.a1_in1k": "resnet50.a1_in1k",
-    "org/model": "hf-hub:org/model",
-    "hf-hub:org/model": "hf-hub:org/model",
-}
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_network_has_one_name_in_caches(name):
-    assert canonical_name(name) == NAMES[name]
 
 
 @pytest.mark.parametrize("name", ["hf-hub:org/model", "timm:hf-hub:org/model", "timm:org/model"])
@@ -137,8 +122,10 @@ def test_a_card_without_a_licence_states_none(tmp_path):
 def test_the_licence_of_a_tag_is_that_of_timm_and_a_bare_file_has_none(tmp_path):
     torch.save(network("test_vit").state_dict(), tmp_path / "weights.pth")
     options = {"weights": tmp_path / "weights.pth", **PLAIN}
-    tagged = load_encoder("timm:test_vit.r160_in1k", **options).licence
-    assert tagged == timm.get_pretrained_cfg("test_vit.r160_in1k").license == "apache-2.0"
+    for name in ("test_vit.r160_in1k", "timm/test_vit.r160_in1k", "hf-hub:timm/test_vit.r160_in1k"):
+        tagged = load_encoder(f"timm:{name}", **options)
+        assert tagged.licence == timm.get_pretrained_cfg("test_vit.r160_in1k").license == "apache-2.0"
+        assert tagged.spec.name == "timm:test_vit.r160_in1k", "a network has one name in caches"
     assert load_encoder("timm:test_vit", **options).licence == ""
 
 

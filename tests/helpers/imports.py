@@ -40,15 +40,15 @@ def write_parquet(path, **columns):
     return path
 
 
-def write_clip_folder(folder, X, keys, sizes, *, column="image_path", **more):
+def write_clip_folder(folder, X, keys, sizes, **more):
     """Write `X` as parts of these sizes with metadata beside them; `more` holds further columns, whole."""
     start = 0
     (folder / "img_emb").mkdir(parents=True)
     for number, size in enumerate(sizes):
         rows = slice(start, start + size)
         np.save(folder / "img_emb" / f"img_emb_{number}.npy", X[rows])
-        columns = {column: keys[rows], **{name: values[rows] for name, values in more.items()}}
-        write_parquet(folder / "metadata" / f"metadata_{number}.parquet", **columns)
+        columns = {name: values[rows] for name, values in more.items()}
+        write_parquet(folder / "metadata" / f"metadata_{number}.parquet", image_path=keys[rows], **columns)
         start += size
     assert start == len(X) == len(keys)
     return folder

@@ -49,22 +49,8 @@ def far(store, site, tmp_path):
 ALWAYS, BOTH = 10**6, "site/a.png site/b.png"
 NONE = r"cannot look up 2 of the 2 images that .*list.txt names; first .*/[ab].png: "
 FAULTS = [  # source, what fails, how and how often; the keys that are listed, None where the listing fails, and why
-    (
-        "list",
-        "site/b.png",
-        "busy",
-        ALWAYS,
-        ["a.png"],
-        r"503 [^']+ \(tried 4 times\); run again.*, or leave it out$",
-    ),
-    (
-        "list",
-        "site/b.png",
-        "denied",
-        ALWAYS,
-        ["a.png"],
-        "403 Forbidden; check the credentials.*, or leave it out$",
-    ),
+    ("list", "site/b.png", "busy", ALWAYS, ["a.png"], r"503 [^']+ \(tried 4 times\); run again.*, or leave it out$"),
+    ("list", "site/b.png", "denied", ALWAYS, ["a.png"], "403 Forbidden; check the credentials.*, or leave it out$"),
     ("list", "site/b.png", "gone", ALWAYS, ["a.png"], "^cannot be read: no such file: .*/site/b.png$"),
     ("list", BOTH, "busy", ALWAYS, None, NONE + r"503.* \(tried 4 times\); run again.*, or leave it out$"),
     ("list", BOTH, "denied", ALWAYS, None, NONE + "403.*; check the credentials.*, or leave it out$"),

@@ -88,10 +88,16 @@ def test_the_limit_is_sharp_at_any_length(off, scale):
 # --- bytes -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("cosine", [None, 1.5])
-def test_without_a_cosine_only_equal_bytes_count(cosine):
-    X = np.array([[1, 2], [1, 2], [2, 4], [1, 2.01], [0, 0], [0, 0]], np.float16)
-    assert groups(X, cosine=cosine).tolist() == [0, 0, 2, 3, 4, 4]
+@pytest.mark.parametrize(
+    ("rows", "cosine", "expected"),
+    [
+        *(([[1, 2], [1, 2], [2, 4], [1, 2.01], [0, 0], [0, 0]], none, [0, 0, 2, 3, 4, 4]) for none in (None, 1.5)),
+        ([[0, 0], [-0.0, 0], [0, 0], [6e-8, 0]], 0.999, [0, 0, 0, 3]),
+        *((np.zeros(shape), 0.999, [0] * shape[0]) for shape in [(0, 5), (1, 5), (3, 0)]),
+    ],
+)
+def test_groups_of_equal_bytes_of_zeros_and_of_the_smallest_shapes(rows, cosine, expected):
+    assert groups(np.array(rows, np.float16), cosine=cosine).tolist() == expected
 
 
 def test_equal_digests_join_and_unknown_ones_do_not():
@@ -100,17 +106,6 @@ def test_equal_digests_join_and_unknown_ones_do_not():
     digests[[1, 4], 31] = 5
     digests[[2, 3], 0] = 5, 6
     assert groups(X, digests, cosine=None).tolist() == equal_digests(digests).tolist() == [0, 1, 2, 3, 1, 5]
-
-
-def test_zeros_are_near_each_other_only():
-    X = np.zeros((4, 3), np.float16)
-    X[1, 0], X[3, 0] = -0.0, 6e-8
-    assert groups(X).tolist() == [0, 0, 0, 3]
-
-
-@pytest.mark.parametrize("shape", [(0, 5), (1, 5), (3, 0)])
-def test_the_smallest_shapes(shape):
-    assert groups(np.zeros(shape, np.float32)).tolist() == [0] * shape[0]
 
 
 # --- what is refused ---------------------------------------------------------------------------

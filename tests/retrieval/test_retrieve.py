@@ -43,10 +43,10 @@ def test_the_best_unlabelled_rows_come_in_order(opened, kind):
 def test_of_equal_scores_the_earlier_row_comes_first(opened, kind):
     kinds, of_kind = np.array([[3, 0, 0], [0, 2, 0], [1, 1, 1]], np.float32), np.arange(N) % 3
     cache = opened(kinds[of_kind])
-    for labelled in (1, 3, 40):
+    for labelled in (1, 40):
         positive = (of_kind == 0) & (np.arange(N) >= N - 3 * labelled)
         s, scores = positive.astype(np.int8), plain.similarity(kind, kinds[of_kind], positive).round(6)
-        for k in (1, 5, 130, 250):
+        for k in (5, 130, 250):
             result = rank_unlabelled(cache, s, k=k, scorer=Similarity(kind, "cpu"), twins=None)
             assert result.rows.tolist() == plain.ranked(scores, ~positive, k).tolist(), (labelled, k)
 

@@ -127,7 +127,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 @given(keys=KEYS, labels=st.data())
 def test_every_form_gives_the_rows_that_were_written(tmp_path_factory, form, keys, labels):
     ending, write = FORMS[form]
@@ -236,6 +236,7 @@ def test_a_first_line_longer_than_a_cell_of_csv_is_read(tmp_path):
 HEADS = [b"PK\3\4", b"\xd0\xcf\x11\xe0", b"PAR1\x15", b"ARROW1\0\0", b"\xff" * 4, b"{", b"["]
 
 
+@settings(max_examples=30)
 @given(data=st.binary(max_size=300), head=st.sampled_from(HEADS))
 @pytest.mark.parametrize("ending", [".csv", ".txt", ".xlsx", ".parquet", ".json"])
 def test_any_bytes_are_read_or_refused_in_one_line(tmp_path_factory, ending, data, head):

@@ -47,6 +47,15 @@ def test_a_file_speaks_of_its_own_kind(path):
     assert refusal(path).endswith("make it again")
 
 
+def test_damage_of_any_byte_is_refused(path):
+    whole = path.read_bytes()
+    for position in range(len(whole)):
+        flipped = whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :]
+        for damaged in (flipped, whole[:position]):
+            path.write_bytes(damaged)
+            refusal(path)
+
+
 def test_a_header_that_would_fill_the_memory_is_not_parsed(path):
     header = b'{"__metadata__":{' + b'"x":[' + b"[]," * (1 << 23)
     path.write_bytes(len(header).to_bytes(8, "little") + header)
