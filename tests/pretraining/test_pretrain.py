@@ -57,12 +57,7 @@ def run_json(*arguments):
 
 
 def refused(*arguments, code=1):
-    """Run what must fail; gives the one line on stderr."""
-    ended = run(*arguments, code=code)
-    errors = [line for line in ended.stderr.splitlines() if line.startswith("Error: ")]
-    assert ended.stdout == "" and len(errors) == 1 and ended.stderr.endswith(f"{errors[0]}\n")
-    assert 20 < len(errors[0]) < 600
-    return errors[0]
+    return command_line.refused(shlex.join(map(str, arguments)), code)
 
 
 def table(folder):
