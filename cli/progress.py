@@ -23,7 +23,12 @@ def terminal_progress() -> Bar | Lines:
 
 class _Rate(ProgressColumn):
     def render(self, task: Task) -> Text:
-        return Text(f"{task.speed or 0:,.0f}/s")
+        return Text(_rate(task.speed or 0))
+
+
+def _rate(speed: float) -> str:
+    """Steps per second, or seconds per step; "" before the first one."""
+    return f"{speed:,.0f}/s" if speed >= 1 else f"{1 / speed:,.1f} s each" if speed else ""
 
 
 class Bar:
@@ -79,7 +84,7 @@ class Lines(Silent):
             total = "" if self._total is None else f"/{self._total:,}"
             remaining = "" if self._total is None else f"  {(self._total - self._done) / rate:,.0f} s left"
             remark = self._remark and f"  {self._remark}"
-            click.echo(f"{self._what} {self._done:,}{total}  {rate:,.0f}/s{remaining}{remark}", err=True)
+            click.echo(f"{self._what} {self._done:,}{total}  {_rate(rate)}{remaining}{remark}", err=True)
 
     def remark(self, text: str) -> None:
         """Add a remark to the lines that follow."""

@@ -56,7 +56,7 @@ def sweep_priors(
         read,
         PULinearClassifier(**parameters),
         priors=prior_sweep.PRIORS if priors is None else _parse_numbers(priors),
-        seeds=range(seeds),
+        seeds=seeds,
         progress=terminal_progress(),
     )
     prior_sweep.write_sweep_table(result, out)

@@ -157,6 +157,9 @@ class Figures:
             " and the labels" if self.sources == COMBINED else ""
         )
 
+    def __repr__(self) -> str:
+        return f"Figures({self.labels.labels} labels: {self.text()})"
+
     def text(self) -> str:
         """Figures in words; an audit says nothing about AUC."""
         return "   ".join(f"{WORDS[name]} {self[name]}" for name in WORDS if name != "auc" or not self.is_audited)

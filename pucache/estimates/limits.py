@@ -129,6 +129,9 @@ class Limits:
         shared |= {"upper_error": UPPER_PART * error, "lower_error": (1.0 - UPPER_PART) * error}
         return cls(strata=tuple(strata), zone=inside, **shared, **known)
 
+    def __repr__(self) -> str:
+        return f"Limits({self.sentence})"
+
     # --- counts ------------------------------------------------------------------------------------
 
     @property

@@ -5,7 +5,6 @@ The table has the columns ``key,label,reviewed,digest``, which `pucache.read_lab
 
 from __future__ import annotations
 
-import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -21,15 +20,14 @@ from ..estimates.limit_sentences import sentences
 from ..estimates.limits import Limits
 from ..labels.labels import Labels, PULabels
 from ..labels.listing import EXPORT, short_digest
-from ..storage.atomic import replacing
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
+from ..storage.table_writer import write_rows
 from .log import LABELS, Choice, labelling_decisions
 from .session import Session, read_session
 from .session_folder import concept_folders, kept_groups, open_log, over_sessions, session_folder
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
-_NEEDS_QUOTES = re.compile(r'[",\r\n]|^\s|\s$')
 
 
 def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside: str | Path | None = None) -> Labels:
@@ -151,11 +149,9 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
     labelled = (s == 1) | (reviewed != 0)
     rows = np.concatenate([np.flatnonzero(before), np.flatnonzero(labelled & ~before)])
     keys, digests = session.cache.keys, session.cache.digest_matrix
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as stream:
-        stream.write("key,label,reviewed,digest\n")
-        for row in rows.tolist():
-            label, decided = int(s[row] == 1 or reviewed[row] == 1), int(reviewed[row] != 0)
-            stream.write(f"{_quoted(keys[row])},{label},{decided},{short_digest(digests[row])}\n")
+    positive, decided = ((s == 1) | (reviewed == 1)).astype(int), (reviewed != 0).astype(int)
+    lines = ([keys[row], positive[row], decided[row], short_digest(digests[row])] for row in rows.tolist())
+    write_rows(path, [["key", "label", "reviewed", "digest"], *lines])
     return path
 
 
@@ -183,7 +179,3 @@ def train_command(session: Session) -> str:
     """The command that trains on a session."""
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
     return f"pucache train-pu {paths} --labels {shlex.quote(str(session.folder))}"
-
-
-def _quoted(key: str) -> str:
-    return '"' + key.replace('"', '""') + '"' if _NEEDS_QUOTES.search(key) else key

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
@@ -73,8 +74,7 @@ class ShardsJob:
         )
 
 
-@dataclass(frozen=True)
-class ShardImages:
+class ShardImages(NamedTuple):
     """The images of shard `number`."""
 
     number: int

@@ -107,6 +107,9 @@ class ScoreReport:
     changed: int = field(default=0, compare=False)
     keeps: str = field(default="", compare=False)
 
+    def __repr__(self) -> str:
+        return f"ScoreReport({self.rows:,} rows, {self.positives:,} above the threshold; {self.decided})"
+
 
 def score(
     model: str | Path | PULinearClassifier | ConceptModels,

@@ -82,7 +82,7 @@ def sweep_priors(
     twins: float | None = TWIN_COSINE,
     all_rows: bool = False,
     priors: Sequence[float] = PRIORS,
-    seeds: Sequence[Seed] = (0, 1, 2),
+    seeds: int | Sequence[Seed] = 3,
     progress: Progress | None = None,
 ) -> Sweep:
     """Train cross-fitted heads at every prior and seed on a cache, in one pass.
@@ -97,8 +97,8 @@ def sweep_priors(
         As for `pucache.train_pu`; the first seed is that of the sample of unlabelled rows.
     priors : sequence of float, in (0, 1)
         Priors that a review rules out are left out.
-    seeds : sequence of int
-        Of folds and initial coefficients.
+    seeds : int or sequence of int
+        Of folds and initial coefficients; a number N stands for 0 to N - 1.
     progress : Progress, optional
 
     Returns
@@ -112,6 +112,7 @@ def sweep_priors(
     ValueError
         A parameter outside its domain, or no prior that the review leaves possible.
     """
+    seeds = range(seeds) if isinstance(seeds, int) else seeds
     if not (len(priors) and len(seeds) and all(0 < prior < 1 for prior in priors)):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
     opened, numbers = open_cache(cache), [drawn_seed(seed) for seed in seeds]

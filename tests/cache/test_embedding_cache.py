@@ -276,8 +276,9 @@ def test_a_file_that_is_gone_is_named(caches, tmp_path):
 def test_results_go_along_and_a_notebook_shows_them_shortly(caches):
     model = pucache.train_pu(caches, S, method="linear")
     prior, ranking = pucache.estimate_prior(caches, S)[0], pucache.retrieve_positives(caches, S, model, k=3)
-    sweep = pucache.sweep_priors(caches, S, priors=[0.3], seeds=[0])
-    results = [model, prior, ranking, sweep, pucache.info(caches), pucache.PULabels(S, S - 1), caches.encoder]
+    sweep = pucache.sweep_priors(caches, S, priors=[0.3], seeds=1)
+    results = [model, model.figures_, prior, ranking, sweep, pucache.info(caches), pucache.PULabels(S, S - 1)]
+    results += [caches.encoder, pucache.score(model, caches, "s.csv")]
     for thing in [*results, caches, caches.files[0], caches.keys]:
         assert len(repr(thing)) < 400 and not re.search(r"object at 0x|array\(", repr(thing))
     for thing in results:

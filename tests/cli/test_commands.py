@@ -186,7 +186,7 @@ def test_evaluate_holds_scores_against_the_truth(world, trained, here):
 
 
 def test_progress_goes_to_stderr_and_leaves_json_alone(embedding, embedded):
-    line = rf"^embedding {N + 1}/{N + 1}  [\d,]+/s  0 s left  encoder waited \d+%, 1 failed$"
+    line = rf"^embedding {N + 1}/{N + 1}  ([\d,]+/s|[\d.]+ s each)  0 s left  encoder waited \d+%, 1 failed$"
     assert re.search(line, embedding.stderr, re.MULTILINE) and embedded["rows"] == N
 
 

@@ -66,6 +66,7 @@ def test_with_random_images_the_figures_rest_on_them(review):
     assert f"from 150 {RESTS}" in lines and BIASED not in lines and "AUC" not in lines.splitlines()[2]
     result = json.loads(Path("model.metrics.json").read_text())
     audited = pucache.audit(SESSION)
+    assert repr(audited) == f"Limits({audited.sentence})"
     confirmed = result["confirmed_positives"]
     assert audited.positives >= 3 and result["prior_estimate"]["method"] == "audit"
     assert result["prior_estimate"]["low"] >= (confirmed + audited.hidden_low) / (s == 0).sum() - 1e-9

@@ -21,8 +21,7 @@ from pucache import EmbeddingCache, embed_shards
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import EngineError, SourceError
-from pucache.scaling.cluster import check_nodes, joined, nodes
-from pucache.scaling.tasks import cluster_tasks, cores_per_task
+from pucache.scaling.tasks import check_nodes, cluster_tasks, cores_per_task, joined, nodes
 
 pytestmark = pytest.mark.usefixtures("one_thread", "fixed_time")
 
@@ -237,8 +236,7 @@ def test_tasks_share_out_the_cores_of_a_cluster(cores, count, each):
 
 
 def test_without_ray_the_extra_is_named(image_folder, monkeypatch):
-    for name in ("pucache.scaling.cluster", "pucache.scaling.tasks"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "pucache.scaling.tasks", raising=False)
     monkeypatch.setitem(sys.modules, "ray", None)
     told = "Error: a Ray cluster needs Ray; pip install -e '.[ray]', or leave out --ray\n"
     assert refused("embed {f} {f}/out --shards 2 --ray", f=image_folder(1)) == told
