@@ -75,7 +75,7 @@ def _lines(found: list[PriorEstimate], sample: UnlabelledSample | None) -> Itera
         return
     yield from options.sample_lines(sample, found[0].prior)
     with_interval = [estimate.has_interval for estimate in found]
-    yield f"{'from':<10} {'prior':>8}   {f'{found[0].level:.0%}' if any(with_interval) else 'no'} interval"
+    yield f"{'from':<10} {'prior':>8}   {found[0].level_text if any(with_interval) else 'no'} interval"
     for estimate in found:
         prior = "" if estimate.prior is None else _share(estimate.prior)
         basis = {"tilt": "labels"}.get(estimate.method, estimate.method)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +17,11 @@ from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
 from pucache.labels.labels import Labels, PerConcept
-from pucache.labels.sample import UnlabelledSample
 from pucache.scoring.neighbour_scores import reason
 from pucache.storage.atomic import replacing
 from pucache.storage.file_kinds import MARK, tensor_kind
 from pucache.training.concept_models import METRICS, SUFFIX, model_path
 from pucache.training.model_file import FORMAT
-from pucache.training.model_summary import scar_of, summary
 from pucache.training.neighbour_evidence import method_of
 from pucache.training.sklearn_classifier import PULinearClassifier
 
@@ -33,8 +30,10 @@ from .destinations import check_files, check_outputs, may_write_derived
 from .progress import terminal_progress
 
 if TYPE_CHECKING:
+    from pucache.labels.sample import UnlabelledSample
     from pucache.training.training_set import TrainingSet
 
+Trained = tuple[PULinearClassifier, dict[str, Any], ScarCheck]  # a model, its content of the file of metrics
 MODEL, ONE = tensor_kind(FORMAT), "model.safetensors"
 
 
@@ -113,11 +112,14 @@ def train_pu(
     def train(name: str, data: TrainingSet) -> Trained:
         model = PULinearClassifier(**classifier).train(data, terminal_progress())
         model.save(path(name))
-        return Trained.of(data, model)
+        scar, twins = data.scar(model), data.twins_of_positives()
+        if read.is_one:
+            _list_duplicates(twins)
+        return model, _result(model, scar, twins), scar
 
     trained = rows.map(read, train)
     if read.is_one:
-        _print_one(trained[""], path(""))
+        _print_one(*trained[""], rows.sample, path(""))
     else:
         _print_concepts(trained, path("").parent)
 
@@ -127,48 +129,34 @@ def _path(labels: Labels, out: str, name: str) -> Path:
     return Path(out) if labels.is_one else model_path(out, name)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What is said of a model."""
-
-    model: PULinearClassifier
-    scar: ScarCheck
-    twins: list[tuple[str, str]]
-    sample: UnlabelledSample | None
-
-    @classmethod
-    def of(cls, data: TrainingSet, model: PULinearClassifier) -> Trained:
-        """With the check of SCAR."""
-        return cls(model, scar_of(data, model), data.twins_of_positives(), data.rows.sample)
-
-    def to_json(self) -> dict[str, Any]:
-        """Content of the file of metrics."""
-        found = {"scar": self.scar.to_dict(), "found_by_twins": [key for key, _ in self.twins]}
-        settings = {} if self.model.neighbours_ is None else self.model.neighbours_.to_json()
-        settings.pop("tilt", None)  # it holds a prior, which few labels do not support
-        return summary(self.model) | {"method": self.model.method_, "neighbours": settings or None} | found
+def _result(model: PULinearClassifier, scar: ScarCheck, twins: list[tuple[str, str]]) -> dict[str, Any]:
+    """Content of the file of metrics."""
+    settings = {} if model.neighbours_ is None else model.neighbours_.to_json()
+    settings.pop("tilt", None)  # it holds a prior, which few labels do not support
+    found = {"scar": scar.to_dict(), "found_by_twins": [key for key, _ in twins]}
+    return model.summary() | {"method": model.method_, "neighbours": settings or None} | found
 
 
-def _print_one(trained: Trained, path: Path) -> None:
-    result, model = trained.to_json(), trained.model
+def _print_one(
+    model: PULinearClassifier, result: dict[str, Any], scar: ScarCheck, sample: UnlabelledSample | None, path: Path
+) -> None:
     lines = [
         *_lines(result, model.figures_),
-        *options.sample_lines(trained.sample, result["prior"]),
+        *options.sample_lines(sample, result["prior"]),
         *([reason(model)] if method_of(model.method, model.loss, model.solver) == "distilled" else []),
         *_threshold_lines(model),
         *_warnings(result, model),
-        *_scar_lines(trained.scar, audited=model.figures_.is_audited),
+        *_scar_lines(scar, audited=model.figures_.is_audited),
     ]
     # m.metrics.json of m.safetensors
     written = _write_metrics(result, path.with_name(f"{path.name.removesuffix(SUFFIX)}.{METRICS}"))
     output.print_result(result, [*lines, f"wrote {path}{written}"])
-    _list_duplicates(trained.twins)
 
 
 def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
     """One file of metrics with a row a concept, and a table."""
-    of_concepts = {name: {"concept": name} | one.to_json() for name, one in trained.items()}
-    table = {name: _concept_row(result, trained[name].model.figures_) for name, result in of_concepts.items()}
+    of_concepts = {name: {"concept": name} | result for name, (_, result, _) in trained.items()}
+    table = {name: _concept_row(result, model.figures_) for name, (model, result, _) in trained.items()}
     others = sorted({path.stem for path in folder.glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": list(of_concepts.values()), "failures": trained.failures}
     lines = [f"wrote {counted(len(trained), 'model')} to {folder}{_write_metrics(result, folder / METRICS)}"]

@@ -2,7 +2,7 @@
 
 Below `LEAST_LABELS` labelled positives there are none; from there on each is an interval, and from
 `LEAST_LABELS_FOR_POINTS` on a number with its interval (`pucache.estimates.label_requirements`). The audit of a review
-gives figures whatever the labels are (`pucache.estimates.audited_figures`), and of the pile once it has `LEAST_DRAWS`.
+gives figures whatever the labels are (`pucache.estimates.audited_prior`), and of the pile once it has `LEAST_DRAWS`.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Figures:
     ) -> Figures:
         """These figures after a review that drew so many images at random; with few, decisions on the pile have none.
 
-        `of_pile` and `of_new_images` are by `pucache.estimates.audited_figures`; `sources` says what they rest on.
+        `of_pile` and `of_new_images` are by `pucache.estimates.audited_prior`; `sources` says what they rest on.
         """
         stated = of_pile if draws >= LEAST_DRAWS else dict.fromkeys(_DECISIONS, Estimate())
         return replace(self, estimates={**self.estimates, **stated}, of_new_images=of_new_images, sources=sources)

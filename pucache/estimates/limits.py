@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from .agreement import Agreement
-from .looks import Looks
-from .strata import Stratum, greatest_total, least_total
+from .strata import Looks, Stratum, greatest_total, least_total
 
 REMAINING_MISSES = np.array([0.0, 0.25, 0.5, 0.75])  # (1 - s') / (1 - s) of the alternatives s' of a sensitivity s
 MISS_WEIGHTS = np.array([0.5, 0.2, 0.2, 0.1])

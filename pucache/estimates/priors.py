@@ -47,7 +47,7 @@ class PriorEstimate:
 
     def __repr__(self) -> str:
         prior, number = "not stated" if self.prior is None else f"{self.prior:.3g}", "{:.3g}".format
-        return f"PriorEstimate({self.method}: {prior}, {self.level:.0%} interval {self.interval_text(number)})"
+        return f"PriorEstimate({self.method}: {prior}, {self.level_text} interval {self.interval_text(number)})"
 
     def stated(self, count: LabelCount) -> PriorEstimate:
         """The estimate as far as the labels allow it to be stated.
@@ -58,6 +58,11 @@ class PriorEstimate:
             return self
         low, high = (self.low, self.high) if count.has_estimates else (0.0, 1.0)
         return replace(self, prior=None, low=low, high=high)
+
+    @property
+    def level_text(self) -> str:
+        """The level in per cent."""
+        return f"{100 * self.level:g}%"
 
     @property
     def has_interval(self) -> bool:

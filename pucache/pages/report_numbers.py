@@ -27,7 +27,6 @@ from ..labels.near_duplicates import unlabelled_twins
 from ..progress import Progress
 from ..storage.urls import without_secrets
 from ..training.estimate_prior import prior_by_labels
-from ..training.model_summary import scar_of
 from ..training.sklearn_classifier import PULinearClassifier
 from ..training.training_set import TrainingSet
 from ..version import __version__
@@ -97,7 +96,7 @@ class TrainedReport:
     @cached_property
     def scar(self) -> ScarCheck:
         """Comparison of the labelled positives with the likely ones."""
-        return scar_of(self.data, self.trained)
+        return self.data.scar(self.trained)
 
     @property
     def prior_interval(self) -> tuple[float, float] | None:

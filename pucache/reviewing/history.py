@@ -18,8 +18,7 @@ import numpy as np
 
 from ..estimates.agreement import Agreement, Concordance
 from ..estimates.limits import Limits
-from ..estimates.looks import Looks
-from ..estimates.strata import Stratum
+from ..estimates.strata import Looks, Stratum
 from .log import DRAWN, LABELS, NO_LOOKS, Choice, Entry, Stream
 
 RATE_OF = 100  # decisions that the rate is of

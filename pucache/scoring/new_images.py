@@ -67,7 +67,7 @@ class NewImages:
         if self.shift is not None and not self.shift.is_mixture:
             return "the share of positives among the new images is not stated, as none fits their margins"
         assert self.share.prior is not None  # below 30 labels there is no share at all
-        interval, level = self.share.interval_text(percent), f"{100 * self.share.level:.0f}%"
+        interval, level = self.share.interval_text(percent), self.share.level_text
         of = "the new images" if self.n_sampled == self.n_images else f"the new images, by {self.n_sampled:,} of them"
         if self.differs:
             return (

@@ -10,6 +10,7 @@ import inspect
 import warnings
 from collections.abc import Iterator
 from copy import copy
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -493,6 +494,41 @@ class PULinearClassifier(FittedState):
             )
 
     # --- the file --------------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """Counts, chosen parameters and estimates of a trained model: the content of ``model.metrics.json``.
+
+        Returns
+        -------
+        dict
+            ``encoder``; the counts ``labelled_positives``, ``unlabelled`` (with reviewed rows), ``confirmed_positives``
+            and ``known_negatives``; ``unlabelled_sample``, fields of `pucache.labels.sample.UnlabelledSample` or None;
+            ``prior``, `PULinearClassifier.prior_`, and ``prior_estimate``, fields of `prior_estimate_`, both None where
+            the labels are too few for them; ``penalty``, ``threshold``, ``threshold_rule``, ``loss``, ``target_prior``,
+            ``solver``, ``deploy_prior``; ``estimates``, `PULinearClassifier.estimates_`; ``note``, what is not stated
+            because the labels are too few, or ""; where groups were given, ``groups``, their number.
+        """
+        estimate, sample = self.prior_estimate_, self.unlabelled_sample_
+        groups = {} if self.n_groups_ is None else {"groups": self.n_groups_}
+        return {
+            "encoder": str(self.encoder_),
+            "labelled_positives": self.n_labelled_,
+            "unlabelled": self.n_unlabelled_,
+            "unlabelled_sample": None if sample is None else sample.to_json(),
+            "confirmed_positives": self.n_confirmed_,
+            "known_negatives": self.n_negatives_,
+            "prior": self.prior_,
+            "prior_estimate": None if estimate is None else asdict(estimate),
+            "penalty": self.penalty_,
+            "threshold": self.threshold_,
+            "threshold_rule": str(self.threshold),
+            "loss": self.loss,
+            "target_prior": float(self.target_prior),
+            "solver": self.solver,
+            "deploy_prior": None if self.deploy_prior is None else float(self.deploy_prior),
+            "estimates": self.estimates_,
+            "note": self.figures_.note,
+        } | groups
 
     def save(self, path: str | Path) -> None:
         """Write the model as safetensors: numbers as tensors, the rest as JSON metadata; no pickle.

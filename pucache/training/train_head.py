@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..estimates.audited_figures import ReviewedPile
-from ..estimates.audited_prior import COMBINED, NO_IMAGES, AuditedPrior
+from ..estimates.audited_prior import COMBINED, NO_IMAGES, AuditedPrior, ReviewedPile
 from ..estimates.calibration import fit_tilt, stated_tilt
 from ..estimates.dataset_shift import (
     MOST_BYTES,

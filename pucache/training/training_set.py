@@ -13,8 +13,10 @@ import torch
 
 from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
+from ..estimates.calibration import fit_tilt
 from ..estimates.label_requirements import LabelCount
 from ..estimates.review_weights import TrainingLabels
+from ..estimates.scar import ScarCheck, check_scar
 from ..heads.design_matrix import DesignMatrix
 from ..heads.moments import Moments, MomentSums
 from ..labels.groups import groups_of_images
@@ -27,6 +29,7 @@ from ..storage.rows import RowMatrix, take_rows
 
 if TYPE_CHECKING:
     from ..neighbours.graph import NeighbourGraph
+    from .sklearn_classifier import PULinearClassifier
 
 log = logging.getLogger("pucache")
 R = TypeVar("R")
@@ -197,3 +200,14 @@ class TrainingSet:
         twins, positives = unlabelled_twins(self.twin, self.labels.positive.astype(np.int8))
         undecided = self.labels.unlabelled[twins]
         return list(zip(self.keys(twins[undecided]), self.keys(positives[undecided]), strict=True))
+
+    def scar(self, model: PULinearClassifier) -> ScarCheck:
+        """Compare labelled with likely positives, by the held-out margins of a model trained on these rows.
+
+        A distilled head is not asked: it calls more rows like the labelled ones, and fewer of other kinds. A model that
+        was loaded has no held-out margins.
+        """
+        margins, labels, rows = model.classifier_margins_, self.training, self.rows
+        prior = model.prior if model.method_ == "distilled" else model.tilt_.prior
+        tilt = fit_tilt(margins, labels.s, labels.weights, prior)
+        return check_scar(rows.X, self.labels, margins, tilt, group=rows.twin, clusters=rows.group, seed=model.seed_)

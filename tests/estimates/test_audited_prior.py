@@ -6,8 +6,15 @@ from hypothesis import strategies as st
 
 from pucache import PULinearClassifier
 from pucache.devices import choose_device
-from pucache.estimates.audited_figures import ReviewedPile
-from pucache.estimates.audited_prior import ALONE, COMBINED, CONTRADICTED, AuditedHidden, AuditedPrior, share_right
+from pucache.estimates.audited_prior import (
+    ALONE,
+    COMBINED,
+    CONTRADICTED,
+    AuditedHidden,
+    AuditedPrior,
+    ReviewedPile,
+    share_right,
+)
 from pucache.estimates.calibration import LEAST, Tilt
 from pucache.estimates.intervals import LEVEL, Estimate
 from pucache.estimates.metrics import with_labels

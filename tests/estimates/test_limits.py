@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from pucache.estimates.limit_sentences import sentences
 from pucache.estimates.limits import MISSES_NEEDED, RECHECKS_NEEDED, Limits, least_sensitivity
-from pucache.estimates.looks import FACTORS, RUNS, Looks
-from pucache.estimates.strata import Stratum
+from pucache.estimates.strata import FACTORS, RUNS, Looks, Stratum
 from pucache.reviewing.log import LABELS, Choice, Stream
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice

@@ -67,7 +67,7 @@ def test_where_nothing_excludes_that_no_positive_is_hidden_the_interval_is_one_s
     margins, s = gaussians(0.0, 30, 500, 2.0)
     found = profile_interval(margins, s)
     assert found.low == LEAST < found.high < 0.1
-    limit = deviance_limit(30, 0.95)  # all misses are above: of 26 piles with 10 to 20 labels one in six, at 0.9
+    limit = deviance_limit(30, 0.95)  # all misses are above: at 0.9 of 51 piles with 10 to 20 labels one in ten
     centre, priors, deviance = profile_prior(margins, s, depth=limit)
     end = profile_ends(priors, deviance_within_pile(centre, priors, deviance, (s == 0).sum()), limit)[1]
     assert end < found.high < 1.1 * end

@@ -10,7 +10,6 @@ from pucache.labels.labels import TWIN_COSINE
 from pucache.labels.read_labels import open_labels
 from pucache.neighbours.graph_file import graph_path
 from pucache.training.cross_fitting import deal_folds
-from pucache.training.model_summary import summary
 from pucache.training.training_set import TrainingRows
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -106,6 +105,6 @@ def test_twins_of_what_is_known_are_named_and_share_a_fold(tmp_path, twins):
 
 def test_the_summary_of_parameters_of_numpy_is_plain_json(cache):
     given = {"prior": np.float32(0.25), "threshold": np.float32(0.5), "deploy_prior": np.float32(0.125)}
-    stated = summary(train_pu(cache, "found/**", **LINEAR | given))
+    stated = train_pu(cache, "found/**", **LINEAR | given).summary()
     assert json.loads(json.dumps(stated, allow_nan=False)) == stated
     assert (stated["prior"], stated["threshold"], stated["deploy_prior"]) == (0.25, 0.5, 0.125)
