@@ -121,31 +121,22 @@ def test_below_ten_labels_no_figure_is_stated_and_ranking_and_scoring_work(label
 # --- the other commands --------------------------------------------------------------------------
 
 
-def test_estimate_prior_estimates_nothing_below_ten_labels(labelled):
+def test_estimate_prior_and_sweep_priors_estimate_nothing_below_ten_labels(labelled):
     labelled(9)
     shown, result = run(PRIOR), command_line.run_json(PRIOR)
     assert "at least 10" in shown and "tilt" not in shown and not NAMED.search(shown)
     assert result["estimates"] is None and "at least 10" in result["note"]
-
-
-def test_estimate_prior_states_intervals_alone_below_thirty_labels(labelled):
-    labelled(20)
-    shown = run(PRIOR)
-    assert re.search(rf"^labels +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
-
-
-def test_sweep_priors_estimates_nothing_below_ten_labels(labelled):
-    labelled(9)
-    command = SWEEP + " --seeds 1"
-    shown = run(command)
+    shown = run(SWEEP + " --seeds 1")
     assert "at least 10" in shown and "labelled against" not in shown
     assert not re.search("pauc|f1|recall|precision|accuracy", Path("sweep.csv").read_text().splitlines()[0])
-    rows = command_line.run_json(command)["rows"]
+    rows = command_line.run_json(SWEEP + " --seeds 1")["rows"]
     assert set(rows[0]) == {"prior", "seed", "risk", "clamped", "threshold", "share_predicted_positive"}
 
 
-def test_sweep_priors_states_intervals_alone_below_thirty_labels(labelled):
+def test_estimate_prior_and_sweep_priors_state_intervals_alone_below_thirty_labels(labelled):
     labelled(20)
+    shown = run(PRIOR)
+    assert re.search(rf"^labels +(at most [\d.]+|{INTERVAL})$", shown, re.MULTILINE) and "at least 30" in shown
     shown = run(SWEEP + " --seeds 1 --loss nnpu")
     assert "at least 30" in shown and "unlabelled is" not in shown
     header = Path("sweep.csv").read_text().splitlines()[0].split(",")
@@ -177,10 +168,11 @@ def test_an_estimate_at_the_end_of_what_is_possible_is_stated_by_no_command(tmp_
     cache = write_cache(Path("cache.h5"), X)
     wrong = [*np.flatnonzero(y == 1)[:30], *np.flatnonzero(y == 0)[:10]]
     Path("positives.txt").write_text("".join(f"{cache.keys[int(row)]}\n" for row in wrong))
-    trained, estimated = command_line.run_json(TRAIN), command_line.run_json(PRIOR)
+    shown, estimated = run(TRAIN), command_line.run_json(PRIOR)
+    trained = written_metrics()
     named = {"prior", "precision", "f1", "auc", "accuracy", "false_positive_rate"}
     stated = {at.rsplit("/", 1)[-1] for at in points_of(trained) + points_of(estimated)}
     assert "recall" in stated and not named & stated
-    for said in (trained["note"], estimated["note"], run(TRAIN), run(PRIOR), run(REPORT), text_of("report.html")):
+    for said in (trained["note"], estimated["note"], shown, run(PRIOR), run(REPORT), text_of("report.html")):
         assert "prior lies at the end of what is possible" in said
         assert not re.search(r"prior 1e-05|precision 0\.0", said)

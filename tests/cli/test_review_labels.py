@@ -196,9 +196,13 @@ def session(tmp_path):
         yield session
 
 
-def test_the_audit_is_read_while_the_review_goes_on(session):
+def test_the_audit_is_read_while_the_review_goes_on_and_its_json_holds_every_number(session):
     audited = pucache.audit(session)
     assert audited.as_dict() == pucache.audit(session.folder).as_dict() == session.limits().as_dict()
+    result = json.loads(run(f"audit {session.folder} --json"))
+    assert result == audited.as_dict() | {"statements": sentences(audited)}
+    looser = json.loads(run(f"audit {session.folder} --json --level 0.8"))
+    assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
     sentence, assumed, *_, draws = run(f"audit {session.folder}").splitlines()
     assert sentence == audited.sentence and assumed.startswith("If no positive was overlooked: ")
     assert draws == f"20 drawn at random: {audited.positives} positive; 57 images not looked at"
@@ -207,14 +211,6 @@ def test_the_audit_is_read_while_the_review_goes_on(session):
     said = run(f"audit {session.folder}")
     assert "21 drawn at random: " in said and "1 skipped; 56 images not" in said
     assert "1 of them skipped or left out, which count as positive until they are decided" in said
-
-
-def test_the_json_of_an_audit_holds_every_number(session):
-    result = json.loads(run(f"audit {session.folder} --json"))
-    audited = pucache.audit(session)
-    assert result == audited.as_dict() | {"statements": sentences(audited)}
-    looser = json.loads(run(f"audit {session.folder} --json --level 0.8"))
-    assert looser["hidden_high"] <= result["hidden_high"] and looser["level"] == 0.8
     assert "level must be between 0 and 1; got 1.5" in run(f"audit {session.folder} --level 1.5", 2)
 
 
@@ -247,10 +243,11 @@ def test_audit_has_a_row_for_each_concept(reviews):
 
 
 def test_train_pu_and_report_take_it_as_the_labels_of_concepts(reviews):
-    assert "wrote 2 models to models" in run(f"train-pu cache.h5 --labels {reviews} --method linear --out models")
+    assert "wrote 2 models to models" in run(f"train-pu cache.h5 --labels {reviews} {LINEAR} --out models")
     red, _ = json.loads(Path("models/metrics.json").read_text())["concepts"]
     assert red["prior_estimate"]["method"] == "audit", "each rests on its own random images"
-    alone = pucache.train_pu("cache.h5", pucache.session_labels("cache.h5", f"{reviews}/red"), method="linear")
+    labels = pucache.session_labels("cache.h5", f"{reviews}/red")
+    alone = pucache.train_pu("cache.h5", labels, method="linear", penalty=0.01)
     assert (red["concept"], red["prior"]) == ("red", alone.prior_)
     run("score models cache.h5 --out wide.csv")
     both = sum(row["red_label"] == row["round_label"] == "1" for row in table(Path("wide.csv")))

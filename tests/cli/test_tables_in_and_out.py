@@ -31,7 +31,7 @@ def test_embedding_and_training_from_one_parquet_file(world, pile, here):
     a, b = EmbeddingCache(here / "c.h5"), EmbeddingCache(world / "cache.h5")
     assert list(a.keys) == pile
     np.testing.assert_array_equal(a.X, b.X)
-    train = "train-pu {cache} --labels red.csv --prior 0.1 --method linear"
+    train = "train-pu {cache} --labels red.csv --prior 0.1 --method linear --penalty 0.01"
     only = "--label-value red --undecided rest --out red.csv"
     beside = "labels c.h5 {w}/pile.parquet --label-column kind "
     assert run(beside + only, w=world).output.startswith("16 positive\n44 without a label")

@@ -20,17 +20,6 @@ from pucache.reviewing.session import open_session
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
 
-def test_a_picture_leaves_for_good_and_waits_when_it_is_taken_back():
-    history = Log(20).decide(3, POSITIVE).decide(3, UNDONE).history()
-    picture = history.pictures[3]
-    assert picture.taken and picture.waits and picture.label == -1 and history.left == [19] and history.found == [0]
-    (stratum,) = history.strata()
-    assert stratum.waits.tolist() == [True] and stratum.left == 19
-    assert history.limits().hidden_high == 20, "it may be positive"
-    again = Log(20).decide(3, POSITIVE).decide(3, UNDONE).decide(3, NEGATIVE).history()
-    assert not again.pictures[3].waits and again.limits().hidden_high == 19
-
-
 def test_draws_of_before_0_5_from_among_pictures_that_had_returned_are_read():
     """What was taken back came back to its urn, and could be drawn."""
     log = Log(20).decide(3, POSITIVE).decide(3, UNDONE)

@@ -470,43 +470,37 @@ def test_doubted_decisions_are_looked_at_again_without_their_answers(tmp_path, b
         assert page.is_visible("#statements")
 
 
-def test_undo_in_a_page_that_was_opened_later_shows_past_decisions(tmp_path, browser):
-    with reviewing(browser, tmp_path) as (page, opened, _):
-        undo = page.locator("#one [data-undo]")
+def test_a_page_that_was_opened_later_corrects_past_decisions_takes_that_back_and_exports_labels(tmp_path, browser):
+    with reviewing(browser, tmp_path, context={"lost": True}) as (page, opened, _):
+        undo, earlier = page.locator("#one [data-undo]"), page.locator("#past-list button")
         expect(undo).to_have_attribute("aria-disabled", "true")
-        shown = press(page, "ar")
+        shown = press(page, "aarr")
+        rows = [row for row, _ in shown]
         wait_until_saved(page)
         expect(undo).to_have_attribute("title", "")
         page.reload()
         page.wait_for_selector(DECIDABLE)
         expect(undo).to_have_attribute("title", re.compile("shows past decisions"))
         tap(page, "u")
-        page.locator("#past-list button").first.click()
-        page.wait_for_selector(DECIDABLE)
-        assert [row for row, _ in press(page, "a")] == [shown[1][0]]
-        wait_until_saved(page)
-        assert standing(opened.session, [row for row, _ in shown]) == "aa"
-        tap(page, "u")
-        assert standing(opened.session, [row for row, _ in shown]) == "ar", "the correction is taken back here"
-
-
-def test_past_decisions_are_corrected_and_labels_exported(tmp_path, browser):
-    with reviewing(browser, tmp_path, context={"lost": True}) as (page, _, _):
-        shown = press(page, "aarr")
-        wait_until_saved(page)
-        page.click("#past")
         expect(page.locator("#past-list .badge")).to_have_text(["rejected", "rejected", "accepted", "accepted"])
         assert violations(page, "#past-dialog") == []
-        page.locator("#past-list button").first.click()
+        earlier.first.click()
         page.wait_for_selector(DECIDABLE)
-        assert current_row(page) == shown[3][0]
-        shown[3:] = press(page, "a")
+        assert [row for row, _ in press(page, "a")] == rows[3:]
+        wait_until_saved(page)
+        assert standing(opened.session, rows) == "aara"
+        tap(page, "u")
+        assert standing(opened.session, rows) == "aarr", "the correction is taken back here"
+        page.click("#past")
+        earlier.nth(1).click()
+        page.wait_for_selector(DECIDABLE)
+        corrected = press(page, "a")
         wait_until_saved(page)
         page.click("#export")
         expect(page.locator("#notice")).to_contain_text("reviewed.csv")
         assert page.is_visible("#commands") and violations(page) == []
         text = (tmp_path / "session/reviewed.csv").read_text()
-        assert all(f"{row:03}.png,{int(key == 'a')},1" in text for row, key in shown)
+        assert all(f"{row:03}.png,{int(key == 'a')},1" in text for row, key in (dict(shown) | dict(corrected)).items())
 
 
 # --- for everybody -----------------------------------------------------------------------------

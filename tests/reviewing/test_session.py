@@ -48,14 +48,6 @@ def session(cache):
 # --- labels ---------------------------------------------------------------------------------------
 
 
-def test_a_session_begins_beside_the_cache_with_labels_and_what_their_twins_inherit(session, cache):
-    s, reviewed = session.state.labels()
-    assert np.flatnonzero(s).tolist() == [0, 1, 2] and np.flatnonzero(reviewed).tolist() == [3] and reviewed[3] == 1
-    assert sum(session.pile.urns) == 56 and session.state.untaken.sum() == 56 and not session.state.untaken[:4].any()
-    assert session.folder == cache.files[0].path.with_name("pile.h5.review") and session.pile.note == ""
-    assert session.state.progress().decided == 0 and session.state.progress().untaken == 56
-
-
 def test_an_undo_brings_back_what_had_been_replaced_and_then_nothing(session):
     decide(session, 10), decide(session, 10, NEGATIVE)
     assert decide(session, 10, UNDONE).choice is POSITIVE and session.state.labels()[1][10] == 1

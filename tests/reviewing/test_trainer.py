@@ -54,11 +54,22 @@ def pile(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def child(pile):
-    """A child process that serves four sessions: its trainer, what it says of each, and its errors."""
-    listeners, errors = [Listener() for _ in range(4)], []
-    takers = [listener.on_ranking for listener in listeners]
-    with Trainer(pile[0], takers, errors.append, groups=np.arange(300) // 2) as trainer:
-        yield trainer, listeners, errors
+    """A child process that serves four sessions: its trainer, what it says of each and in which order, its errors."""
+    listeners, came, errors = [Listener() for _ in range(4)], [], []
+
+    def taker(number):
+        def take(result, serial):
+            came.append((number, serial))
+            listeners[number].on_ranking(result, serial)
+
+        return take
+
+    with Trainer(pile[0], list(map(taker, range(4))), errors.append, groups=np.arange(300) // 2) as trainer:
+        yield trainer, listeners, came, errors
+        last = trainer.process_id
+        trainer.close()
+        assert has_ended(last)
+        trainer.submit(1000, pile[1], np.zeros_like(pile[1]))
 
 
 def reviewed_rows(s, y, count):
@@ -70,7 +81,7 @@ def reviewed_rows(s, y, count):
 
 def test_one_child_ranks_for_sessions_that_label_opposite_classes_at_first_by_similarity(pile, child):
     _, s, y = pile
-    trainer, listeners, _ = child
+    trainer, listeners, *_ = child
     assert not trainer.busy(0)
     trainer.submit(7, s, np.zeros_like(s), 0)
     trainer.submit(7, (y == 0).astype(np.int8), np.zeros_like(s), 1)
@@ -95,38 +106,23 @@ def test_the_newest_labels_win_and_a_changed_decision_retrains(pile, child):
     assert not np.array_equal(first, listener.wait_for(200))
 
 
-def test_a_killed_child_is_started_again_with_the_newest_labels(pile, child):
+def test_a_killed_child_is_started_again_with_the_newest_labels_of_the_open_session_first(pile, child):
     _, s, y = pile
-    trainer, (*_, listener), errors = child
+    trainer, listeners, came, errors = child
     trainer.submit(1, s, np.zeros_like(s), 3)
-    listener.wait_for(1)
+    listeners[3].wait_for(1)
     before = trainer.process_id
     assert not errors
     trainer.prefer(3)
     os.kill(before, signal.SIGKILL)
-    trainer.submit(2, s, reviewed_rows(s, y, 2), 3)
-    listener.wait_for(2)
-    assert has_ended(before) and trainer.process_id != before and listener.serials == sorted(listener.serials)
+    for session in (1, 2, 3):
+        trainer.submit(300, s, reviewed_rows(s, y, 2), session)
+    for listener in listeners[1:]:
+        listener.wait_for(300)
+    assert has_ended(before) and trainer.process_id != before and came.index((3, 300)) < came.index((2, 300))
+    assert listeners[3].serials == sorted(listeners[3].serials)
     (error,) = errors
     assert "signal 9" in error and "\n" not in error
-
-
-def test_the_open_session_is_trained_first_and_close_ends_the_child(pile):
-    """The child was not ready when the session was opened."""
-    paths, s, _ = pile
-    came = []
-    takers = [lambda result, serial, number=number: came.append(number) for number in range(3)]
-    with Trainer(paths, takers) as trainer:
-        trainer.prefer(2)
-        for session in range(3):
-            trainer.submit(0, s, np.zeros_like(s), session=session)
-        eventually(lambda: {1, 2} <= {*came})
-        assert came.index(2) < came.index(1)
-        child = trainer.process_id
-        trainer.submit(1, s, np.zeros_like(s))
-        trainer.close()
-        assert has_ended(child)
-        trainer.submit(2, s, np.zeros_like(s))
 
 
 @pytest.mark.slow
