@@ -13,7 +13,6 @@ from pucache.cache.embedding_cache import open_cache
 from pucache.estimates.figures import Figures
 from pucache.estimates.label_requirements import format_share
 from pucache.estimates.limits import counted
-from pucache.estimates.priors import interval_text
 from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
 from pucache.labels.labels import Labels, PerConcept
@@ -141,7 +140,7 @@ def _print_one(
     model: PULinearClassifier, result: dict[str, Any], scar: ScarCheck, sample: UnlabelledSample | None, path: Path
 ) -> None:
     lines = [
-        *_lines(result, model.figures_),
+        *_lines(result, model),
         *options.sample_lines(sample, result["prior"]),
         *([reason(model)] if method_of(model.method, model.loss, model.solver) == "distilled" else []),
         *_threshold_lines(model),
@@ -156,7 +155,7 @@ def _print_one(
 def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
     """One file of metrics with a row a concept, and a table."""
     of_concepts = {name: {"concept": name} | result for name, (_, result, _) in trained.items()}
-    table = {name: _concept_row(result, model.figures_) for name, (model, result, _) in trained.items()}
+    table = {name: _concept_row(result, model) for name, (model, result, _) in trained.items()}
     others = sorted({path.stem for path in folder.glob(f"*{SUFFIX}")} - set(table))  # of those that failed too
     result = {"concepts": list(of_concepts.values()), "failures": trained.failures}
     lines = [f"wrote {counted(len(trained), 'model')} to {folder}{_write_metrics(result, folder / METRICS)}"]
@@ -165,25 +164,27 @@ def _print_concepts(trained: PerConcept[Trained], folder: Path) -> None:
     output.print_concepts(result | {"models_from_before": others}, trained.failures, table, *lines)
 
 
-def _concept_row(result: dict[str, Any], figures: Figures) -> dict[str, str]:
+def _concept_row(result: dict[str, Any], model: PULinearClassifier) -> dict[str, str]:
     """Row of a concept in the table that is printed; figures that its labels are too few for are left out."""
+    figures = model.figures_
     few = "labels" if figures.sources is None else "random images"
     enough = figures["recall"].interval is not None and not figures.are_uninformative
     return {
         "labelled": f"{result['labelled_positives']:,}",
-        "prior": _prior_text(result).removeprefix("prior ").replace("estimated; ", ""),
+        "prior": _prior_text(model).removeprefix("prior ").replace("estimated; ", ""),
         **{name: str(figures[name]) if enough else "" for name in ("recall", "precision")},
         "called positive": _called_positive(figures, 2),
         "note": "" if enough else f"ranked; too few {few} for figures",
     }
 
 
-def _lines(result: dict[str, Any], figures: Figures) -> Iterator[str]:
+def _lines(result: dict[str, Any], model: PULinearClassifier) -> Iterator[str]:
+    figures = model.figures_
     positive, negative = result["confirmed_positives"], result["known_negatives"]
     reviewed = f" (of them known: {positive:,} positive, {negative:,} negative)" if positive or negative else ""
     labelled = counted(result["labelled_positives"], "labelled positive")
     counts = f"{labelled}, {result['unlabelled']:,} unlabelled{reviewed}"
-    yield ", ".join(filter(None, [counts, _prior_text(result)]))
+    yield ", ".join(filter(None, [counts, _prior_text(model)]))
     yield from _estimates(figures)
     if (effect := figures.design_effect) is not None:
         yield (
@@ -222,16 +223,14 @@ def _threshold_lines(model: PULinearClassifier) -> Iterator[str]:
         yield f"posterior and threshold are for a share of positives of {format_share(share)} (--deploy-prior)"
 
 
-def _prior_text(result: dict[str, Any]) -> str:
-    estimate = result["prior_estimate"]
-    if estimate is None:
-        return "" if result["prior"] is None else f"prior {format_share(result['prior'])}"
-    interval = interval_text(estimate["low"], estimate["high"], format_share)
-    if estimate["low"] <= 0 and estimate["high"] >= 1:  # there is no interval
-        return "" if result["prior"] is None else f"prior {format_share(result['prior'])} (estimated)"
-    if result["prior"] is None:
-        return f"prior {interval} (estimated; {estimate['level']:.0%} interval)"
-    return f"prior {format_share(result['prior'])} (estimated; {estimate['level']:.0%} interval {interval})"
+def _prior_text(model: PULinearClassifier) -> str:
+    estimate, prior = model.prior_estimate_, "" if model.prior_ is None else format_share(model.prior_)
+    if estimate is None or not estimate.has_interval:
+        return f"prior {prior}" if prior else ""
+    interval = estimate.interval_text(format_share)
+    if not prior:
+        return f"prior {interval} (estimated; {estimate.level_text} interval)"
+    return f"prior {prior} (estimated; {estimate.level_text} interval {interval})"
 
 
 def _warnings(result: dict[str, Any], model: PULinearClassifier) -> Iterator[str]:

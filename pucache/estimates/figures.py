@@ -90,14 +90,13 @@ class Figures:
         else:
             values["collapsed"] = None
         estimates = {name: Estimate.of(values[name], ends.get(name)) for name in WITH_INTERVAL}
-        if prior_range is None:
-            estimates |= {name: Estimate() for name in WITH_INTERVAL if name not in WITHOUT_PRIOR}
         if not values["share_predicted_positive"]:  # nothing is called, and nothing is right or wrong
             estimates["precision"] = Estimate()
         if not labels.has_points:
             estimates = {name: replace(one, value=None) for name, one in estimates.items()}
             values |= dict.fromkeys(_RISKS)
-        return cls(labels, estimates, {name: values[name] for name in _COUNTED})
+        figures = cls(labels, estimates, {name: values[name] for name in _COUNTED})
+        return figures.without_prior() if prior_range is None else figures
 
     def reviewed(
         self, of_pile: Mapping[str, Estimate], of_new_images: Mapping[str, Estimate], *, draws: int, sources: str
@@ -113,6 +112,11 @@ class Figures:
 
     def __getitem__(self, name: str) -> Estimate:
         return self.estimates[name]
+
+    def without_prior(self) -> Figures:
+        """These figures where the prior is not known, or wrong: none that depends on it is stated."""
+        unknown = {name: Estimate() for name in WITH_INTERVAL if name not in WITHOUT_PRIOR}
+        return replace(self, estimates={**self.estimates, **unknown})
 
     def with_prior(self, estimate: PriorEstimate | None) -> Figures:
         """These figures with an estimate of the prior as far as the labels allow; that of an audit as it is."""

@@ -150,7 +150,7 @@ def train_head(data: TrainingSet, settings: TrainingSettings, progress: Progress
         assumed_prior=prior if settings.prior is None and not of_posteriors.has_estimates else None,
         design_effect=None if data.rows.group is None else effect,
     )
-    _warn_of_ranking(figures, settings.prior)
+    figures = _agreeing(figures, settings.prior)
     estimated = None if figures.prior is None else figures.prior.prior
     return TrainedState(
         coef_=chosen.head.coef[:1],
@@ -201,19 +201,21 @@ def _trained(
     return linear, distillation
 
 
-def _warn_of_ranking(figures: Figures, given: float | None) -> None:
+def _agreeing(figures: Figures, given: float | None) -> Figures:
     """Say where the interval of PAUC covers that of chance, or lies above what a given prior allows.
 
     An unlabelled row is positive with the prior's probability, and then ranks above a labelled one half of the time.
+    Figures that depend on a prior that is too large are left out.
     """
     if (interval := figures["pauc"].interval) is None:
-        return
+        return figures
     if given is not None and interval[0] > (most := 1 - given / 2):
         log.warning(
             "the given prior, %.4g, is too large for these labels: with it the AUC of labelled against unlabelled is "
             "at most %.2f, and it is %.2f to %.2f; give a smaller one, or none",
             *(given, most, *interval),
         )
+        figures = figures.without_prior()
     if interval[0] <= _CHANCE:
         log.warning(
             "held-out ranking is no better than chance (AUC of labelled against unlabelled %.2f to %.2f, chance has "
@@ -221,6 +223,7 @@ def _warn_of_ranking(figures: Figures, given: float | None) -> None:
             "the labelled look alike",
             *(*interval, _CHANCE),
         )
+    return figures
 
 
 def _pile_sample(data: TrainingSet, margins: np.ndarray, final: np.ndarray, seed: int) -> PileSample:

@@ -191,9 +191,10 @@ def test_the_device_cpu_asks_nothing_of_cuda(tmp_path, monkeypatch):
 
 
 def test_a_given_prior_that_the_ranking_of_the_labels_rules_out_is_said(caplog):
-    PULinearClassifier(prior=0.9, penalty=1e-2, device="cpu").fit(X, S)
+    model = PULinearClassifier(prior=0.9, penalty=1e-2, device="cpu").fit(X, S)
     (text,) = [record.getMessage() for record in caplog.records]
     assert text.startswith("the given prior, 0.9, is too large for these labels: with it") and "at most 0.55" in text
+    assert model.prior_ == 0.9 and model.figures_["recall"].value and model.figures_["precision"].value is None
 
 
 def test_labels_of_which_a_quarter_are_wrong_still_call_images():
