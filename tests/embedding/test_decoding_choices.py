@@ -1,7 +1,6 @@
 """Choices on the way from bytes to pixels: sealed with the encoder, recorded with the rows, applied by models."""
 
 import dataclasses
-import logging
 
 import numpy as np
 import pytest
@@ -60,16 +59,6 @@ def is_of_the_cut_one(partial):
 
 
 # --- a white level -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_dark_images_are_told_whoever_decodes_them(scans, out, workers, caplog):
-    with caplog.at_level(logging.WARNING):
-        embed(scans, out, tiny(), workers=workers)
-    assert (
-        "12 of 12 16-bit images use less than a sixteenth of the range and are nearly black (largest value 4,095): "
-        "pass --white-level 4095"
-    ) in caplog.text
 
 
 def test_a_level_makes_other_embeddings_that_never_mix(scans, out):

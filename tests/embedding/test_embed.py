@@ -82,22 +82,6 @@ def test_where_no_time_is_told_the_content_decides(out):
     assert work(run(source, out, listing=listing)) == (1, 19, 0)
 
 
-def test_rows_of_vanished_files_stay_unless_pruned(image_folder, out):
-    folder = image_folder(20)
-    run(folder, out)
-    row, before = CacheFile(out).X[3].copy(), identity(out)
-    (folder / "003.png").unlink()
-    report = run(folder, out)
-    assert (report.rows, report.vanished, report.written) == (20, 1, False)
-    assert identity(out) == before
-    save_image(folder / "new.png", 50)
-    run(folder, out)
-    np.testing.assert_array_equal(CacheFile(out).X[3], row)
-    report = run(folder, out, prune=True)
-    assert (report.rows, report.vanished, report.written) == (20, 1, True)
-    assert "003.png" not in expect_current(out, folder).keys
-
-
 @pytest.mark.parametrize("shard", [(1, 1), (1, 2), (2, 2)])
 def test_a_folder_that_cannot_be_listed_keeps_its_rows_in_every_share(out, shard):
     files = {f"{folder}/{key}": data for folder in ("sub", "sub0", "top") for key, data in pictures(20).items()}
