@@ -81,12 +81,7 @@ from .destinations import check_outputs
     is_flag=True,
     help="In a cache of parts of images, take the label of an image for all its parts.",
 )
-@options.option(
-    "--encoding",
-    section=options.READING,
-    metavar="NAME",
-    help="Encoding of text files.  [default: UTF-8; cp1252 where a file is not, which a line says]",
-)
+@options.encoding_of_text
 def labels(
     cache: str,
     table: tuple[str, ...],

@@ -11,7 +11,7 @@ import numpy as np
 
 from pucache.estimates.limits import Limits
 from pucache.reviewing.history import History
-from pucache.reviewing.log import Choice, Entry, Stream
+from pucache.reviewing.log import Choice, Entry, Stream, Zone
 from pucache.reviewing.queue import AUDIT_SHARE, RECHECK_SHARE
 
 KINDS, SIGNAL = 10, 7.0  # signal of a kind with many labels; the noise has a standard deviation of 1.8
@@ -179,7 +179,8 @@ class Review:
     def limits(self) -> Limits:
         for entry in self.entries[self.history.serial :]:
             self.history.after(entry)
-        return self.history.limits(zone=self.zone_rows)
+        parts = {str(number): 1 for number in range(sum(self.zone_rows))}
+        return self.history.limits(zone=Zone(parts, len(self.history.rows)))
 
     def hidden(self, groups: np.ndarray | None = None) -> int:
         """Rows that are positive and not labelled so."""

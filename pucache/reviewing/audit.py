@@ -58,7 +58,7 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error
     doubted = len(history.doubted(doubted_numbers(folder)))
-    limits = history.limits(level=level, zone=present.zone, since=present.since, came=present.came, doubted=doubted)
+    limits = history.limits(level=level, zone=present.zone, since=present.since, doubted=doubted)
     return replace(limits, agreement=agreed)
 
 
@@ -67,17 +67,16 @@ def _audited_beside(log: DecisionLog, beside: Path) -> tuple[AuditedEntries, Agr
 
     Raises `SessionError` where the logs are not of the same images in the same state.
     """
-    present, facts = log.audited_entries(), log.facts()
+    present = log.audited_entries()
     with open_log(beside, read_only=True) as other:
-        theirs, same = other.audited_entries(), other.facts().pile == facts.pile
+        theirs, same = other.audited_entries(), other.facts().pile == log.facts().pile
     if not same:
         raise SessionError(
             f"{log.path.parent} and {beside} are no reviews of the same images in the same state: begin the second "
             "with --beside, and go on with each once after the cache has changed"
         )
     mine, others = History(present.urns, present.entries), History(theirs.urns, theirs.entries)
-    parts = log.zone(facts.continued[0] if facts.continued else log.epoch).parts
-    said = [replace(one, zone=parts.get(one.key, 0)) for one in joined(mine, others)]
+    said = [replace(one, zone=present.zone.parts.get(one.key, 0)) for one in joined(mine, others)]
     return present._replace(entries=[*present.entries, *said]), agreement(mine, others)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from ..estimates.agreement import Agreement, Concordance
 from ..estimates.limits import Limits
 from ..estimates.strata import Looks, Stratum
-from .log import DRAWN, LABELS, NO_LOOKS, Choice, Entry, Stream
+from .log import DRAWN, LABELS, NO_LOOKS, NO_ZONE, Choice, Entry, Stream, Zone
 
 RATE_OF = 100  # decisions that the rate is of
 _LABEL = {Choice.POSITIVE: 1, Choice.NEGATIVE: 0}
@@ -249,15 +249,13 @@ class History:
         self,
         *,
         level: float = 0.95,
-        zone: Sequence[int] = (),
+        zone: Zone = NO_ZONE,
         since: int = 0,
-        came: int = 0,
         doubted: int = 0,
     ) -> Limits:
-        """What can be said of the pile, whose zone has parts of so many rows; looks after entry `since` count, and
-        `came` rows came after the zone was fixed. Raises ValueError for a level outside (0, 1)."""
+        """What can be said of the pile; looks after entry `since` count. Raises ValueError for no level in (0, 1)."""
         rechecks, missed = self.rechecks()
-        inside = self.strata(zone) if zone else ()
+        inside, came = self.strata(zone.rows) if zone.rows else (), zone.came_since(self.rows)
         known: dict[str, Any] = {"rechecks": rechecks, "missed": missed, "came_since": came, "doubted": doubted}
         return Limits.of(self.strata(), self.looks(since), zone=inside, level=level, **known)
 

@@ -157,14 +157,16 @@ class Zone(NamedTuple):
         return sum(urns[self.urns :]) if self.urns else 0
 
 
+NO_ZONE = Zone({}, 0)  # before it is fixed
+
+
 class AuditedEntries(NamedTuple):
     """What an audit is computed from."""
 
     entries: list[Entry]  # of the present epoch and those that it goes on with
     urns: tuple[int, ...]  # rows of each
-    zone: tuple[int, ...]  # rows of each part of the zone; none before it is fixed
+    zone: Zone
     since: int  # serial number of the last entry before the present epoch, where it goes on with another; else 0
-    came: int = 0  # rows that came after the zone was fixed
 
 
 class DecisionLog:
@@ -306,8 +308,7 @@ class DecisionLog:
         entries = [entry for entry in self.entries() if entry.epoch >= first]
         for number, group in enumerate(groups):
             entries[number] = replace(entries[number], group=group)
-        zone = self.zone(first)
-        return AuditedEntries(entries, facts.urns, zone.rows, self.since(entries), zone.came_since(facts.urns))
+        return AuditedEntries(entries, facts.urns, self.zone(first), self.since(entries))
 
     def since(self, entries: Sequence[Entry]) -> int:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""

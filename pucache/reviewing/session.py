@@ -21,7 +21,7 @@ from ..labels.labels import LOOK_AGAIN, TWIN_COSINE
 from ..labels.read_labels import LabelSource, open_labels
 from ..storage.atomic import replacing
 from .history import agreement, joined
-from .log import DRAWN, DecisionLog, Entry, Stream, Zone
+from .log import DRAWN, NO_ZONE, DecisionLog, Entry, Stream
 from .log_file import REMEDY
 from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, read, rows_of
@@ -64,7 +64,7 @@ class Session:
     def _fold(self) -> None:
         """Bring the state to what the log says."""
         pile = self.pile
-        self._zone = self._log.zone(pile.first) if pile.first <= self._log.epoch else Zone({}, 0)
+        self._zone = self._log.zone(pile.first) if pile.first <= self._log.epoch else NO_ZONE
         zone, rows = np.zeros(len(self.cache), np.int32), self.cache.keys.rows(list(self._zone.parts))
         zone[rows[rows >= 0]] = np.array(list(self._zone.parts.values()), np.int32)[rows >= 0]
         state, by_request = State(pile, zone, is_by_query=bool(self._log.asked())), dict[str, Entry]()
@@ -124,10 +124,8 @@ class Session:
     def limits(self, level: float = 0.95) -> Limits:
         """What can be said of the pile."""
         with self.lock:
-            zone, urns = self._zone, self.pile.urns
-            came = zone.came_since(urns)
-            doubted = len(self.doubted())
-            return self.state.history.limits(level=level, zone=zone.rows, since=self._since, came=came, doubted=doubted)
+            history, doubted = self.state.history, len(self.doubted())
+            return history.limits(level=level, zone=self._zone, since=self._since, doubted=doubted)
 
     def doubted(self) -> list[int]:
         """Rows of the decisions to look at again, those that the last ranking contradicts most first."""

@@ -48,7 +48,7 @@ def reason(model: PULinearClassifier) -> str:
     elif model.n_labelled_ + model.n_confirmed_ < LEAST_POSITIVES:
         trained = f"with fewer than {LEAST_POSITIVES} positives"
     elif model.n_confirmed_:
-        trained = "after a review that left few positives hidden"
+        trained = "after a review that, as it estimates, left few positives hidden"
     else:
         trained = "with positives of too few groups, or by an earlier version"
     return f"nearest neighbours do not count: the model was trained {trained}"

@@ -13,7 +13,7 @@ from pucache import EmbeddingCache, audit, review, session_labels
 from pucache.errors import SessionError
 from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.history import RATE_OF, History, agreement
-from pucache.reviewing.log import Choice, Entry, Stream
+from pucache.reviewing.log import Choice, Entry, Stream, Zone
 from pucache.reviewing.serve import rows_in_conflict
 from pucache.reviewing.session import open_session
 
@@ -98,7 +98,11 @@ class ZonedReview:
     def hold(self, level, parts):
         """Whether both limits hold, and how much they exclude among the likeliest."""
         urns, inside = [PILE, CAME][: len(parts)], self.part[sorted(self.left)] > 0
-        now, hidden = History(urns, self.entries).limits(level=level, zone=parts), self.y[sorted(self.left)]
+        zone = Zone(
+            {str(row): part for part, rows in enumerate(parts, 1) for row in range(part * PILE, part * PILE + rows)},
+            len(urns),
+        )
+        now, hidden = History(urns, self.entries).limits(level=level, zone=zone), self.y[sorted(self.left)]
         assert now.zone.rows == sum(parts) and now.zone.unknown == inside.sum()
         holds = hidden[inside].sum() <= now.zone.hidden_high and hidden[~inside].sum() <= now.rest_high
         return holds, inside.sum() - now.zone.hidden_high
