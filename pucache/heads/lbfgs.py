@@ -25,16 +25,6 @@ _ROUNDING = 3e-7  # relative rounding error of a value in float32
 _SHORTEST = 1e-3  # a step shortened to this, without remembered pairs, finds no decrease: the problem is finished
 
 
-@dataclass(frozen=True)
-class Minimum:
-    """Final state of K problems."""
-
-    parameters: Tensor
-    value: Tensor
-    decrement: Tensor  # norm of the preconditioned gradient relative to the reference
-    evaluations: int  # passes over the data
-
-
 def minimise(
     objective: Objective,
     start: Tensor,
@@ -43,12 +33,12 @@ def minimise(
     tolerance: ArrayLike,
     evaluations: int,
     reference: Tensor | None = None,
-) -> Minimum:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Minimise K smooth functions of p parameters, from `start` (K, p).
 
     A problem is finished when the norm of its preconditioned gradient falls below the share `tolerance` (K,) of its
     `reference` (K,), by default the norm at the start. `evaluations` is the greatest number of evaluations of the
-    objective.
+    objective. Returns the parameters, their values (K,), and the norms there relative to the references, (K,).
     """
     every = torch.arange(len(start), device=start.device)
     value, gradient = objective(start, every)
@@ -69,7 +59,7 @@ def minimise(
         parameters[batch.problem], value[batch.problem] = batch.parameters, batch.value
         norm[batch.problem] = batch.norm()
         used += 1
-    return Minimum(parameters, value, norm / reference.clamp(min=1e-30), used)
+    return parameters, value, norm / reference.clamp(min=1e-30)
 
 
 @dataclass

@@ -239,16 +239,16 @@ def _minimised(
         gradient = objective(initial, every)[1]
         reference = (gradient * preconditioner(gradient, every)).sum(1).clamp(min=0).sqrt()
         parameters = torch.tensor(start.standardised(design.moments), device=design.device)
-    minimum = minimise(
+    parameters, value, residual = minimise(
         objective, parameters, preconditioner, tolerance=tolerance, reference=reference, evaluations=_MAX_PASSES
     )
-    risk, clamped = objective.report(minimum.parameters, minimum.value)
+    risk, clamped = objective.report(parameters, value)
     return FittedHeads.of_standardised(
-        minimum.parameters.cpu().numpy(),
+        parameters.cpu().numpy(),
         design.moments,
         risk=risk.cpu().numpy(),
         clamped=clamped.cpu().numpy(),
-        residual=minimum.decrement.cpu().numpy(),
+        residual=residual.cpu().numpy(),
         passes=objective.passes,
     )
 

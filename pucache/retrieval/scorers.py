@@ -30,7 +30,7 @@ from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
 from ..neighbours.whitening import Whitening, cached_whitening, centred_units, put
 from ..progress import Progress, Silent
-from ..scoring.neighbour_scores import NeighbourScores, chosen_weight, reason
+from ..scoring.neighbour_scores import chosen_weight, fused_scores, pile_probabilities, reason
 from .ranking import Scores
 
 if TYPE_CHECKING:
@@ -165,8 +165,8 @@ class Fused:
     ) -> Scores:
         """Score every row; rows whose neighbours are not searched get the least share of positives among them."""
         by_margin = Margins(self.model)(cache, labels, count, progress)
-        margins, scorer = by_margin.values, NeighbourScores(self.model, self.weight)
-        p = scorer.probabilities(margins)
+        margins, settings = by_margin.values, self.model.neighbours_
+        p = pile_probabilities(self.model, margins)
         p[labels.positive], p[labels.negative] = 1, 0
         is_large = len(cache) ** 2 > _MAX_PAIRS
         graph = kept_graph(cache) if is_large else cached_graph(cache, device=self.device, progress=progress)
@@ -180,15 +180,16 @@ class Fused:
             graph = _neighbours_of_rows(cache, rows, self.device, progress)
             shares[rows], search_by = graph.weighted_means(p), graph.search_by
             search = f"exact search for the {len(rows):,} rows of the highest margins"
-        values = scorer.scores(margins, shares)
+        values = fused_scores(self.model, self.weight, margins, shares)
 
-        def posterior(rows: np.ndarray) -> np.ndarray:
-            with_neighbours = scorer.posterior(values[rows], self.model.tilt_.prior)
+        def posterior(rows: np.ndarray) -> np.ndarray:  # at the weight that the model chose and was calibrated at
+            assert settings is not None
+            with_neighbours = settings.tilt.posterior(values[rows], self.model.tilt_.prior)
             return np.where(searched[rows], with_neighbours, self.model.tilt_.posterior(margins[rows]))
 
         return Scores(
             values,
-            posterior=posterior if by_margin.posterior and scorer.is_calibrated else by_margin.posterior,
+            posterior=posterior if by_margin.posterior and chosen_weight(self.model) else by_margin.posterior,
             note=self.note,
             search=search,
             search_by=search_by,

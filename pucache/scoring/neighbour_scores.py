@@ -54,43 +54,26 @@ def reason(model: PULinearClassifier) -> str:
     return f"nearest neighbours do not count: the model was trained {trained}"
 
 
-@dataclass(frozen=True)
-class NeighbourScores:
-    """Scores of a model with neighbours."""
+def log_ratios(model: PULinearClassifier, margins: np.ndarray) -> np.ndarray:
+    """Log density ratios of positives to negatives, float32 (n,)."""
+    if model.method_ == "distilled":
+        return np.asarray(margins, np.float32)
+    return model.tilt_.log_ratio(margins).astype(np.float32)
 
-    model: PULinearClassifier
-    weight: float
 
-    @property
-    def is_calibrated(self) -> bool:
-        """Whether the model knows the posterior of its scores: at the weight that it has chosen."""
-        return self.weight > 0 and self.weight == chosen_weight(self.model)
+def pile_probabilities(model: PULinearClassifier, margins: np.ndarray) -> np.ndarray:
+    """Probability of being positive of each row of the pile, by the model alone; float32 (n,)."""
+    is_distilled, settings = model.method_ == "distilled", model.neighbours_
+    share = settings.share if is_distilled and settings is not None else model.tilt_.prior
+    return probabilities(log_ratios(model, margins), share)
 
-    def log_ratios(self, margins: np.ndarray) -> np.ndarray:
-        """Log density ratios of positives to negatives, float32 (n,)."""
-        if self.model.method_ == "distilled":
-            return np.asarray(margins, np.float32)
-        return self.model.tilt_.log_ratio(margins).astype(np.float32)
 
-    def probabilities(self, margins: np.ndarray) -> np.ndarray:
-        """Probability of being positive of each row of the pile, by the model alone; float32 (n,)."""
-        settings = self.model.neighbours_
-        share = self.model.tilt_.prior
-        if self.model.method_ == "distilled" and settings is not None:
-            share = settings.share
-        return probabilities(self.log_ratios(margins), share)
+def fused_scores(model: PULinearClassifier, weight: float, margins: np.ndarray, shares: np.ndarray) -> np.ndarray:
+    """Scores with neighbours of a weight, float32 (n,).
 
-    def scores(self, margins: np.ndarray, shares: np.ndarray) -> np.ndarray:
-        """Scores with neighbours, float32 (n,).
-
-        `shares` (n,) are the weighted means of the probabilities of each row's neighbours.
-        """
-        return self.log_ratios(margins) + np.float32(self.weight) * neighbour_log_odds(shares.astype(np.float32))
-
-    def posterior(self, scores: np.ndarray, share: float) -> np.ndarray:
-        """Probability of being positive, float64 (n,); only where `is_calibrated`."""
-        assert self.model.neighbours_ is not None
-        return self.model.neighbours_.tilt.posterior(scores, share)
+    `shares` (n,) are the weighted means of the probabilities of each row's neighbours.
+    """
+    return log_ratios(model, margins) + np.float32(weight) * neighbour_log_odds(shares.astype(np.float32))
 
 
 @dataclass(frozen=True)
@@ -116,8 +99,7 @@ class Pile:
         cache = open_cache(neighbours)
         if not len(cache):
             raise ValueError(f"{cache.name} has no rows, so nothing has neighbours in it; leave neighbours out")
-        scorer = NeighbourScores(model, chosen_weight(model))
-        return cls(model=model, cache=cache, p=scorer.probabilities(model.all_margins(cache)))
+        return cls(model=model, cache=cache, p=pile_probabilities(model, model.all_margins(cache)))
 
     def scored_rows(self, cache: EmbeddingCache, progress: Progress | None = None) -> Iterator[Columns]:
         """Score all rows of a cache with neighbours, in blocks."""
@@ -134,11 +116,10 @@ class Pile:
         Rows of the pile itself are left out of their own neighbours. Rows of another cache are not: one that
         equals a row of the pile has it as a neighbour.
         """
-        scorer = NeighbourScores(self.model, chosen_weight(self.model))
-        margins = self.model.all_margins(cache)
+        weight, margins = chosen_weight(self.model), self.model.all_margins(cache)
         with progress or Silent() as shown_progress:
             for rows, shares in self._shares_of(cache, shown_progress):
-                yield rows, scorer.scores(margins[rows], shares)
+                yield rows, fused_scores(self.model, weight, margins[rows], shares)
 
     def _shares_of(self, cache: EmbeddingCache, progress: Progress) -> Iterator[tuple[slice, np.ndarray]]:
         """Weighted mean of the pile's probabilities over the neighbours of each row of a cache, in blocks."""
