@@ -139,7 +139,7 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     # these import torch, after what may be refused
     from pucache.pretraining import network, process_group, recipes
     from pucache.pretraining.pretrain import pretrain as run_pretraining
-    from pucache.pretraining.preview import show_views
+    from pucache.pretraining.pretrain import show_views
 
     changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
     changed_recipe = dataclasses.replace(recipes.RECIPES[recipe], **changes)

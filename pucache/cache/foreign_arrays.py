@@ -35,7 +35,7 @@ _ROWS_OF = {  # Python that gives the rows of another kind of file, of this name
     FAISS: "faiss.read_index({0!r}).reconstruct_n()",
     "an Arrow file": "numpy.stack(pyarrow.feather.read_table({0!r})['embedding'].to_numpy())",
     PICKLE: "pickle.load(open({0!r}, 'rb'))",
-    "an archive of arrays (.npz)": "numpy.load({0!r})[{1!r}]",
+    "an archive of arrays (.npz)": "numpy.load({0!r})[{1}]",
     "a file of torch.save": "torch.load({0!r}).numpy()",
 }
 _TEXT_BYTES = 1 << 16  # of the first lines of a text
@@ -131,11 +131,12 @@ def _is_number(cell: str) -> bool:
 
 
 def _inside(path: Path) -> tuple[str, str]:
-    """What a ZIP archive holds, and the name of its first array."""
+    """What a ZIP archive holds, and Python for the name of its embeddings, a usual one or the only one."""
     with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
         members = archive.namelist()
         if any(member.endswith("/data.pkl") for member in members):
             return "a file of torch.save", ""
         if arrays := [member.removesuffix(".npy") for member in members if member.endswith(".npy")]:
-            return "an archive of arrays (.npz)", arrays[0]
+            usual = [name for name in _FEATURES if name in arrays] or arrays
+            return "an archive of arrays (.npz)", "NAME" if usual is arrays and len(arrays) > 1 else repr(usual[0])
     return ZIP, ""

@@ -25,14 +25,7 @@ from .profile import Profile
 from .resume import ContentLookup
 
 BLOCK_ROWS = 2048  # images in one part; a kill costs at most one block, beside those being embedded
-
-
-@dataclass
-class EmbeddedImages:
-    """Result of a forward pass."""
-
-    positions: list[int]  # of the images, rising
-    X: np.ndarray  # (len(positions), d) float32
+Embedded = tuple[list[int], np.ndarray]  # of a forward pass: rising positions of images, and their rows, float32 (b, d)
 
 
 @dataclass(frozen=True)
@@ -71,11 +64,11 @@ class BlockAssembler:
         self.peaks: Counter[int] = Counter()  # number of the images of 16 bits by their largest value
 
     def blocks(
-        self, results: Iterable[Chunk | EmbeddedImages], progress: Progress
+        self, results: Iterable[Chunk | Embedded], progress: Progress
     ) -> Generator[tuple[Rows, dict[str, str]], None, None]:
         """Yield rows and failures of each complete block; the last of its images counts once the block is on disk."""
         for result in results:
-            done = self._add_chunk(result) if isinstance(result, Chunk) else self._add_embeddings(result)
+            done = self._add_chunk(result) if isinstance(result, Chunk) else self._add_embeddings(*result)
             if done > len(self._complete):
                 progress.advance(done - len(self._complete))
             progress.remark(f"encoder waited {self._profile.waited:.0%}, {self.failed:,} failed")
@@ -107,14 +100,14 @@ class BlockAssembler:
                 done += self._count(block, 1)
         return done
 
-    def _add_embeddings(self, embedded: EmbeddedImages) -> int:
+    def _add_embeddings(self, positions: list[int], X: np.ndarray) -> int:
         """Enter the result of a forward pass; returns their number."""
-        positions, first, done = embedded.positions, 0, 0
+        first = done = 0
         self.computed += len(positions)
         while first < len(positions):
             block = self._block_of(positions[first])
             last = bisect.bisect_left(positions, block.start + len(block.X), first)
-            block.X[[position - block.start for position in positions[first:last]]] = embedded.X[first:last]
+            block.X[[position - block.start for position in positions[first:last]]] = X[first:last]
             done += self._count(block, last - first)
             first = last
         return done

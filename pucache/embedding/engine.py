@@ -19,7 +19,7 @@ from ..devices import cores
 from ..encoders.encoder import Encoder
 from ..images.loading import Chunk, LoaderProcesses, load_in_threads
 from . import blocks
-from .blocks import EmbeddedImages, ImagesToEmbed
+from .blocks import Embedded, ImagesToEmbed
 from .profile import Profile
 
 CHUNK_ROWS = 64  # images that are loaded and handed over together
@@ -30,7 +30,7 @@ _MOST_PROCESSES = 16
 
 def embed_images(
     images: ImagesToEmbed, profile: Profile, *, workers: int | None = None
-) -> Generator[Chunk | EmbeddedImages, None, None]:
+) -> Generator[Chunk | Embedded, None, None]:
     """Load and embed images: yields every chunk in order, and the embeddings of its images later.
 
     `workers` processes read and decode images; 0 does it in threads of this process. By default one per core up to 16
@@ -97,7 +97,7 @@ class BatchRunner:
         self._images_per_call = images_per_call
         self._pixels: deque[tuple[torch.Tensor, list[int]]] = deque()  # waiting, with positions
         self._waiting = 0  # images in `_pixels`
-        self._running: deque[Future[EmbeddedImages]] = deque()
+        self._running: deque[Future[Embedded]] = deque()
         self._starting: Future[None] | None = None
 
     def add(self, chunk: Chunk) -> None:
@@ -125,12 +125,12 @@ class BatchRunner:
         with self._profile.stage("starting"):
             self._encoder.runtime.start()
 
-    def finished(self) -> Iterator[EmbeddedImages]:
+    def finished(self) -> Iterator[Embedded]:
         """Yield finished passes; waits for one where too many are running."""
         while self._running and (len(self._running) > 2 * self._encoder.runtime.streams or self._running[0].done()):
             yield self._running.popleft().result()
 
-    def flush(self) -> Iterator[EmbeddedImages]:
+    def flush(self) -> Iterator[Embedded]:
         """Run what is waiting, less than a batch, and yield all passes."""
         if self._waiting:
             self._submit(self._waiting)
@@ -150,10 +150,10 @@ class BatchRunner:
         self._waiting -= count
         self._running.append(self._threads.submit(self._embed, pieces, positions))
 
-    def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> EmbeddedImages:
+    def _embed(self, pieces: list[torch.Tensor], positions: list[int]) -> Embedded:
         with self._profile.forward_pass():
             pixels = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
-            return EmbeddedImages(positions, self._encoder.runtime(pixels))
+            return positions, self._encoder.runtime(pixels)
 
 
 def whole_batches(batch_size: int, images: int) -> int:

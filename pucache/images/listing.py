@@ -175,7 +175,7 @@ def check_shard_images(share: Listing, shard: tuple[int, int], listing: Listing,
         number, count = shard
         held = f"{len(listing.keys):,} image{'s' * (len(listing.keys) > 1)}"
         raise SourceError(f"share {number} of {count} holds none of the {held} in {name}; use fewer shares")
-    raise SourceError(f"no image in {name}{_ignored_note(listing)}")
+    raise SourceError(f"no image in {name}{_ignored_note(name, listing)}")
 
 
 def in_reading_order(listing: Listing, positions: np.ndarray) -> np.ndarray:
@@ -208,12 +208,14 @@ def _select(listing: Listing, positions: np.ndarray, shard: tuple[int, int]) -> 
     return Listing(keys, size_mtime, failures, ignored, order, groups, reordered, unanswered)
 
 
-def _ignored_note(listing: Listing) -> str:
+def _ignored_note(name: str, listing: Listing) -> str:
     if not listing.ignored:
         return "; expected files such as .jpg, .png, .webp or .tif"
     kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
-    shards = (".tar", ".zip", ".parquet", ".tgz", ".tar.gz")
+    shards = (".tar", ".zip", ".parquet", ".tgz", ".gz")
     hint = "".join(f"; pass the shards as 'FOLDER/**/*{ending}'" for ending in shards if ending in listing.ignored)
+    if hint and name.lower().endswith(shards):
+        hint = "; archives within an archive are not read: unpack it"
     hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
     return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
 

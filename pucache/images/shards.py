@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import ImageError, MissingExtraError, SourceError
+from ..storage.file_kinds import BINARY, EMPTY, TEXT, kind_of
 from ..storage.filesystem import open_filesystem, read_range, source_errors
 from ..storage.limits import SHARDS
 from ..storage.retries import RetriesExhausted, error_text, remedy_for, with_retries
@@ -116,8 +117,10 @@ class ShardSource:
         except Exception as error:  # remote file systems and damaged headers raise almost anything
             unreadable = _is_unreadable(error)
             if not key_prefix and (unreadable or not builder.images):
+                kind = BINARY if is_url(self._where) else kind_of(shard)
+                what = "" if kind in (BINARY, TEXT, EMPTY) or self.kind in kind else f"; it is {kind}"
                 raise SourceError(
-                    f"cannot read {name} as {self.kind}: {error_text(error)}{remedy_for(error)}"
+                    f"cannot read {name} as {self.kind}: {error_text(error)}{what}{remedy_for(error)}"
                 ) from error
             if unreadable:
                 builder.add_failure(key_prefix, f"{self.kind} shard cannot be read: {error_text(error)}")

@@ -18,7 +18,8 @@ _WORDS = {1: "positive", 0: "negative", -1: "undecided"}
 _PLAIN = {"1", "0", "", None}  # cells that need no explanation
 _SHOWN, _SHOWN_LENGTH = 8, 40  # kinds of cells in a line, and their characters
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")  # as programs write a whole number that they keep as a float
-_SEVERAL = re.compile(r"[|,;#\s]+")  # between the labels of a cell that has several
+_SEVERAL = re.compile(r'[|,;#\s"]+')  # between the labels of a cell that has several, also in JSON
+_NOT = {"no", "not", "non", "without"}  # of a cell that has what is not there
 
 log = logging.getLogger("pucache")
 
@@ -88,7 +89,7 @@ class LabelRule:
         several = [cell for cell in texts if self._form(cell) != wanted and wanted in _parts(self._form(cell))]
         if not several:
             return ""
-        mark = next((mark for mark in "|;,#" if mark in several[0]), " ")
+        mark = next((mark for mark in '"|;,#' if mark in several[0]), " ")
         return (
             f"; {sum(met[cell] for cell in several):,} cells hold {self.value!r} among others, such as "
             f"{several[0][:_SHOWN_LENGTH]!r}: pucache labels --label-separator {mark!r} takes them as positive"
@@ -150,4 +151,5 @@ def _number(cell: str | None) -> float | None:
 
 
 def _parts(form: str) -> list[str]:
-    return [part for part in _SEVERAL.split(form) if part]
+    parts = [part for part in _SEVERAL.split(form) if part]
+    return [] if _NOT.intersection(parts) else parts

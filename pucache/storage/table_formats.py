@@ -321,7 +321,7 @@ def _object(content: dict[str, Any], find: Finder) -> Table | None:
     if isinstance(content.get("data"), list) and content.keys() & {"columns", "schema"}:  # pandas: split, table
         columns = content.get("columns")
         return _cells(columns, content["data"]) if isinstance(columns, list) else _records(content["data"])
-    if values and all(isinstance(value, list) for value in values):
+    if values and all(isinstance(value, list) for value in values) and find(names):
         return _cells(names, list(zip(*values, strict=True))) if len(set(map(len, values))) == 1 else None
     if values and all(isinstance(value, dict) for value in values):
         if find(names):  # pandas: the values of a column by the number of the row
@@ -332,11 +332,7 @@ def _object(content: dict[str, Any], find: Finder) -> Table | None:
         return _records(values if by_number else [{"key": key, **value} for key, value in content.items()])
     if find(names).keys() & {"key", "path"}:
         return _records([content])
-    return (
-        None
-        if any(isinstance(value, list | dict) for value in values)
-        else _cells(["key", "label"], [*content.items()])
-    )
+    return None if any(isinstance(value, dict) for value in values) else _cells(["key", "label"], [*content.items()])
 
 
 def _records(rows: list[Any], lines: Sequence[int] = ()) -> Table | None:

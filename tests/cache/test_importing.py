@@ -419,6 +419,8 @@ def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_b
 
 FOREIGN = {
     "npz": (lambda path: np.savez(path.open("wb"), emb=np.ones((2, 3), "f4")), r"archive of arrays.*\['emb'\]"),
+    "npz of keys": (lambda path: np.savez(path.open("wb"), keys=["a"], features=[[1.0]]), r"\)\['features'\]\)$"),
+    "npz of names": (lambda path: np.savez(path.open("wb"), a=["a"], b=[[1.0]]), r"\[NAME\]\), with the NAME of its"),
     "torch": (lambda path: torch.save(torch.ones(2, 3), path), r"torch.save.*torch.load\('x[.a-z]+'\).numpy\(\)"),
     "zip": (lambda path: zipfile.ZipFile(path, "w").writestr("a.txt", "a"), "is a ZIP archive.*numpy.save"),
     "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle.*pickle.load.*trust its source"),

@@ -17,6 +17,7 @@ from helpers.command_line import SMALL, refused, run
 from helpers.files import snapshot
 from helpers.hangs import HANG_SECONDS
 from helpers.planted import planted, write_cache
+from helpers.sources import archive
 
 from pucache import EmbeddingCache, PULinearClassifier
 from pucache.errors import CacheError
@@ -48,6 +49,7 @@ def bad(world, trained):
         (bad / "unreadable" / name).write_bytes(b"no image")
     (bad / "documents").mkdir()
     (bad / "documents" / "a.docx").write_bytes(b"")
+    archive(bad / "nested.zip", {"inner.zip": b"PK"})
     (bad / "unknown.txt").write_text("\n".join(["u/1.png", "u/2.png", "red/000.png", "u/3.png", "u/4.png"]))
     for name, content in LISTS.items():
         (bad / name).write_bytes(content)
@@ -99,6 +101,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
+    "embed {b}/nested.zip old.h5" + SMALL: (1, r"1 .zip\); archives within an archive are not read: unpack it"),
     "embed {b}/unreadable new.h5" + SMALL: (1, "none of the 2 images in .*unreadable can be read.*nothing was written"),
     EMBED + " {b}/other.h5" + SMALL: (1, "other.h5 holds .* of imported:planted .*, not of timm:.*write another cache"),
     EMBED + " {b}/truncated.h5" + SMALL: (1, "truncated.h5 ends without .* checksums.*; restore it"),

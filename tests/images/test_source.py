@@ -83,6 +83,7 @@ def test_an_image_that_vanishes_or_shrinks_after_the_listing_is_refused(place, s
         ("/dev/null", "/dev/null is not a regular file; expected a folder, a manifest"),
         ("notes.md", "notes.md is not a source; expected a folder"),
         ("x.tar.gz", "cannot read .*x.tar.gz as tar: .*header"),
+        ("page.tar", "cannot read .*page.tar as tar: .*header; it is an HTML page$"),
         ("packed.tar", r"packed.tar is a compressed tar; rename it so that it ends in \.tar\.gz"),
         ("x.zip", "cannot read .*x.zip as ZIP: File is not a zip file"),
         ("x.parquet", "cannot read .*x.parquet as Parquet: .*not a parquet file"),
@@ -103,6 +104,7 @@ def test_what_is_no_source_is_refused_in_one_line(tmp_path, monkeypatch, memory,
     for name in ("a.png", "notes.md", "x.tar.gz", "wrong.tar", "x.zip", "x.parquet"):
         write(tmp_path / name, b"no tar" * 200)
     (tmp_path / "empty.tar").touch()
+    write(tmp_path / "page.tar", b"<!DOCTYPE html>" * 90)
     write(tmp_path / "packed.tar", gzip.compress(b"no tar"))
     os.mkfifo(tmp_path / "pipe.txt")
     os.mkfifo(tmp_path / "pipe.parquet")

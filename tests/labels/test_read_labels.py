@@ -120,7 +120,18 @@ def test_a_cell_that_is_an_array_holds_several_labels(cache, tmp_path, ending):
         assert "expected 1 or 0" in one_line(LabelError, read_labels, cache, path)
 
 
+def test_json_of_labels_by_key_may_be_arrays(cache, write):
+    content = dict(zip(KEYS, (["cat"], ["dog", "cat"], ["dog"], []), strict=False))
+    assert of_each(read_labels(cache, write("t.json", json.dumps(content)), label_value="cat")) == {"": "++-..."}
+
+
 CELLS_REFUSED = [
+    (
+        ['"{""choices"": [""Cat"", ""Dog""]}"'],
+        {"label_value": "Cat"},
+        """1 cells hold 'Cat' among others, such as '{"choices": .*--label-separator '"' takes""",
+    ),
+    (["Not cat"], {"label_value": "cat"}, "has no 'cat'; it has 'Not cat'$"),
     (["1", "2"], {}, "has the label '2'"),
     (["1", "1_0"], {}, "has the label '1_0'"),
     (["yes", "no", "-1.0"], {}, r"'-1\.0' beside 1 and 0"),
