@@ -104,11 +104,8 @@ class Several(str):
     @classmethod
     def of(cls, values: Any) -> Any:
         """Cell of an array of texts, or of different whole numbers; anything else as it is."""
-        if not isinstance(values, list) or len({*map(type, values)}) > 1:
-            return values
-        if not all(isinstance(value, str) for value in values) and (
-            not all(type(value) is int for value in values) or len({*values}) < len(values)  # else which ones apply
-        ):
+        kinds = set(map(type, values)) if isinstance(values, list) else {None}
+        if kinds - {str} and (kinds != {int} or len({*values}) < len(values)):  # of 0 and 1 which ones apply?
             return values
         texts = list(map(as_text, values))
         cell = cls("|".join(texts))
