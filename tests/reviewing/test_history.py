@@ -20,22 +20,12 @@ from pucache.reviewing.session import open_session
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
 
-def test_draws_of_before_0_5_from_among_pictures_that_had_returned_are_read():
-    """What was taken back came back to its urn, and could be drawn."""
-    log = Log(20).decide(3, POSITIVE).decide(3, UNDONE)
-    draws = [Entry(serial=3, row=4, group=4, copies=1, stream=Stream.AUDIT, unknown=20, time=0.0)]
-    draws += [replace(draws[0], serial=4, row=3, group=3, unknown=19)]
-    history = History([20], log.entries + draws)
-    assert history.left == [18] and history.pictures[3].drawn is None
-    with pytest.raises(ValueError, match="20 unknown rows; 19 of 20 were left"):
-        History([20], [log.entries[0], replace(draws[0], serial=2)])
-
-
 def test_what_contradicts_the_entries_before_is_refused():
     good = Log(20).decide(3, POSITIVE).draw(5, NEGATIVE)
     wrong = [replace(entry, unknown=18) if entry.is_draw else entry for entry in good.entries]
     cases = {
         "18 unknown rows; 19 of 20 were left": ([20], wrong),
+        "20 unknown rows; 19 of 20 were left": ([20], [good.entries[0], replace(good.entries[1], unknown=20)]),
         "19 unknown rows; 29 of 30 were left": ([30], good.entries),
         "row 5, which had been decided or drawn before": ([20], Log(20).draw(5, NEGATIVE).draw(5).entries),
         "row 6, which had been decided or drawn before": ([20], Log(20).decide(6, NEGATIVE).draw(6).entries),
