@@ -274,12 +274,8 @@ def _kept_vectors(encode: SentenceEncoder, texts: Sequence[str], folder: Path) -
     by_length = np.argsort([len(text) for text in texts], kind="stable")  # little padding
     vectors = np.empty((len(texts), encode.dim), np.float32)
     vectors[by_length] = encode([texts[place] for place in by_length.tolist()])
-    _keep(path, vectors)
-    return vectors
-
-
-def _keep(path: Path, vectors: np.ndarray) -> None:
     with contextlib.suppress(OutputError, OSError):  # what cannot be kept is made again
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as temporary, open(temporary, "wb") as stream:
             np.save(stream, vectors)
+    return vectors

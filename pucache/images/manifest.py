@@ -6,7 +6,6 @@ import logging
 import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
 from urllib.parse import unquote
 
 from ..errors import LabelError, MissingExtraError, SourceError
@@ -108,7 +107,10 @@ class ManifestSource:
                     text = decode(stream.read(), self.name, self._options.get("encoding"))
                 content, _ = parse_json(text, self.name)
                 if (kind := annotation_kind(content)) in (COCO, MEGADETECTOR):
-                    return self._detections(kind, content), kind == MEGADETECTOR
+                    categories = [unquote(name) for name in self._options.get("category", "").split(",") if name]
+                    confidence = float(self._options.get("confidence", 0))
+                    found = detections(kind, content, self.name, categories, confidence)
+                    return list(found), kind == MEGADETECTOR
             named = {"key": self._options["key"]} if "key" in self._options else {}
             columns = {**(KEY_COLUMNS if named else {}), **MANIFEST_COLUMNS}
             table = read_rows(self._location, columns, named, encoding=self._options.get("encoding"))
@@ -132,11 +134,6 @@ class ManifestSource:
                 edges = edges_of(cells, are_corners) if sides else None
                 rows.append(Boxed(row[path], row[key] or row[path], edges, given))
         return rows, are_shares(rows) if sides else None
-
-    def _detections(self, kind: str, content: Any) -> list[Boxed]:
-        categories = [unquote(name) for name in self._options.get("category", "").split(",") if name]
-        confidence = float(self._options.get("confidence", 0))
-        return list(detections(kind, content, self.name, categories, confidence))
 
     def scan(self) -> Listing:
         """Look up size and modification time of every image; a missing image becomes a failure.

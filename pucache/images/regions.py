@@ -220,12 +220,9 @@ def edges_of(cells: Sequence[str | None], are_corners: bool) -> Edges | None:
 
 def are_shares(boxes: Sequence[Boxed]) -> bool:
     """Whether the numbers of all boxes are shares of the sides: none is above 1."""
-    known = [max(box.edges[0], box.edges[1], *_sides(box.edges)) for box in boxes if box.edges is not None]
+    edges = [box.edges for box in boxes if box.edges is not None]
+    known = [max(left, top, right - left, bottom - top) for left, top, right, bottom in edges]
     return bool(known) and max(known) <= 1 + _LAST_DIGITS
-
-
-def _sides(edges: Edges) -> tuple[float, float]:
-    return edges[2] - edges[0], edges[3] - edges[1]
 
 
 def region_of(edges: Edges | None, shares: bool) -> tuple[Region | None, str]:

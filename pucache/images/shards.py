@@ -115,7 +115,8 @@ class ShardSource:
                 raise SourceError(f"{name} {error}") from error
             builder.add_failure(key_prefix.rstrip("/"), str(error))
         except Exception as error:  # remote file systems and damaged headers raise almost anything
-            unreadable = _is_unreadable(error)
+            # of its bytes, not of its content: a damaged header may lead to a negative offset, which is EINVAL
+            unreadable = bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
             if not key_prefix and (unreadable or not builder.images):
                 kind = BINARY if is_url(self._where) else kind_of(shard)
                 what = "" if kind in (BINARY, TEXT, EMPTY) or self.kind in kind else f"; it is {kind}"
@@ -228,14 +229,6 @@ def _beside_image(texts: dict[str, str], key: str) -> str:
     """Text of the member that has the image's name up to its ending, or up to the first dot as WebDataset has it."""
     folder, slash, name = key.rpartition("/")
     return texts.get(os.path.splitext(key)[0]) or texts.get(folder + slash + name.partition(".")[0]) or ""
-
-
-def _is_unreadable(error: Exception) -> bool:
-    """Whether bytes of a shard could not be read; otherwise its content is invalid.
-
-    A damaged header may lead to a negative offset, for which the file system reports EINVAL.
-    """
-    return bool(remedy_for(error)) or (isinstance(error, OSError) and error.errno != errno.EINVAL)
 
 
 def expand_braces(pattern: str) -> list[str]:

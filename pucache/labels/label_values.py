@@ -67,9 +67,8 @@ class LabelRule:
         return -1 if is_blank(cell) or (number is not None and number < 0) else 0  # a class below 0: none is known
 
     def _labels(self, cell: str) -> list[str]:
-        if isinstance(cell, Several):
-            return list(map(self._form, cell.parts))
         parts = [cell] if self.separator is None else cell.split(self.separator)
+        parts = cell.parts if isinstance(cell, Several) else parts
         return list(map(self._form, parts))
 
     def _refuse(self, met: Mapping[str | None, int], where: str) -> None:

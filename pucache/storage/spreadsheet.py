@@ -65,13 +65,8 @@ def _rows(sheet: Any, cells: int) -> list[tuple[int, list[Any]]]:
     for (top, left), (bottom, _) in sheet.merged_cell_ranges or ():  # the other rows of such a cell have no content
         for row in rows[top + 1 : bottom + 1]:
             row[left] = rows[top][left]
-    numbered = ((number, list(map(_plain, row))) for number, row in enumerate(rows, 1))
-    return [(number, row) for number, row in numbered if any(cell not in ("", None) for cell in row)]
-
-
-def _plain(cell: Any) -> Any:
-    """A number, a text or a truth; dates and times as text."""
-    return cell if isinstance(cell, str | int | float) else str(cell)
+    plain = ([cell if isinstance(cell, str | int | float) else str(cell) for cell in row] for row in rows)  # no dates
+    return [(number, row) for number, row in enumerate(plain, 1) if any(cell not in ("", None) for cell in row)]
 
 
 def _main() -> None:

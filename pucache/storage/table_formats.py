@@ -107,10 +107,9 @@ class Several(str):
         kinds = set(map(type, values)) if isinstance(values, list) else {None}
         if kinds - {str} and (kinds != {int} or len({*values}) < len(values)):  # of 0 and 1 which ones apply?
             return values
-        texts = list(map(as_text, values))
-        cell = cls("|".join(texts))
-        cell.parts = texts
-        return cell if len(texts) > 1 else str(cell)
+        cell = cls("|".join(map(as_text, values)))
+        cell.parts = list(map(as_text, values))
+        return cell if len(values) > 1 else str(cell)
 
 
 def require_exact(cells: Iterable[Any], where: str) -> None:
