@@ -28,7 +28,7 @@ from pucache.heads.solve import fit_heads
 from pucache.labels.folds import assign_folds
 from pucache.neighbours.graph import NeighbourSearch
 from pucache.retrieval.retrieve import choose_scorer
-from pucache.scoring.neighbour_scores import NeighbourScores, Pile, chosen_weight
+from pucache.scoring.neighbour_scores import Pile, chosen_weight, fused_scores
 
 SHARES, SEEDS = (0.01, 0.05), {20: 3, 100: 1}  # seeds by number of labelled rows
 TASK_NAMES = (
@@ -51,7 +51,7 @@ def scores_of_new(rows: EmbeddingCache, model: PULinearClassifier, X: np.ndarray
     if not chosen_weight(model):
         return margins
     shares = NeighbourSearch(rows).nearest(X).weighted_means(Pile.of(model, rows).p)
-    return NeighbourScores(model, chosen_weight(model)).scores(margins, shares)
+    return fused_scores(model, chosen_weight(model), margins, shares)
 
 
 # --- one cell ------------------------------------------------------------------------------------------
