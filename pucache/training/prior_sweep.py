@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
-from ..estimates.calibration import fit_tilt
+from ..estimates.calibration import LEAST, MOST, fit_tilt
 from ..estimates.figures import Figures
 from ..estimates.label_requirements import LabelCount
 from ..estimates.thresholds import choose_threshold
@@ -115,6 +115,8 @@ def sweep_priors(
     seeds = range(seeds) if isinstance(seeds, int) else seeds
     if not (len(priors) and len(seeds) and all(0 < prior < 1 for prior in priors)):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
+    if outside := [prior for prior in priors if not LEAST <= prior <= MOST]:
+        raise ValueError(f"priors must lie between {LEAST:g} and {MOST:g}, got {outside[0]:g}")
     opened, numbers = open_cache(cache), [drawn_seed(seed) for seed in seeds]
     classifier = classifier or PULinearClassifier()
     labels = open_labels(opened, positives)

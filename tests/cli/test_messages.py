@@ -98,6 +98,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     TRAIN + " --twins 0": (2, "--twins must be a cosine above 0, such as 0.999, or above 1 .*got 0"),
     PRIOR + " --level 90": (2, "level must be in .0, 1."),
     SWEEP + " --priors 0.1,much": (2, "--priors must be numbers with commas between, got '0.1,much'"),
+    SWEEP + " --priors 0.1,1e-6": (2, "priors must lie between 1e-05 and 0.999, got 1e-06"),
     SWEEP + " --out old.png": (2, "--out is the table, got the name of a picture, old.png; name a .csv file"),
     "embed {b}/nothing old.h5" + SMALL: (1, "no image in .*nothing; expected files such as .jpg"),
     "embed {b}/documents old.h5" + SMALL: (1, r"no image in .*\(1 files with other endings: 1 .docx\)"),
