@@ -155,8 +155,9 @@ def read_rows(
     table.found = table.found or find(table.columns)
     check_found(table.found, table.columns, columns, given, name)
     for meaning, column in table.found.items():
-        if meaning in NAMES and any(type(row[column]) is formats.Several for row in table.rows):
-            table.unreadable.setdefault(column, "arrays")
+        is_name = meaning in NAMES and column not in table.unreadable
+        if is_name and any(type(row[column]) is formats.Several for row in table.rows):
+            table.unreadable[column] = "arrays"
         if column in table.unreadable:
             raise (MissingColumnError if meaning in NAMES else LabelError)(
                 f"{name} has the column {column!r} of {table.unreadable[column]}, which cannot be read as text; "

@@ -87,7 +87,7 @@ def test_a_review_of_what_ranks_highest_leaves_the_figures_where_they_were():
     assert after.prior_ == pytest.approx(before.prior_, rel=0.1) == pytest.approx(0.15, rel=0.25)
     assert after.estimates_["auc"] == pytest.approx(before.estimates_["auc"], abs=0.05)
     assert after.estimates_["recall"] is after.estimates_["precision"] is None, "they take random images"
-    assert wrong.prior_ < 0.5 * y[(s == 0) & (reviewed != 1)].mean(), "which is what it stands for"
+    assert wrong.tilt_.prior < 0.5 * y[(s == 0) & (reviewed != 1)].mean(), "which is what it stands for"
     assert (after.n_labelled_, after.n_unlabelled_) == (80, 2920)
 
 

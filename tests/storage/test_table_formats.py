@@ -184,6 +184,8 @@ def test_bytes_of_images_are_not_read_where_they_are_not_needed(tmp_path):
     table = read_rows(tmp_path / "t.parquet")
     assert (table.found, table.rows) == ({"key": "file_name"}, [{"file_name": "a.png"}])
     assert table.unreadable == {"image": "binary", "x": "binary"}
+    parquet.write_table(pa.table({"image": [{"bytes": b"", "path": "a.png"}], "x": ["dog"]}), tmp_path / "t.parquet")
+    assert "the column 'image' of struct<" in one_line(LabelError, read_rows, tmp_path / "t.parquet")
 
 
 def test_cells_of_a_workbook_are_as_a_person_expects(tmp_path, caplog):
