@@ -25,7 +25,6 @@ from ..labels.read_labels import open_labels
 from ..labels.row_values import RowValues
 from ..neighbours.whitening import cached_whitening, centred_units
 from ..progress import Progress, Silent
-from ..scoring.neighbour_scores import chosen_weight, reason
 from .query import LikeSource, Query, QueryScorer
 from .ranking import Ranking, Scorer, Scores, check_diverse, in_order, pool_size, select_diverse, top_rows
 from .scorers import SIMILARITIES, Fused, Margins, Similarity
@@ -232,6 +231,8 @@ def choose_scorer(
         choose_device(device)
     if model is None:
         return Similarity(by or "whitened", device)
+    from ..scoring.neighbour_scores import chosen_weight, reason  # needs scipy
+
     if by == "fused" or (by is None and chosen_weight(model)):
         return Fused(model, device)
     return Margins(model, note="" if by else f"the classifier ranks alone; {reason(model)}")

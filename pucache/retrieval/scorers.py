@@ -30,7 +30,6 @@ from ..neighbours.graph_file import NEIGHBOURS, NeighbourGraph, kept_graph
 from ..neighbours.search import FAISS_CPU, NUMPY_CPU, TORCH_GPU, find_gpu, row_search
 from ..neighbours.whitening import Whitening, cached_whitening, centred_units, put
 from ..progress import Progress, Silent
-from ..scoring.neighbour_scores import chosen_weight, fused_scores, pile_probabilities, reason
 from .ranking import Scores
 
 if TYPE_CHECKING:
@@ -145,25 +144,18 @@ class Fused:
     device: str = "auto"
     name: ClassVar = "classifier and neighbours, fused"
 
-    @property
-    def weight(self) -> float:
-        """Weight of the neighbours."""
-        return chosen_weight(self.model) or _WEIGHT
-
-    @property
-    def note(self) -> str:
-        """Why neighbours count."""
-        if chosen_weight(self.model):
-            return reason(self.model)
-        return (
-            f"neighbours have weight {_WEIGHT:g} because fused was asked for; by default the classifier would rank "
-            f"alone: {reason(self.model)}"
-        )
-
     def __call__(
         self, cache: EmbeddingCache, labels: PULabels, count: int | None = None, progress: Progress | None = None
     ) -> Scores:
         """Score every row; rows whose neighbours are not searched get the least share of positives among them."""
+        from ..scoring.neighbour_scores import chosen_weight, fused_scores, pile_probabilities, reason  # needs scipy
+
+        chosen, note = chosen_weight(self.model), reason(self.model)
+        if not chosen:
+            note = (
+                f"neighbours have weight {_WEIGHT:g} because fused was asked for; by default the classifier would rank "
+                f"alone: {note}"
+            )
         by_margin = Margins(self.model)(cache, labels, count, progress)
         margins, settings = by_margin.values, self.model.neighbours_
         p = pile_probabilities(self.model, margins)
@@ -180,7 +172,7 @@ class Fused:
             graph = _neighbours_of_rows(cache, rows, self.device, progress)
             shares[rows], search_by = graph.weighted_means(p), graph.search_by
             search = f"exact search for the {len(rows):,} rows of the highest margins"
-        values = fused_scores(self.model, self.weight, margins, shares)
+        values = fused_scores(self.model, chosen or _WEIGHT, margins, shares)
 
         def posterior(rows: np.ndarray) -> np.ndarray:  # at the weight that the model chose and was calibrated at
             assert settings is not None
@@ -189,8 +181,8 @@ class Fused:
 
         return Scores(
             values,
-            posterior=posterior if by_margin.posterior and chosen_weight(self.model) else by_margin.posterior,
-            note=self.note,
+            posterior=posterior if by_margin.posterior and chosen else by_margin.posterior,
+            note=note,
             search=search,
             search_by=search_by,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..estimates.audited_prior import COMBINED, NO_IMAGES, AuditedPrior, ReviewedPile
-from ..estimates.calibration import fit_tilt, stated_tilt
+from ..estimates.calibration import design_effect, fit_tilt, stated_tilt
 from ..estimates.dataset_shift import (
     MOST_BYTES,
     MOST_POSITIVES,
@@ -22,7 +22,7 @@ from ..estimates.dataset_shift import (
 )
 from ..estimates.figures import Figures
 from ..estimates.intervals import Estimate
-from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount, design_effect
+from ..estimates.label_requirements import ASSUMED_PRIOR, LabelCount
 from ..estimates.priors import PriorEstimate, estimate, profile_interval
 from ..estimates.review_weights import TrainingLabels
 from ..estimates.share_of_new_images import PileMargins, on_one_scale

@@ -1,4 +1,4 @@
-"""Each command imports only the large packages that it uses; what is refused has imported nothing larger than h5py."""
+"""Each command imports only the large packages that it uses; what is refused has imported nothing larger than h5py and scipy."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from pucache import EmbeddingCache
 from pucache.cli.main import main
 from pucache.neighbours.graph import cached_graph
 
-LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino"}
+LARGE = {"torch", "torchvision", "timm", "sklearn", "matplotlib", "faiss", "h5py", "ray", "openvino", "scipy"}
 RUN = f"""
 import shlex, sys
 from pucache.cli.main import main
@@ -28,27 +28,28 @@ TAKE_POSITIVES = [
     for verb, command in sorted(main.commands.items())
     if {"cache", "positives"} <= {parameter.name for parameter in command.params}
 ]
+SMALL = {"h5py", "scipy"}  # what a model takes
 ALLOWED = {  # what a command may import, beside what those before it may
     "--help": set(),
     "cache-dir": set(),
     "evaluate scores.csv --truth truth.csv": set(),
     "info cache.h5": {"h5py"},
-    "verify cache.h5 model.safetensors": {"h5py"},
     "pack cache.h5 --out packed.h5": {"h5py"},
     "import-embeddings X.npy imported.h5": {"h5py"},
     "export cache.h5 cache.parquet": {"h5py"},
     "labels cache.h5 truth.csv": {"h5py"},
-    "score model.safetensors cache.h5 --out new.csv": {"h5py"},
     f"retrieve-positives cache.h5 {LABELS}": {"h5py"},
-    f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": {"h5py"},
-    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": {"h5py"},  # the graph is kept
-    "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": {"h5py"},
-    **{f"{verb} --help": {"h5py"} for verb in sorted(main.commands)},
-    **{f"{verb} cache.h5 --positives none.txt": {"h5py"} for verb in TAKE_POSITIVES},
-    "pretrain nowhere run": {"h5py"},
-    "pretrain nowhere run --preview views.png": {"h5py"},
-    f"train-pu cache.h5 {LABELS} --prior 0.3": {"h5py", "torch"},
-    f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1": {"h5py", "torch", "matplotlib"},
+    "verify cache.h5 model.safetensors": SMALL,
+    "score model.safetensors cache.h5 --out new.csv": SMALL,
+    f"retrieve-positives cache.h5 {LABELS} --model model.safetensors": SMALL,
+    f"retrieve-positives cache.h5 {LABELS} --model with_neighbours.safetensors": SMALL,  # the graph is kept
+    "score with_neighbours.safetensors cache.h5 --neighbours cache.h5 --out fused.csv": SMALL,
+    **{f"{verb} --help": SMALL for verb in sorted(main.commands)},
+    **{f"{verb} cache.h5 --positives none.txt": SMALL for verb in TAKE_POSITIVES},
+    "pretrain nowhere run": SMALL,
+    "pretrain nowhere run --preview views.png": SMALL,
+    f"train-pu cache.h5 {LABELS} --prior 0.3": {*SMALL, "torch"},
+    f"sweep-priors cache.h5 {LABELS} --priors 0.2 --seeds 1": {*SMALL, "torch", "matplotlib"},
 }
 
 

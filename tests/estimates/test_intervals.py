@@ -11,8 +11,8 @@ from scipy.stats import beta
 from sklearn.metrics import cohen_kappa_score
 
 from pucache.estimates.agreement import Concordance
+from pucache.estimates.calibration import design_effect
 from pucache.estimates.intervals import WITH_INTERVAL, Estimate, intervals_from_pu
-from pucache.estimates.label_requirements import design_effect
 from pucache.estimates.priors import profile_interval
 from pucache.estimates.strata import SIDES, Stratum, greatest_total, least_total
 
