@@ -23,8 +23,8 @@ from sklearn.model_selection import cross_val_predict
 from .cache.destination import encoder_of_existing
 from .cache.embedding_cache import EmbeddingCache
 from .embedding.embed import embed
-from .encoders.class_words import is_at_hand
 from .encoders.encoder import load_encoder
+from .encoders.sentence_encoder import is_at_hand
 from .errors import OutputError
 from .estimates.metrics import with_labels
 from .images.decoding import decode

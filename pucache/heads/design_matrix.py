@@ -19,7 +19,8 @@ from ..devices import free_memory, upload
 from ..storage.rows import RowMatrix, evenly_spaced, release_pages, take_rows
 from ..threads import limited_threads, worker_threads
 from .linear_heads import FittedHeads
-from .moments import SAMPLE, LeadingDirections, Moments
+from .moments import Moments
+from .preconditioner import SAMPLE, LeadingDirections
 
 CPU_RESIDENT = 1 << 29  # bytes of float32 rows kept in memory on the CPU
 DEVICE_SHARE = 0.5  # of the free memory of a GPU that float32 rows may take

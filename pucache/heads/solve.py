@@ -28,8 +28,9 @@ from .design_matrix import DesignMatrix
 from .lbfgs import minimise
 from .linear_heads import FittedHeads
 from .minibatch import SGDSettings
-from .moments import LeadingDirections, Moments, Preconditioner, systematic_sample
+from .moments import Moments
 from .objective import HeadObjective, HeadProblem, risk_objective, soft_target_objective
+from .preconditioner import LeadingDirections, Preconditioner, systematic_sample
 from .risks import PURisk
 
 SOLVERS = ("batch", "sgd")

@@ -15,9 +15,10 @@ from ..storage.table_columns import KEY_COLUMNS, MANIFEST_COLUMNS
 from ..storage.table_formats import COCO, MEGADETECTOR, annotation_kind, decode, parse_json
 from ..storage.tables import TABLES, open_table, read_rows, table_ending
 from ..storage.urls import has_password, is_url, without_secrets
+from .boxes import Boxed, are_shares, box_columns, detections, edges_of, region_of
 from .folders import read_image, read_local, size_mtime
 from .listing import Listing, ListingBuilder, source_name
-from .regions import MARK, Boxed, Region, are_shares, box_columns, detections, edges_of, part_key, region_of
+from .regions import MARK, Region, part_key
 
 MANIFESTS = (".txt", ".lst", *TABLES)  # endings; Parquet is a source of images of its own
 _REMOTE_THREADS = 16
@@ -30,7 +31,7 @@ class ManifestSource:
 
     Paths are relative to the manifest, or to `images`, absolute, or URLs. The key is the path as written, including the
     query of a URL, unless the table has a ``key`` column beside its ``path`` column, or `key` names one. A key must not
-    hold a password. Columns of boxes (`pucache.images.regions`) name parts of images, in pixels, or in shares of the
+    hold a password. Columns of boxes (`pucache.images.boxes`) name parts of images, in pixels, or in shares of the
     sides where no number of the table is above 1. Of detections those of the `category` (several between commas) and
     of at least a `confidence` are taken.
     """

@@ -32,7 +32,8 @@ from ..estimates.calibration import Tilt, fit_tilt
 from ..estimates.review_weights import TrainingLabels
 from ..heads.design_matrix import DesignMatrix
 from ..heads.linear_heads import FittedHeads
-from ..heads.moments import SAMPLE, LeadingDirections, Moments
+from ..heads.moments import Moments
+from ..heads.preconditioner import SAMPLE, LeadingDirections
 from ..heads.risks import PURisk
 from ..heads.solve import SoftTargetTrainer, fit_heads
 from ..labels.labels import PULabels

@@ -1,4 +1,4 @@
-"""Each command imports only the large packages that it uses; what is refused has imported nothing larger than h5py and scipy."""
+"""Each command imports only the large packages that it uses; refusals have imported at most scipy and h5py."""
 
 import subprocess
 import sys

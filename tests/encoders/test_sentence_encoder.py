@@ -12,7 +12,8 @@ from helpers.sources import archive
 from helpers.texts import CONFIG, LETTERS, random_tensors, save_text_encoder
 
 from pucache.encoders.backbones import class_layer, class_texts
-from pucache.encoders.class_words import SentenceEncoder, score_by_classes
+from pucache.encoders.class_words import score_by_classes
+from pucache.encoders.sentence_encoder import SentenceEncoder
 from pucache.errors import EncoderError, MissingExtraError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

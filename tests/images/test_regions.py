@@ -11,17 +11,16 @@ from PIL import Image
 
 from pucache import Decoding, open_source
 from pucache.errors import SourceError
+from pucache.images.boxes import edges_of, region_of
 from pucache.images.regions import (
     BOXES,
     MARK,
     Region,
     check_tiles,
-    edges_of,
     grid_regions,
     image_of,
     parse_region,
     part_key,
-    region_of,
     split_key,
     square_regions,
 )
