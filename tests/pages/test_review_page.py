@@ -62,5 +62,6 @@ def test_odd_keys_and_pictures_are_shown_to_everybody_on_a_narrow_screen_too(tmp
         assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
         pictured = folder_of(tmp_path, {f"{row}.png": encode(shaded(20 + row, 20)) for row in range(5)})
         page.goto(sheet(tmp_path / "pictured.html", pictured, range(5))[0].as_uri())
+        page.wait_for_function("[...document.images].every((image) => image.naturalWidth)")  # they are decoded later
         assert page.evaluate("[...document.images].map((image) => image.naturalWidth)") == [20, 21, 22, 23, 24]
         assert violations(page) == []
