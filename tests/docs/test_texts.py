@@ -1,5 +1,6 @@
 """What the pages say of other files: figures, verbs, links, tests; and the notebook, run again."""
 
+import pydoc
 import re
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def test_every_test_that_durability_names_exists():
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_the_verbs_that_a_text_names_exist(path):
     assert set(re.findall(r"`pucache ([a-z][\w-]*)", path.read_text())) <= set(main.commands)
+
+
+def test_the_names_of_the_api_page_exist():
+    directive = re.compile(r"^\.\. auto\w+:: ([\w.]+).*(?:\n   :members: (.+))?", re.MULTILINE)
+    names = set()
+    for name, members in directive.findall((DOCS / "reference/api.md").read_text()):
+        names |= {name, *(f"{name}.{member}" for member in members.split(", ") if member)}
+    assert len(names) > 150 and [name for name in names if pydoc.locate(name) is None] == []
 
 
 def slug(heading):
