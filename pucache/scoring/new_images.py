@@ -12,7 +12,7 @@ from ..cache.importing import are_rows, cache_of_rows
 from ..estimates.dataset_shift import DatasetShift, check_shift
 from ..estimates.label_requirements import format_share
 from ..estimates.priors import PriorEstimate
-from ..estimates.share_of_new_images import BY_FINAL_HEAD, LEAST_IMAGES, estimate_by_final_head, estimate_share
+from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
 from ..threads import one_blas_thread
 from ..training.model_file import NO_SAMPLE
@@ -23,7 +23,7 @@ _LEAST_SHARE = 1e-4  # that decisions are made at
 _OF_PILE = 0.5  # share of the images; from then on they are the pile
 _MOST, _MOST_COMPARED = 20_000, 2000  # evenly spaced new images: for the share and the margins, for the embeddings
 _NAMED = 3  # in a line
-_OLDER = "the share is estimated as by pucache 0.4, which trained the model: train again for a better estimate"
+_OLDER = "models of 0.4 and older keep no heads of their folds, by which a share is estimated: train again"
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class NewImages:
         Share that posterior and threshold of the model are for.
     share : PriorEstimate or None
         Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labelled
-        positives, for fewer than 30 images, for the model's own pile, and for a model of before 0.3.
+        positives, for fewer than 30 images, for the model's own pile, and for a model of before 0.5.
     shift : DatasetShift or None
         None below 10 labelled positives, and where the images are too few, or the pile's, or the model is of before
         0.3.
     most_different : list of str
         Keys of the images that differ most from the pile's, at most 20; empty where no difference was found.
     note : str
-        Why no share is stated, or nothing is said, or how an older model estimates it; "" otherwise.
+        Why no share is stated, or nothing is said; "" otherwise.
     """
 
     n_images: int
@@ -95,8 +95,6 @@ class NewImages:
             return self.note
         if self.differs:
             return "the new images differ from those that the model was trained on"
-        if self.share.method == BY_FINAL_HEAD:
-            return "models of 0.4 and older estimate the share among new images less well"
         if self.n_images < LEAST_IMAGES_TO_DECIDE:
             return f"decisions at the share among new images take {LEAST_IMAGES_TO_DECIDE:,} of them"
         if self.labels < LEAST_LABELS_TO_DECIDE:
@@ -180,13 +178,6 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     part = model.pile_sample_.part_of_pile(X, model.n_labelled_, model.n_unlabelled_)
     if part >= _OF_PILE:
         return NewImages(count, len(X), *known, note="the model was trained on these images, or on most of them")
-    note = ""
-    if model.fold_coef_ is None or model.fold_intercept_ is None:
-        share, note = estimate_by_final_head(pile, model.tilt_.prior, margins, rows=count), _OLDER
-    else:
-        with one_blas_thread:
-            by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)
-        share = estimate_share(pile, model.tilt_.prior, by_folds)
     tilt = pile.tilt(model.tilt_.prior)
     compared = evenly_spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, pile, tilt, X[compared], margins)
@@ -194,7 +185,12 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
         reason = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
         return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=reason)
-    return NewImages(count, len(X), *known, share=share, shift=shift, most_different=keys, note=note)
+    if model.fold_coef_ is None or model.fold_intercept_ is None:
+        return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=_OLDER)
+    with one_blas_thread:
+        by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)
+    share = estimate_share(pile, model.tilt_.prior, by_folds)
+    return NewImages(count, len(X), *known, share=share, shift=shift, most_different=keys)
 
 
 def percent(share: float) -> str:

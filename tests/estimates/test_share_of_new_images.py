@@ -3,13 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pucache.estimates.share_of_new_images import (
-    JointLikelihood,
-    PileMargins,
-    estimate_by_final_head,
-    estimate_share,
-    on_one_scale,
-)
+from pucache.estimates.share_of_new_images import JointLikelihood, PileMargins, estimate_share, on_one_scale
 
 PRIOR, APART = 0.05, 2.5
 
@@ -50,14 +44,6 @@ def test_the_gradient_of_the_joint_likelihood_is_that_of_differences(seed, prior
     at = rng.normal((-2, 0, -2, -2), 1.0)
     differences = [(likelihood(at + h)[0] - likelihood(at - h)[0]) / 2e-5 for h in 1e-5 * np.eye(4)]
     np.testing.assert_allclose(likelihood(at)[1], differences, rtol=1e-4, atol=1e-3)
-
-
-def test_the_estimate_by_the_final_head_is_the_maximum_of_the_likelihood_of_saerens():
-    rng = np.random.default_rng(1)
-    known, margins = pile(rng), mixture(rng, 400, 0.3)
-    r, shares = known.tilt(PRIOR).log_ratio(margins), np.linspace(0.001, 0.999, 999)
-    best = shares[np.argmax([np.log(share * np.exp(r) + 1 - share).sum() for share in shares])]
-    assert estimate_by_final_head(known, PRIOR, margins).prior == pytest.approx(best, abs=0.002)
 
 
 @given(st.floats(0.001, 0.999), st.integers(0, 2**32 - 1))
