@@ -23,12 +23,14 @@ from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow import floats_of, is_key, open_parquet, texts
 from ..storage.atomic import check_regular
-from ..storage.file_kinds import ARRAY, PARQUETS, SAFETENSORS
+from ..storage.file_kinds import ARRAY, BINARY, CACHE, PARQUETS, PICTURES, SAFETENSORS, kind_of
 from ..storage.table_columns import IMPORT_NAMES, find_column
-from .foreign_arrays import EMBEDDING_NAMES, as_floats, require_kind
 
 METADATA = b"pucache"  # entry of the schema's metadata in an export
 EXTRA = ("digest", "size", "mtime_ns")  # further columns of an export
+_EMBEDDING_NAMES = ("embedding", "embeddings", "emb", "vector")  # tried in this order
+_ENDINGS = {ARRAY: ".npy", SAFETENSORS: ".safetensors", **dict.fromkeys(PARQUETS, ".parquet")}
+_SAVE_ROWS = "save its rows as an array of floats, with numpy.save"
 _SAFETENSORS_TYPES = {"F16": "f2", "F32": "f4", "F64": "f8", "BF16": "f4"}  # as they are read
 BATCH_KEYS, FIRST_ROWS = 1 << 16, 1 << 10
 
@@ -97,6 +99,19 @@ class Input:
         return str(self.state.path) if self.state else "the array"
 
 
+def _require_kind(path: Path, *expected: str) -> None:
+    """Raise `CacheError` where a file is of a known kind that is none of those `expected`."""
+    kind = kind_of(path)
+    if kind in (*expected, BINARY):  # what a reader says of the latter
+        return
+    if kind in _ENDINGS:
+        raise CacheError(f"{path} is {kind}; rename it so that it ends in {_ENDINGS[kind]}")
+    remedy = "pictures are for pucache embed" if kind in PICTURES else _SAVE_ROWS
+    if kind == CACHE:  # as every HDF5 file may be
+        kind, remedy = "an HDF5 file", f"a cache is named where a command takes one, and of another file {_SAVE_ROWS}"
+    raise CacheError(f"{path} is {kind}, where {expected[0]} is expected; {remedy}")
+
+
 # --- arrays --------------------------------------------------------------------------------------
 
 
@@ -108,7 +123,7 @@ def array_input(X: np.ndarray) -> Input:
 def npy_input(path: Path) -> Input:
     """Open a ``.npy`` file, which is never unpickled; raises `CacheError` unless it holds rows of floats."""
     state = FileState.of(path)
-    require_kind(path, ARRAY)
+    _require_kind(path, ARRAY)
 
     def mapped() -> np.ndarray:
         with state.reading("is not a .npy array of numbers, or is cut short; save it with numpy.save"):
@@ -121,7 +136,7 @@ def npy_input(path: Path) -> Input:
 def safetensors_input(path: Path, tensor: str | None) -> Input:
     """Open the tensor of this name, or the one of embeddings; raises `CacheError` if there is none."""
     state = FileState.of(path)
-    require_kind(path, SAFETENSORS)
+    _require_kind(path, SAFETENSORS)
 
     @contextmanager
     def opened(framework: str) -> Iterator[Any]:
@@ -153,7 +168,7 @@ def _choose(path: Path, name: str | None, types: dict[str, str], fitting: list[s
         if name not in fitting:
             raise CacheError(f"{path} has no {name!r} among its {expected}; it has {listing}")
         return name
-    usual = [each for each in EMBEDDING_NAMES if each in fitting] or fitting
+    usual = [each for each in _EMBEDDING_NAMES if each in fitting] or fitting
     if not usual:
         raise CacheError(f"{path} has no {expected} (it has {listing}); convert them, and write them with numpy.save")
     if len(usual) > 1 and usual is fitting:
@@ -168,8 +183,8 @@ def _input_of(
     """An array of which slices of rows can be read; raises `CacheError` unless it holds rows of floats."""
     if len(shape) != 2 or dtype.kind != "f" or 0 in shape:
         holder = state.path if state else "the array"
-        remedy = as_floats(dtype, shape, f"numpy.load({state.path.name!r})" if state else "X")
-        raise CacheError(f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns{remedy}")
+        problem = f"{holder} holds {dtype} {shape}; expected one array of floats with rows and columns"
+        raise CacheError(f"{problem}: convert it by reshape or astype('f4')")
     n, dim = shape
 
     def blocks(step: int) -> Iterator[Columns]:
@@ -215,7 +230,7 @@ class ParquetFile:
 
     def __init__(self, path: Path):
         self.path, self.state = path, FileState.of(path)
-        require_kind(path, *PARQUETS)
+        _require_kind(path, *PARQUETS)
         with self._opened() as file:
             self._schema, self.rows = file.schema_arrow, file.metadata.num_rows
         self.columns = {field.name: str(field.type) for field in self._schema}  # type by name

@@ -17,9 +17,9 @@ MARK = f"pucache {__version__}"  # in the field `written_by` of JSON, and `Softw
 TABLE, JSON, PAGE, PNG = "a table", "a JSON file", "an HTML page", "a PNG picture"
 SCORES, EXPORT, PARQUET = "a Parquet table of scores", "a Parquet export of a cache", "a Parquet file"
 ONNX, TEXT, BINARY = "an ONNX model", "a text file", "a file of another kind"
-EMPTY, SAFETENSORS, PICKLE = "an empty file", "a safetensors file", "a pickle"
+EMPTY, SAFETENSORS = "an empty file", "a safetensors file"
 PARQUETS = (PARQUET, SCORES, EXPORT)
-ARRAY, ZIP, FAISS = "a NumPy array", "a ZIP archive", "an index of faiss"
+ARRAY, FAISS = "a NumPy array", "an index of faiss"
 _TENSOR_HEADER_BYTES = 100_000_000  # the limit of safetensors; text of eight characters is more
 _MAGIC = {
     b"\x89PNG": PNG,
@@ -31,12 +31,12 @@ _MAGIC = {
     b"MM\0*": "a TIFF picture",
     b"SQLite format 3\0": "an SQLite database",
     b"\x93NUMPY": ARRAY,
-    b"PK\x03\x04": ZIP,
+    b"PK\x03\x04": "a ZIP archive",
     b"IxF": FAISS,
     b"IwF": FAISS,
     b"IHN": FAISS,
     b"ARROW1": "an Arrow file",
-    **{bytes([0x80, version]): PICKLE for version in range(2, 6)},
+    **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
     b"\x1f\x8b": "a gzip archive",
     b"%PDF": "a PDF file",
 }

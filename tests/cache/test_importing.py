@@ -3,7 +3,6 @@
 import os
 import pickle
 import re
-import zipfile
 
 import numpy as np
 import pandas as pd
@@ -418,23 +417,11 @@ def test_rows_that_are_no_embeddings_are_named_or_are_failures(tmp_path, small_b
 # --- files of another kind -----------------------------------------------------------------------
 
 FOREIGN = {
-    "npz": (lambda path: np.savez(path.open("wb"), emb=np.ones((2, 3), "f4")), r"archive of arrays.*\['emb'\]"),
-    "npz of keys": (lambda path: np.savez(path.open("wb"), keys=["a"], features=[[1.0]]), r"\)\['features'\]\)$"),
-    "npz of names": (lambda path: np.savez(path.open("wb"), a=["a"], b=[[1.0]]), r"\[NAME\]\), with the NAME of its"),
-    "torch": (lambda path: torch.save(torch.ones(2, 3), path), r"torch.save.*torch.load\('x[.a-z]+'\).numpy\(\)"),
-    "zip": (lambda path: zipfile.ZipFile(path, "w").writestr("a.txt", "a"), "is a ZIP archive.*numpy.save"),
-    "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle.*pickle.load.*trust its source"),
-    "faiss": (lambda path: path.write_bytes(b"IxF2" + bytes(99)), r"index of faiss.*reconstruct_n\(\)"),
-    "Arrow": (lambda path: path.write_bytes(b"ARROW1\0\0" + bytes(99)), "is an Arrow file.*feather.read_table"),
-    "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file.*numpy.loadtxt"),
-    "table": (lambda path: path.write_text("key,f0,f1\na.png,1,2\n"), r"skiprows=1, usecols=range\(1, 3\)\)\)$"),
-    "labels": (lambda path: path.write_text("0,1.5,.5,1.0,3\n"), r"delimiter=',', usecols=range\(1, 4\)\)\)$"),
-    "names": (lambda path: path.write_text("f0,f1,Label\n1,2,3\n"), r"skiprows=1, usecols=range\(0, 2\)\)\)$"),
-    "classes": (lambda path: path.write_text("1 0 cat\n1 2 dog\n"), r"loadtxt\('x[.a-z]+', usecols=range\(0, 2\)\)\)$"),
-    "lists in a table": (lambda path: path.write_text('key,e\na,"[1.0, 2]"\n'), "expected; write one with numpy.save$"),
-    "cache": (lambda path: write_cache_file(path, ["a"]), "is a cache already"),
+    "npz": (lambda path: np.savez(path.open("wb"), emb=np.ones((2, 3), "f4")), "is a ZIP archive.*numpy.save"),
+    "pickle": (lambda path: path.write_bytes(pickle.dumps([1.0])), "is a pickle.*numpy.save"),
+    "text": (lambda path: path.write_text("0.1,0.2\n"), "is a text file.*numpy.save"),
+    "cache": (lambda path: write_cache_file(path, ["a"]), "is an HDF5 file.*a cache is named where"),
     "picture": (lambda path: path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99)), "is a PNG picture.*pucache embed"),
-    "HDF5": (lambda path: path.write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(99)), r"is an HDF5 file.*h5py.File\("),
     "nothing": (lambda path: path.touch(), "is an empty file"),
     "array": (lambda path: np.save(path.open("wb"), np.ones((2, 3))), r"is a NumPy array; rename it .*\.npy"),
     "safetensors": (lambda path: save_file({"a": torch.ones(2, 3)}, path), r"is a safetensors file; rename it"),
@@ -457,30 +444,12 @@ def test_a_file_of_another_kind_is_called_what_it_is_whatever_its_ending(tmp_pat
     assert visible(tmp_path) == [path.name]
 
 
-@pytest.mark.parametrize(
-    "X",
-    [
-        np.array([[0, 1, 255]], "u1"),
-        np.array([[0, 1], [1, 0]], bool),
-        np.array([[-1, 1], [1, 2]], "i1"),
-        np.array([[1.5, -2.25], [3, 0]], "f4").view("u2")[:, 1::2].view("V2"),  # as ml_dtypes saves bfloat16
-        np.ones(3),
-        np.ones((1, 2, 3)),
-        np.ones((2, 3), complex),
-    ],
-    ids=lambda X: f"{X.dtype}-{X.ndim}",
-)
-def test_an_array_that_is_no_rows_of_floats_is_refused_with_a_remedy_that_works(tmp_path, monkeypatch, X):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("X", [np.ones((2, 3), "u1"), np.ones(3), np.ones((1, 2, 3)), np.ones((2, 3), complex)])
+def test_an_array_that_is_no_rows_of_floats_is_refused(tmp_path, X):
     np.save(tmp_path / "x.npy", X)
     for source in (X, tmp_path / "x.npy"):
         told = refusal(source, tmp_path / "c.h5", row_numbers=True)
-        assert f"holds {X.dtype} {X.shape}; expected one array of floats with rows and columns" in told
-        for remedy in re.findall(r"numpy.save\('embeddings.npy', (.*?)\)(?:, or| and|$)", told):
-            made = eval(remedy, {"numpy": np, "X": X})
-            assert import_embeddings(made, tmp_path / "c.h5", row_numbers=True, force=True).rows == len(X)
-            assert made.sum() == (2.25 if X.dtype.kind == "V" else X.sum())
-        assert ("numpy.save" in told) == (X.dtype.kind in "biuV")
+        assert f"holds {X.dtype} {X.shape}; expected one array of floats with rows and columns: convert it" in told
 
 
 # --- types of Arrow ------------------------------------------------------------------------------
