@@ -62,7 +62,7 @@ def open_source(
         Column of the keys of a manifest, or of a Parquet source, as ``#key=COLUMN`` names it.
     encoding : str, optional
         Encoding of a manifest, or of names in an archive, as ``#encoding=NAME`` names it; by default UTF-8, or else
-        cp1252 for a manifest, which a line says.
+        cp1252 for a manifest, and cp437 in a ZIP, which a line says.
     images : path or URL, optional
         Folder of the images that a manifest names, or the JSON of COCO or MegaDetector; by default that of the file.
     category : str or sequence of str, optional
