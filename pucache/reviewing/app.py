@@ -19,7 +19,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from ..errors import OutputError, PUCacheError, SessionError, one_line
@@ -37,6 +37,7 @@ PAST = 60  # decisions that are listed at once
 MAX_ROW = 1 << 40
 PICTURE_SECONDS = 60.0  # for which a request waits for its picture
 PICTURE_THREADS = 20  # in which requests wait so; decisions have others
+_ANOTHER = "this page is of another review, or the cache has changed"
 _STYLES = ("base.css", "cards.css", "review.css")
 _OVERVIEW_STYLES = ("base.css", "concepts.css")
 # in the order in which they run
@@ -107,7 +108,7 @@ class Application:
         async def answer(request: Request) -> Response:
             service = self._services.get(request.query_params.get("session", next(iter(self._services))))
             if service is None:
-                return refused(404, NOTHING)
+                return refused(409, _ANOTHER) if handler != self._page else RedirectResponse("/")
             try:
                 return await handler(request, service)
             except SessionError as error:  # the session has closed
@@ -178,7 +179,7 @@ class Application:
                 body = await _read(request)
                 service = self._services.get(str(body.get("session")))
                 if service is None:
-                    return refused(409, "this page is of another review, or the cache has changed; reload the page")
+                    return refused(409, _ANOTHER)
                 return _json(
                     await run_in_threadpool(
                         lambda: handler(body, service) | {"state": _state(service, body.get("tab"))}

@@ -244,8 +244,10 @@ def test_what_another_tab_decided_meanwhile_is_said_and_not_overwritten(opened, 
 def test_a_page_of_another_session_decides_nothing_here(visitor):
     for session in ("", "x", None, 3, [visitor.session]):
         decision = {"request": "r", "row": 40, "choice": "positive", "replaces": 0}
-        assert "reload" in visitor.post("/api/decide", 409, session=session, decisions=[decision])["error"]
-    assert visitor.get("/api/state")["decided"] == 0
+        refusal = visitor.post("/api/decide", 409, session=session, decisions=[decision])
+        assert refusal == json.loads(visitor.ask("GET", "/api/state?session=gone")[2])
+    status, headers, _ = visitor.ask("GET", "/?session=gone")
+    assert (status, headers["location"], visitor.get("/api/state")["decided"]) == (307, "/", 0), "a reload begins anew"
 
 
 def test_what_could_not_be_written_is_not_acknowledged_and_can_be_sent_again(opened, client):

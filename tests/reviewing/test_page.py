@@ -529,13 +529,14 @@ def test_no_state_has_a_serious_barrier_or_scrolls_sideways_on_any_screen(tmp_pa
         press(page, "as")
         page.keyboard.press("ArrowLeft")
         check()
-        for keys, dialog in (("zf", "#zoom"), ("?", "#help")):
-            for key in keys:
-                page.keyboard.press(key)
-            check(dialog)
-            page.keyboard.press("Escape")
         long = "'a folder of parts/' + 'x'.repeat(50) + '.png#xywh=100,200,300,400'"
         page.evaluate(f"items[current].key = {long}; draw()")
+        for keys, shown in (("zf", "#zoom-title"), ("?", "#help th kbd >> nth=0")):
+            for key in keys:
+                page.keyboard.press(key)
+            assert page.is_visible(shown)
+            check("dialog[open]")
+            page.keyboard.press("Escape")
         assert page.locator(".caption .name").evaluate("one => one.scrollHeight - one.clientHeight") <= 0 or width > 700
         check()
         page.locator("input[value=page]").tap()

@@ -87,9 +87,7 @@ function failed(error) {
 /* Browsers ask once a minute in a hidden tab, which keeps its images. */
 async function poll() {
   try {
-    const state = await call(`/api/state?${query}`);
-    if (state.session !== session) throw new CallError(409, "another review runs at this address now");
-    answered(state);
+    answered(await call(`/api/state?${query}`));
     lookForMore();
   } catch (error) {
     failed(error);
