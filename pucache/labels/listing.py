@@ -290,8 +290,8 @@ def _is_of_source(prefix: str, key: str, sources: Sequence[str]) -> bool:
 
 
 def _rows_by_glob(keys: Keys, source: str | os.PathLike[str], *, tiles: bool) -> np.ndarray:
-    """Rows whose key matches a glob, int64 (m,), ascending; of parts, those whose image does where it names no "
-    "parts."""
+    """Rows whose key matches a glob, int64 (m,), ascending; of parts, those whose image does where it names no
+    parts."""
     pattern = str(source)
     try:
         matches = compile_glob(pattern)
