@@ -18,7 +18,6 @@ from pucache import __version__
 ROOT = Path(__file__).parents[1]
 NOT_OURS = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__", "*-demo", "*.h5")
 UNIMPORTED = {"torchvision"}  # timm's preprocessing needs it
-IF_INSTALLED = {"pandas"}  # `Ranking.to_frame` names the install line
 FAISS = {"faiss-gpu", "faiss-cpu"}  # one or the other, by platform
 
 
@@ -101,7 +100,7 @@ def test_every_import_is_a_requirement_and_every_requirement_is_imported(metadat
     homes = importlib.metadata.packages_distributions()
     used = {module: {name.lower() for name in homes.get(module, [module])} for module in imported()}
     used = {module: home | {name.replace("_", "-") for name in home} for module, home in used.items()}
-    unnamed = {module for module, home in used.items() if not home & (always | optional | IF_INSTALLED)}
+    unnamed = {module for module, home in used.items() if not home & (always | optional)}
     assert not unnamed, "setup.py must name what these come from"
     idle = always - set().union(*used.values()) - UNIMPORTED - FAISS
     assert not idle, "setup.py names what nobody imports"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import MissingExtraError
 from ..labels.labels import PULabels
 from ..progress import Progress
 from ..storage.atomic import replacing
@@ -18,9 +17,6 @@ from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
 from ..storage.table_writer import open_table
 from ..threads import one_blas_thread
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 _TYPES = {"rank": "int64", "key": "string", "score": "float32"}
 _POOL_FACTOR, _MAX_POOL = 10, 20_000  # rows of the pool per row selected; the limit gives way to twice the selection
@@ -129,17 +125,6 @@ class Ranking:
         first = ", ".join(f"{key!r} {score:.4g}" for key, score in zip(self.keys[:3], self.scores, strict=False))
         by = f" by {self.scorer}" if self.scorer else ""
         return f"Ranking({len(self.keys):,} rows{by}: {first}{', ...' if len(self.keys) > 3 else ''})"
-
-    def to_frame(self) -> DataFrame:
-        """The ranking as a DataFrame of pandas: rank (from 1), key, score, and posterior where a model took part.
-
-        Raises `MissingExtraError` where pandas is not installed.
-        """
-        try:
-            from pandas import DataFrame
-        except ImportError as error:
-            raise MissingExtraError("to_frame makes a table of pandas, which is missing; pip install pandas") from error
-        return DataFrame(self._columns if self.posterior is None else self._columns | {"posterior": self.posterior})
 
     @property
     def _columns(self) -> dict[str, Any]:
