@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .training_set import TrainingSet
 
 _VALUES_AT_ONCE = 1 << 15  # values of X converted to float32 at once: they stay in the processor's cache
-_ROUTED = ("sample_weight", "groups", "reviewed")  # arguments of fit that metadata routing may pass on
 _WORTH_TORCH = 1 << 31  # values; torch converts float16 six times as fast as numpy, but takes seconds to import
 
 
@@ -195,36 +194,6 @@ class PULinearClassifier(FittedState):
             raise ValueError(f"{type(self).__name__} has no parameter {', '.join(sorted(unknown))}")
         vars(self).update(parameters)
         return self
-
-    def set_fit_request(
-        self,
-        *,
-        sample_weight: bool | str | None = None,
-        groups: bool | str | None = None,
-        reviewed: bool | str | None = None,
-    ) -> Self:
-        """Say which arguments of `fit` scikit-learn's metadata routing passes on, and return the classifier itself.
-
-        True: the argument is passed on; False: it is not; a name: under this name; None: it is refused where it is
-        given. See "Metadata routing" in the user guide of scikit-learn.
-        """
-        self._fit_request = {"sample_weight": sample_weight, "groups": groups, "reviewed": reviewed}
-        return self
-
-    def get_metadata_routing(self) -> Any:
-        """The arguments that `fit` asks for, as scikit-learn's metadata routing reads them."""
-        from sklearn.utils.metadata_routing import MetadataRequest
-
-        request = MetadataRequest(owner=self)
-        for name, asked in getattr(self, "_fit_request", dict.fromkeys(_ROUTED)).items():
-            request.fit.add_request(param=name, alias=asked)
-        return request
-
-    def __sklearn_clone__(self) -> Self:
-        copied = type(self)(**self.get_params())
-        if hasattr(self, "_fit_request"):
-            copied._fit_request = dict(self._fit_request)
-        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "coef_" in state and "figures_" not in state:

@@ -9,13 +9,9 @@ import pytest
 from helpers.planted import QUICK, planted, write_cache
 from helpers.refusals import one_line
 from helpers.tiny import tiny_encoder
-from sklearn import config_context
 from sklearn.base import clone
-from sklearn.exceptions import UnsetMetadataPassedError
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GridSearchCV
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from pucache import Labels, PULinearClassifier
@@ -235,17 +231,6 @@ def test_the_same_encoder_fits_in_any_precision_and_bare_arrays_fit_by_length(fi
     model.check_fits(write_cache(tmp_path / "cache.h5", X, encoder=encoder))
     with pytest.raises(ModelError, match=r"holds .*imported:planted"):
         model.check_fits(write_cache(tmp_path / "cache.h5", X[:, :4]))
-
-
-def test_metadata_routing_passes_groups_and_weights_through_a_pipeline():
-    pairs, groups = np.repeat(X, 2, axis=0), np.repeat(np.arange(len(X)), 2)
-    with config_context(enable_metadata_routing=True):
-        asked = classifier().set_fit_request(groups=True)
-        assert clone(asked).get_metadata_routing().fit.requests == asked.get_metadata_routing().fit.requests
-        pipeline = make_pipeline(StandardScaler(), asked).fit(pairs, np.repeat(S, 2), groups=groups)
-        assert pipeline[-1].n_groups_ == len(X)
-        with pytest.raises(UnsetMetadataPassedError, match="sample_weight"):
-            make_pipeline(StandardScaler(), clone(asked)).fit(pairs, np.repeat(S, 2), sample_weight=np.ones(len(pairs)))
 
 
 def test_what_was_of_0_4_is_refused_with_what_to_do():
