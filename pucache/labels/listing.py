@@ -33,7 +33,7 @@ _DIGEST_DIGITS, _DIGEST_PREFIX = 16, "sha256:"  # of an image's sha256 in a tabl
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
 # columns of a list of keys, which a ranking is too, and of the numbers of rows that pandas writes
 _UNLABELLED = {"rank", "score", "unnamed: 0", "__index_level_0__", "folder", *CANONICAL_COLUMNS, *KEY_NAMES} - {"label"}
-_COLUMNS = ("key", "row", "label", "reviewed", "concept", "group", "table")  # of `Listing`
+_COLUMNS = ("key", "row", "label", "reviewed", "concept", "group")  # of `Listing`
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,6 @@ class Listing:
     reviewed: np.ndarray  # bool, (m,): whether a line was decided in a review
     concept: np.ndarray | None = None  # texts, (m,), as `group`; None where the file has no such column
     group: np.ndarray | None = None
-    table: np.ndarray | None = None  # of scores, which a line of truth is of
     is_list: bool = False  # of positive keys alone, without a column of labels
 
     def take(self, lines: np.ndarray, name: str) -> Listing:
@@ -183,7 +182,7 @@ def _joined(table: list[Row], keys: Keys, name: str, cache: EmbeddingCache | Non
 
     labels = [1] * len(table) if rule is None else read_values(cells("label"), lines, rule, name, "label")
     decided = read_values(cells("reviewed"), lines, LabelRule(), name, "reviewed") if "reviewed" in table[0] else None
-    texts = {of: np.array(cells(of), object) for of in ("concept", "group", "table") if of in table[0]}
+    texts = {of: np.array(cells(of), object) for of in ("concept", "group") if of in table[0]}
     return Listing(
         name=name,
         key=key,

@@ -16,8 +16,6 @@ from ..errors import LabelError, one_line
 from ..estimates.metrics import precision_at, with_labels
 from ..labels.listing import Listing, keys_of, name_first, read_listing
 from ..labels.row_values import RowValues, read_truth, read_values
-from ..storage.table_columns import TRUTH_COLUMNS
-from ..storage.tables import rows_with_keys
 from .score_tables import FORMATS, read_scores, unique_keys
 
 Scores = dict[str, np.ndarray]
@@ -38,11 +36,9 @@ def evaluate(
     ----------
     scores : path, str, or sequence of them, or table
         Tables written by `pucache.score`, or a folder of such tables. Figures of several are those of all their rows,
-        and of each. Or one in memory: a DataFrame, or a mapping of columns.
+        and of each; no two have a key in common. Or one in memory: a DataFrame, or a mapping of columns.
     truth : path, str or RowValues
-        See `pucache.labels.row_values.read_truth`; by key. Images that it does not name are left out. Where a key
-        stands in two tables it names two images, and a file of the truth has a column ``table`` with the names of the
-        tables.
+        See `pucache.labels.row_values.read_truth`; by key. Images that it does not name are left out.
     positives : path, str or RowValues, optional
         Labelled positives, in a file or by key, which are left out too, so that only hidden positives count.
     labels : path or RowValues, optional
@@ -61,8 +57,7 @@ def evaluate(
     Raises
     ------
     LabelError
-        A file cannot be read, scores a key more than once, or nothing is left to evaluate; a key stands in two tables
-        and the truth does not say which it names.
+        A file cannot be read, scores a key more than once, or nothing is left to evaluate; a key stands in two tables.
     ValueError
         A rank is no whole number of at least 1.
     """
@@ -120,28 +115,10 @@ def _tables(scores: str | Path | Sequence[str | Path]) -> list[str]:
 
 def _truth_of_tables(truth: str | Path | RowValues, tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
     """True class of each row of each table, int8: 1, 0, or -1 where it is not known."""
-    if len(tables) > 1 and isinstance(truth, str | os.PathLike):
-        rows = rows_with_keys(truth, TRUTH_COLUMNS)
-        if rows and "table" in rows[0]:
-            return _by_table(truth, tables)
     _check_apart(tables)
     keys = [key for table in tables.values() for key in table["key"].tolist()]
     ends = np.cumsum([len(table["key"]) for table in tables.values()])[:-1]
     return dict(zip(tables, np.split(read_truth(truth, keys), ends), strict=True))
-
-
-def _by_table(truth: str | Path, tables: Mapping[str, Scores]) -> dict[str, np.ndarray]:
-    """The truth of each table by the lines that name it, by its path or its file name."""
-    known = {}
-    for name, table in tables.items():
-        keys: list[str] = table["key"].tolist()
-        listing = read_listing(keys_of(keys), truth)
-        assert listing.table is not None
-        names = {name, os.path.basename(name), Path(name).stem}
-        of_table = listing.take(np.flatnonzero(np.isin(listing.table, list(names))), f"{truth}, table {name}")
-        labels = of_table.by_key()
-        known[name] = np.array([labels.get(key, -1) for key in keys], np.int8)
-    return known
 
 
 def _check_apart(tables: Mapping[str, Scores]) -> None:
@@ -152,7 +129,7 @@ def _check_apart(tables: Mapping[str, Scores]) -> None:
         if both := [key for key in keys if key in first]:
             raise LabelError(
                 f"{len(both):,} keys stand in {first[both[0]]} and in {name} ({name_first(both)}), and name two images "
-                "each; give --truth a column 'table' that says which of the tables a line is of"
+                "each: evaluate each table with a truth of its own"
             )
         first |= dict.fromkeys(keys, name)
 

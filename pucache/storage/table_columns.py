@@ -29,7 +29,6 @@ CANONICAL_COLUMNS: Wanted = {
     "group": ("group",),
     **_REVIEW,
 }
-TRUTH_COLUMNS: Wanted = {**LABEL_COLUMNS, "table": ("table",)}
 GROUP_COLUMNS: Wanted = {"key": KEY_NAMES, "group": GROUP_NAMES}
 _OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column", "group": "--groups TABLE:COLUMN"}
 

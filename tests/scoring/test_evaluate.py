@@ -84,18 +84,14 @@ def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, 
     assert "\n" not in str(caught.value)
 
 
-def test_a_key_in_two_tables_needs_a_truth_that_names_the_table(tmp_path, table):
-    for name, margins in {"a": [2, -2], "b": [-1, 3]}.items():
-        columns = {"key": ["x.png", "y.png"], "margin": np.array(margins, "f4"), "posterior": None}
-        write_table(tmp_path / f"{name}.csv", TYPES, [columns | {"label": np.array(margins, "f4") > 0}])
+def test_a_key_in_two_tables_is_refused(tmp_path, table):
     files = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
-    plain = table("plain.csv", ["key", "label"], [("x.png", 1), ("y.png", 0)])
-    with pytest.raises(LabelError, match=r"a\.csv and in .*b\.csv \('x\.png', 'y\.png'\).* 'table'"):
-        evaluate(files, plain)
-    rows = [("x.png", 1, "a.csv"), ("y.png", 0, "a"), ("x.png", 0, files[1]), ("y.png", 1, "b")]
-    of_tables = table("tables.csv", ["key", "label", "table"], rows)
-    assert evaluate(files, of_tables, at=[])["accuracy"] == 1
-    assert evaluate(files, of_tables, at=[])["tables"][files[1]]["accuracy"] == 1
+    for file in files:
+        columns = {"key": ["x.png", "y.png"], "margin": np.ones(2, "f4"), "posterior": None, "label": np.ones(2, "i1")}
+        write_table(file, TYPES, [columns])
+    truth = table("truth.csv", ["key", "label"], [("x.png", 1), ("y.png", 0)])
+    with pytest.raises(LabelError, match=r"a\.csv and in .*b\.csv \('x\.png', 'y\.png'\).* evaluate each table"):
+        evaluate(files, truth)
 
 
 def test_figures_of_several_tables_are_those_of_all_rows_and_of_each(tmp_path, table):
