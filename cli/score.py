@@ -93,7 +93,7 @@ def score(
 
 def _result(report: ScoreReport, name: str, figures: str) -> dict[str, Any]:
     new = report.new_images
-    fields = {field: value for field, value in vars(report).items() if field not in ("share", "changed", "keeps")}
+    fields = {field: value for field, value in vars(report).items() if field != "share"}
     return fields | {
         "out": name,
         "cache": report.cache.name,
@@ -115,10 +115,5 @@ def _lines(report: ScoreReport, name: str, figures: str) -> list[str]:
     if (new := report.new_images) is not None:
         lines += filter(None, [new.share_text, report.decided])
         lines += [figures] if figures and not new.differs else []
-        if report.changed:
-            lines.append(
-                f"{report.changed:,} labels differ from those of the table that was replaced, with equal margins: "
-                f"--deploy-prior {report.keeps} keeps them"
-            )
         lines += [f"note: {text}" for text in (new.note, new.warning) if text and not report.decided.endswith(text)]
     return lines

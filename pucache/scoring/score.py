@@ -17,21 +17,20 @@ import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.special import expit, logit
+from scipy.special import expit
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, files_read, is_cache, open_cache
 from ..cache.importing import are_rows, cache_of_rows
 from ..encoders.deferred import EncoderOptions, open_encoder
 from ..encoders.spec import ROUNDING, EncoderSpec
-from ..errors import ModelError, PUCacheError
+from ..errors import ModelError
 from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.urls import is_url, without_secrets
@@ -41,14 +40,11 @@ from ..training.sklearn_classifier import PULinearClassifier
 from .neighbour_scores import Pile
 from .new_images import NewImages, check_new_images, percent
 from .score_tables import (
-    TYPES,
     Columns,
     best_parts,
     check_same_images,
     check_table,
     columns_of,
-    first_rows,
-    read_columns,
     write_table,
 )
 
@@ -62,7 +58,6 @@ _BLOCKS_AHEAD = 8  # about a row group of Parquet: computed while the one before
 _ARCHIVES = (".tar", ".zip", ".parquet", ".csv", ".txt")
 _SCORES = ".scores"  # before the suffix of a table that is named after its images
 AUTO, OWN = "auto", "model"  # shares to decide at, besides numbers
-_NEAR_ONE, _SAME = 0.99, 2e-3  # posteriors of a table that tell nothing, and differences of log odds by its rounding
 
 
 @dataclass(frozen=True)
@@ -89,10 +84,6 @@ class ScoreReport:
         Share of positives that posterior and threshold are for; None for a folder of models.
     decided : str
         This share, whose it is, and why, in words; "" for a folder of models.
-    changed : int
-        Labels of the table that was replaced, by the same model at another share, which are other ones now.
-    keeps : str
-        `deploy_prior` that keeps them; "" where none changed.
     """
 
     cache: EmbeddingCache
@@ -104,8 +95,6 @@ class ScoreReport:
     new_images: NewImages | None = field(default=None, compare=False)
     share: float | None = field(default=None, compare=False)
     decided: str = field(default="", compare=False)
-    changed: int = field(default=0, compare=False)
-    keeps: str = field(default="", compare=False)
 
     def __repr__(self) -> str:
         return f"ScoreReport({self.rows:,} rows, {self.positives:,} above the threshold; {self.decided})"
@@ -201,12 +190,10 @@ def score(
     opened.check("keys")  # damage is noticed before anything is written
     check_same_images(out, opened.keys, default_out(images))
     new = None if own is None else check_new_images(own, opened)
-    decided, changed, keeps = "", 0, ""
+    decided = ""
     if own is not None and new is not None:
         share, decided = _decided(own, new, deploy_prior, with_neighbours=pile is not None)
         models = ConceptModels({"": at_given or (own if share is None else own.at_share(share))})
-        with suppress(PUCacheError, ValueError):  # the file at `out` is no table of one model
-            changed, keeps = (0, "") if pile is not None else _changed_labels(out, own, models[""])
     rows = scored_rows(models, opened) if pile is None else pile.scored_rows(opened, progress)
     blocks = [best_parts(rows)] if by_image else rows
     written, sums = write_table(out, columns_of(models, by_image=by_image), blocks)
@@ -221,8 +208,6 @@ def score(
         new_images=new,
         share=models[""].share_ if models.is_one else None,
         decided=decided,
-        changed=changed,
-        keeps=keeps,
     )
 
 
@@ -267,30 +252,6 @@ def _decided(
     if share is None:
         return None, f"threshold for {own}{why}"
     return share, f"threshold for {percent(share)} positives, the share among the new images (not {own})"
-
-
-def _changed_labels(out: str | Path, model: PULinearClassifier, now: PULinearClassifier) -> tuple[int, str]:
-    """How many labels of the table at `out` are other ones now, and the `deploy_prior` that keeps them.
-
-    0 unless the table is of this model at another share, as the posteriors of its first rows tell, and its labels.
-    """
-    first = first_rows(out)
-    margin, posterior = (np.array([float(cell or "nan") for cell in first.get(n, ())]) for n in ("margin", "posterior"))
-    known = (posterior > 0) & (posterior < _NEAR_ONE)
-    if not known.any():
-        return 0, ""
-    log_odds = logit(posterior[known]) - model.tilt_.log_ratio(margin[known])
-    share = float(f"{expit(np.median(log_odds)):.5g}")
-    if np.ptp(log_odds) > _SAME or not 0 < share < 1 or abs(share - now.share_) < _SAME * share:
-        return 0, ""
-    is_own = abs(share - model.share_) < _SAME * share
-    before = (model if is_own else model.at_share(share)).threshold_
-    table = read_columns(out, {name: TYPES[name] for name in ("margin", "label")})
-    margin, label = table["margin"].astype(np.float32), table["label"] == 1
-    changed, wrong = (int(((margin > np.float32(one)) != label).sum()) for one in (now.threshold_, before))
-    if changed <= 100 * wrong:  # some margins at the threshold are rounded in the table
-        return 0, ""
-    return changed, OWN if is_own else f"{share:.5g}"
 
 
 def scored_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[Columns]:

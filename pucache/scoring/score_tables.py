@@ -57,7 +57,7 @@ def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
 
     `free` is a name for another table.
     """
-    first = first_rows(out).get("key")
+    first = _first_keys(out)
     if not first or (keys.rows(first) >= 0).any():
         return
     images = {split_key(key)[0] for key in keys}  # a table by image names those of parts
@@ -72,22 +72,19 @@ def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
         )
 
 
-def first_rows(out: str | Path) -> dict[str, list[Any]]:
-    """Columns of the first rows of the table of scores at `out`; none where it is no such file."""
+def _first_keys(out: str | Path) -> list[str]:
+    """Keys of the first rows of the table of scores at `out`; none where it is no such file."""
     if is_url(out) or not (path := Path(out)).is_file():
-        return {}
+        return []
     try:
-        names = column_names(path)
-        if "key" not in names:
-            return {}
+        at = column_names(path).index("key")
         if path.suffix.lower() == ".parquet":
-            rows = next(parquet.ParquetFile(path).iter_batches(_FIRST), None)
-            return {} if rows is None else rows.to_pydict()
+            rows = next(parquet.ParquetFile(path).iter_batches(_FIRST, columns=["key"]), None)
+            return [] if rows is None else rows.column(0).to_pylist()
         with path.open(encoding="utf-8-sig", newline="") as stream:
-            cells = list(islice(csv.reader(stream), 1, _FIRST + 1))
-        return {name: [row[number] for row in cells] for number, name in enumerate(names)}
+            return [row[at] for row in islice(csv.reader(stream), 1, _FIRST + 1)]
     except (LabelError, ValueError, IndexError, csv.Error):  # no table of scores; it is written anew
-        return {}
+        return []
 
 
 def check_suffix(out: str | Path) -> None:
