@@ -36,10 +36,12 @@ _USUAL_PLACES = ("state_dict", "model", "net", "module", "teacher", "student")
 _HEADS = frozenset(
     (
         "head heads fc classifier projector projection projection_head proj_head predictor prediction_head prototypes "
-        "mlp_head pooler visual_projection"
+        "mlp_head pooler visual_projection last_linear AuxLogits"
     ).split()
 )
 _NEVER = ("mask_token", "decoder")  # of training by masked images
+_COUNT = "num_batches_tracked"  # of batch norms, which no embedding depends on
+_WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # within names too
 _MAX_DEPTH = 4  # of dictionaries in a checkpoint
 # Modules of Python's library whose classes only hold data; a file that names another one is refused.
 _DATA_MODULES = frozenset("argparse collections copyreg datetime decimal enum pathlib types typing uuid".split())
@@ -206,7 +208,10 @@ class _Choice:
         resampled = [
             f"{name} resampled from {own[name].shape[-2]} to {tensor.shape[-2]} positions"
             for name, tensor in converted.items()
-            if "pos" in name and name in own and abs(own[name].shape[-2] - tensor.shape[-2]) > 1  # with registers by 1
+            if "pos" in name
+            and name in own
+            and own[name].ndim == tensor.ndim > 1
+            and abs(own[name].shape[-2] - tensor.shape[-2]) > 1  # with registers by 1
         ]
         return cls(f"{place}{prefix}*", converted, fitting, outside, resampled)
 
@@ -223,8 +228,8 @@ def _places(content: dict[Any, Any], place: str = "", depth: int = 0) -> Iterato
     if depth < _MAX_DEPTH:
         for name in sorted(nested, key=lambda name: ("ema" in name.lower(), order.get(name, len(order)))):
             yield from _places(nested[name], f"{place}{name}/", depth + 1)
-    tensors = {str(name): value for name, value in content.items() if isinstance(value, torch.Tensor)}
-    if tensors:
+    found = {_WRAPPERS.sub("", str(name)): each for name, each in content.items() if isinstance(each, torch.Tensor)}
+    if tensors := {name: each for name, each in found.items() if not name.endswith(_COUNT)}:
         yield place, timm_names(tensors)
 
 
@@ -275,11 +280,19 @@ _RULES = {  # in this order; what stands before a name is kept
 }
 _PLAIN_MLP = {"up_proj": "fc1", "down_proj": "fc2"}
 _GATED_MLP = {"gate_proj": "w1", "up_proj": "w2", "down_proj": "w3"}  # as in DINOv3
+# of a ResNet as a sequence of its children, which training scripts cut off before the classifier
+_STAGES = {"0": "conv1", "1": "bn1"} | {str(stage + 3): f"layer{stage}" for stage in (1, 2, 3, 4)}
 _PART = re.compile(r"attn\.([qkv])\.")
 
 
 def timm_names(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The same tensors by other names, queries, keys and values in one; those of other programs as they are."""
+    for end in [name for name in tensors if re.search(r"(^|\.)4\.0\.conv1\.weight$", name)]:
+        start = re.escape(end.removesuffix("4.0.conv1.weight"))
+        tensors = {
+            re.sub(rf"^({start})([014567])\.", lambda found: f"{found[1]}{_STAGES[found[2]]}.", name): tensor
+            for name, tensor in tensors.items()
+        }
     if not any(re.search(r"(^|\.)embeddings\.patch_embeddings?\.", name) for name in tensors):
         return tensors
     mlp = _GATED_MLP if any(".gate_proj." in name for name in tensors) else _PLAIN_MLP
@@ -315,7 +328,7 @@ def load_weights(model: Any, name: str, content: dict[Any, Any], holder: str | P
     """Load the weights of a checkpoint into a network; weights of a classifier are left out."""
     classifiers = model.pretrained_cfg.get("classifier") or ()
     classifiers = (classifiers,) if isinstance(classifiers, str) else tuple(classifiers)
-    expected = model.state_dict()
+    expected = {each: tensor for each, tensor in model.state_dict().items() if not each.endswith(_COUNT)}
     state = encoder_tensors(content, expected, classifiers, holder, partial(_converted, model, name))
     _require_same_tensors(state, expected, f"{holder} does not fit {name}")
     try:
@@ -326,6 +339,8 @@ def load_weights(model: Any, name: str, content: dict[Any, Any], holder: str | P
 
 def _converted(model: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors by names and in shapes of timm, whose filter knows those of many authors; positions are resampled."""
+    if not any(each.startswith("blocks.0.0.") for each in model.state_dict()):  # DINOv2's trainings group the blocks
+        tensors = {re.sub(r"^blocks\.\d+\.(?=\d)", "blocks.", each): tensor for each, tensor in tensors.items()}
     convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
     if convert is None or "flexi" in name or "radio" in name:  # these are resampled in another way
         return tensors
@@ -340,7 +355,7 @@ def _converted(model: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[
 
 
 def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], problem: str) -> None:
-    missing = [name for name in expected if name not in state and not name.endswith("num_batches_tracked")]
+    missing = [name for name in expected if name not in state]
     foreign = [name for name in state if name not in expected]
     both = [(name, state[name], tensor) for name, tensor in expected.items() if name in state]
     retyped = [
@@ -359,7 +374,8 @@ def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, to
         if names:
             raise EncoderError(
                 f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
-                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model"
+                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model, "
+                "or export it to ONNX"
             )
 
 

@@ -335,7 +335,7 @@ def _network(
         return pretrained_file.load(name)
     if name.startswith(PYTHON):
         raise EncoderError(f"{name} is a network of a Python program; pass its pucache.Encoder there as weights")
-    hub = re.fullmatch(r"(?:https://(?:huggingface\.co|hf\.co)/)?([\w.-]+/[\w.-]+)/?", name)
+    hub = re.fullmatch(r"(?:hf_hub:|(?:https://)?(?:huggingface|hf)\.co/)?([\w.-]+/[\w.-]+)(?:/|/tree/\S+)?", name)
     meant = f"'hf-hub:{hub[1]}' for the repository of this name, " if hub else ""
     raise UnknownEncoderError(
         f"unknown encoder {name!r}; use {meant}'bundled', 'timm:NAME' such as timm:resnet50, 'open_clip:MODEL:TAG' "

@@ -116,6 +116,7 @@ PLACES = {  # a checkpoint of these weights, in which those of another training 
     },
     "BYOL": lambda state, other: {"state_dict": under("backbone.", state) | under("backbone_momentum.", other)},
     "averages before others": lambda state, other: {"ema": other, "weights": state, "model_ema": other},
+    "compiled within": lambda state, other: renamed(state, (r"blocks\.0\.", "blocks.0._orig_mod.")),
     "any name": lambda state, other: {"my_weights": {"trunk": under("body.", state)}},
 }
 
@@ -182,6 +183,12 @@ def dinov3(model):
     return state | {"mask_token": torch.ones(1, 384), "rope_embed.periods": torch.ones(16)}
 
 
+def blocks_in_groups(model):
+    """As a training of DINOv2 on several machines keeps its teacher."""
+    state = {f"backbone.{name}": tensor for name, tensor in dinov2(model).items()}
+    return {"teacher": renamed(state, (r"blocks\.(\d)", r"blocks.0.\1"), (r"blocks\.0\.1(\d)", r"blocks.1.1\1"))}
+
+
 def mae(model):
     decoder = {"decoder_pos_embed": torch.ones(1, 197, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
     return {"model": dict(model.state_dict()) | {"mask_token": torch.ones(1, 1, 8)} | decoder}
@@ -208,6 +215,27 @@ def test_positions_of_another_grid_are_resampled_and_the_line_says_so(tmp_path, 
     assert len(told) == 1 and "pos_embed resampled from 257 to 401 positions" in told[0]
 
 
+RESNET = timm.create_model("resnet18", num_classes=0)
+RESNETS = {
+    "children": {"state_dict": under("backbone.", torch.nn.Sequential(*RESNET.children()).state_dict())},
+    "half, with its counts": {name: tensor.half() for name, tensor in RESNET.state_dict().items()},
+    "another library's classifier": RESNET.state_dict() | {"last_linear.bias": torch.ones(9)},
+}
+
+
+@pytest.mark.parametrize("form", RESNETS)
+def test_a_resnet_without_its_classifier_is_found(tmp_path, form):
+    loaded = from_timm("resnet18", saved(tmp_path, RESNETS[form])).state_dict()
+    for name, tensor in RESNET.state_dict().items():
+        torch.testing.assert_close(loaded[name].float(), tensor.float(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_table_of_one_dimension_is_no_position(tmp_path):
+    """torchvision's Swin has an index of positions, flat; a traceback had ended the command."""
+    flat = {"patch_embed.pos": torch.ones(3)} | timm.create_model("test_vit").state_dict()
+    assert "has unknown 1 of" in refusal(from_timm, "test_vit", saved(tmp_path, flat))
+
+
 def test_patches_of_another_size_are_refused(tmp_path):
     state = timm.create_model("test_vit").state_dict()
     state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"][..., ::2, ::2].clone()
@@ -220,7 +248,7 @@ def test_positions_that_are_resampled_in_a_way_of_their_own_are_refused(tmp_path
     """timm resamples those of FlexiViT by another kernel, which this way does not know."""
     torch.save(timm.create_model("flexivit_small", img_size=224).state_dict(), tmp_path / "weights.pth")
     told = one_line(EncoderError, from_timm, "flexivit_small", tmp_path / "weights.pth")
-    assert told.endswith("(pos_embed); pass the weights of that model")
+    assert told.endswith("(pos_embed); pass the weights of that model, or export it to ONNX")
 
 
 # --- Untrained networks of timm, written by the names that transformers 5.24 gives the same network---
@@ -324,6 +352,7 @@ def vision_tower(model):
 
 FILES = {  # network of timm, what the file of its authors or of transformers holds, and settings
     "DINOv2": ("vit_small_patch14_dinov2", dinov2, {"img_size": 224}),
+    "DINOv2, blocks in groups": ("vit_small_patch14_dinov2", blocks_in_groups, {"img_size": 224}),
     "DINOv2, registers": ("vit_small_patch14_reg4_dinov2", dinov2_with_registers, {"img_size": 224}),
     "DINOv3": ("vit_small_patch16_dinov3_qkvb", dinov3, {"img_size": 224}),
     "MAE": ("vit_tiny_patch16_224", mae, {}),
