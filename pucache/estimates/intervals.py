@@ -10,11 +10,12 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
   margins: with few labels the threshold often lies just below the lowest of them.
 - **The prior.** Each draw has a prior from its interval, normal in log odds to either side of the estimate.
 
-A draw gives recall r and prior q, so that q * r of U are positives above the threshold. At most all rows of U above it
-can be. The quantiles of the figures over the draws are the ends of their intervals. Where rows come in groups, numbers
-of P and of positives in U are divided by the design effect (`pucache.estimates.label_requirements`). No head is
-refitted. The figure that is stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`).
-Means of the draws lean low: the interval of the prior reaches further down than up, and hits are limited above.
+A draw has a prior q, and as many positives as U then hides are drawn from its distribution: these give recall r and
+AUC, and q * r of U are positives above the threshold. At most all rows of U above it can be. The quantiles of the
+figures over the draws are the ends of their intervals. Where rows come in groups, numbers of P and of positives in U
+are divided by the design effect (`pucache.estimates.label_requirements`). No head is refitted. The figure that is
+stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the draws lean low:
+the interval of the prior reaches further down than up, and hits are limited above.
 """
 
 from __future__ import annotations
@@ -115,9 +116,11 @@ def intervals_from_pu(
     generator = np.random.default_rng(seed)
     unlabelled = np.sort(margins[s == 0])
     called_share = float(np.mean(unlabelled > threshold))
-    drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator, _ROW_WEIGHT / design_effect)
     priors = _draw_priors(prior, *prior_range, generator)
-    figures = _figures(*drawn, priors, called_share, len(unlabelled) / design_effect, generator)
+    hidden = np.maximum(1, np.round(priors * (len(unlabelled) / design_effect))).astype(np.int64)
+    row_weight = _ROW_WEIGHT / design_effect
+    drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator, row_weight, hidden)
+    figures = _figures(*drawn, priors, called_share)
     levels = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
     ends = {name: np.quantile(drawn, levels).tolist() for name, drawn in figures.items()}
     return {name: (low, high) for name, (low, high) in ends.items()}
@@ -138,23 +141,29 @@ def _draw_positives(
     threshold: float,
     generator: np.random.Generator,
     row_weight: float,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Recall and PAUC of draws of the positives' distribution, (B,) each; `unlabelled` ascends."""
+    hidden: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """PAUC of draws of the positives' distribution, then recall and PAUC of so many `hidden` (B,) drawn from each.
+
+    `unlabelled` ascends.
+    """
     positive = np.sort(positive)
     placement = (np.searchsorted(unlabelled, positive, "left") + np.searchsorted(unlabelled, positive, "right")) / 2
     cut = int(np.searchsorted(positive, threshold, "right"))
     starts = np.unique(np.concatenate([_bin_starts(0, cut), _bin_starts(cut, len(positive))]))
     rows = np.diff(starts, append=len(positive))
     weights = generator.standard_gamma(row_weight * rows, (_DRAWS, len(rows)))  # (B, bins)
-    below, above = generator.standard_gamma(1.0, (2, _DRAWS))
-    total = weights.sum(1) + below + above
-    recall = (weights @ (starts >= cut) + above) / total
-    threshold_placement = np.searchsorted(unlabelled, threshold, "right") / len(unlabelled)
-    drawn_below, drawn_above = generator.random((2, _DRAWS))
-    pauc = weights @ (np.add.reduceat(placement, starts) / rows / len(unlabelled))
-    pauc += below * threshold_placement * drawn_below
-    pauc += above * (threshold_placement + (1 - threshold_placement) * drawn_above)
-    return recall, pauc / total
+    shares = np.column_stack([weights, generator.standard_gamma(1.0, (_DRAWS, 2))])  # and of a row below, and above
+    shares /= shares.sum(1, keepdims=True)
+    at = np.searchsorted(unlabelled, threshold, "right") / len(unlabelled)
+    further = np.array([0, at]) + np.array([at, 1 - at]) * generator.random((_DRAWS, 2))
+    placements = np.add.reduceat(placement, starts) / rows / len(unlabelled)
+
+    def pauc(shares: np.ndarray) -> np.ndarray:
+        return np.asarray(shares[:, :-2] @ placements + (shares[:, -2:] * further).sum(1))
+
+    drawn = generator.multinomial(hidden, shares) / hidden[:, None]
+    return pauc(shares), drawn @ np.append(starts >= cut, [False, True]), pauc(drawn)
 
 
 def _bin_starts(first: int, last: int) -> np.ndarray:
@@ -163,21 +172,14 @@ def _bin_starts(first: int, last: int) -> np.ndarray:
 
 
 def _figures(
-    recall: np.ndarray,
-    pauc: np.ndarray,
-    prior: np.ndarray,
-    called_share: float,
-    unlabelled: float,
-    generator: np.random.Generator,
+    pauc: np.ndarray, recall: np.ndarray, pauc_of_hidden: np.ndarray, prior: np.ndarray, called_share: float
 ) -> dict[str, np.ndarray]:
-    """Figures of each draw, (B,); `called_share` of so many independent `unlabelled` rows lie above the threshold."""
-    hidden = np.maximum(1, np.round(prior * unlabelled)).astype(np.int64)
-    recall = generator.binomial(hidden, np.clip(recall, 0, 1)) / hidden  # of the positives hidden here
+    """Figures of each draw, (B,); `called_share` of the unlabelled rows lie above the threshold."""
     hits = np.minimum(prior * recall, called_share)  # as a share of U
     false_positive_rate = np.clip((called_share - hits) / (1 - prior), 0, 1)
     return {
         "pauc": pauc,
-        "auc": np.clip((pauc - prior / 2) / (1 - prior), 0, 1),
+        "auc": np.clip((pauc_of_hidden - prior / 2) / (1 - prior), 0, 1),
         "recall": recall,
         "precision": hits / called_share if called_share else np.zeros_like(hits),
         "f1": 2 * hits / (prior + called_share),

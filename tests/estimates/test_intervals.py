@@ -13,6 +13,7 @@ from sklearn.metrics import cohen_kappa_score
 from pucache.estimates.agreement import Concordance
 from pucache.estimates.calibration import design_effect
 from pucache.estimates.intervals import WITH_INTERVAL, Estimate, intervals_from_pu
+from pucache.estimates.metrics import share_above
 from pucache.estimates.priors import profile_interval
 from pucache.estimates.strata import SIDES, Stratum, greatest_total, least_total
 
@@ -36,6 +37,15 @@ def test_where_every_positive_is_called_the_ends_of_the_prior_are_those_of_preci
     intervals = intervals_from_pu(margins, np.repeat([1, 0], [5000, 100_000]), 0.2, (0.05, 0.3), 0.0)
     assert intervals["precision"] == pytest.approx((0.05 / 0.4, 0.3 / 0.4), rel=0.08)
     assert intervals["auc"] == pytest.approx((1, 1), abs=0.01)
+
+
+def test_the_interval_of_auc_holds_that_of_a_few_hidden_positives():
+    held, s = 0, np.repeat([1, 0], [60, 3006])
+    for seed in range(40):
+        margins = np.random.default_rng(seed).normal(size=3066) + 2 * (np.arange(3066) < 66)
+        low, high = intervals_from_pu(margins, s, 0.002, (0.001, 0.004), 1.0)["auc"]
+        held += low <= share_above(margins[60:66], margins[66:]) <= high
+    assert held >= 34
 
 
 MARGINS = st.lists(st.floats(-5, 5), min_size=1, max_size=40)
