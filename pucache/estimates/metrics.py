@@ -21,12 +21,12 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
     Returns
     -------
     dict of str to float
-        n, n_positive, accuracy, precision, recall, f1, auc, average_precision. The last two are NaN
-        if only one class occurs.
+        n, n_positive, accuracy, precision, recall, f1, auc, average_precision. NaN are precision if nothing is called
+        positive, recall and f1 without a positive, and the last two if only one class occurs.
     """
     positive, called = np.asarray(y) == 1, np.asarray(predicted) == 1
     n_positive, n_called, hits = int(positive.sum()), int(called.sum()), int((positive & called).sum())
-    auc = average_precision = float("nan")
+    auc = average_precision = nan = float("nan")
     if 0 < n_positive < len(positive):
         auc = share_above(margins[positive], margins[~positive])
         average_precision = _average_precision(positive, margins)
@@ -34,9 +34,9 @@ def with_labels(y: np.ndarray, margins: np.ndarray, predicted: np.ndarray) -> di
         "n": len(positive),
         "n_positive": n_positive,
         "accuracy": float((positive == called).mean()),
-        "precision": hits / n_called if n_called else 0.0,
-        "recall": hits / n_positive if n_positive else 0.0,
-        "f1": 2 * hits / (n_positive + n_called) if n_positive + n_called else 0.0,
+        "precision": hits / n_called if n_called else nan,
+        "recall": hits / n_positive if n_positive else nan,
+        "f1": 2 * hits / (n_positive + n_called) if n_positive else nan,
         "auc": auc,
         "average_precision": average_precision,
     }

@@ -41,6 +41,7 @@ def truth_in_U(positives, negatives, threshold):
     margins, y = pu(positives, negatives)
     called = margins > threshold
     return with_labels(y, margins, called.astype(int)) | {
+        **({} if called.any() else {"precision": 0.0}),
         "false_positive_rate": called[y == 0].mean(),
         "share_predicted_positive": called.mean(),
         "upu_risk": np.mean(1 / (1 + np.exp(np.where(y == 1, margins, -margins)))),
@@ -65,10 +66,7 @@ def test_where_P_is_a_copy_of_the_positives_in_U_every_figure_is_the_truth(posit
 @settings(max_examples=40)
 @given(ROWS, PRIORS, st.integers(-4, 4))
 def test_every_figure_lies_within_its_bounds_and_pauc_counts_pairs(rows, prior, threshold):
-    margins, s = (
-        np.array([margin for _, margin, _ in rows] + [0, 1]),
-        np.array([label for label, _, _ in rows] + [0, 1]),
-    )
+    s, margins, _ = np.array([*rows, (0, 0, 0), (1, 1, 1)]).T
     result = from_pu(margins, s, prior, threshold)
     assert all(0 <= result[name] <= 1 for name in SHARES)
     assert -prior - 1e-12 <= result["upu_risk"] <= result["nnpu_risk"] <= 1 + prior + 1e-12 and result["nnpu_risk"] >= 0
