@@ -131,8 +131,9 @@ class Figures:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether images get probabilities, and not ranks and scores alone."""
-        return self.labels.has_points
+        """Whether images get probabilities, and not ranks and scores alone: from enough labels, and a prior."""
+        has_prior = self.prior is None or self.is_audited or self.prior.prior is not None
+        return self.labels.has_points and has_prior
 
     @property
     def are_uninformative(self) -> bool:

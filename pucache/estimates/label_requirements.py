@@ -25,8 +25,8 @@ DRAWS_NEEDED = (
     "among all (a closing audit), and no given prior."
 )
 AT_AN_END = (
-    "The estimate of the prior lies at the end of what is possible, so neither its number nor what follows from it is "
-    "stated; label more positives, of other kinds too, or give the prior."
+    "The estimate of the prior, or the high end of its interval, lies at the end of what is possible, so neither its "
+    "number nor what follows from it is stated; label more positives, of other kinds too, or give the prior."
 )
 # share of positives that the threshold assumes below `LEAST_LABELS`, where an estimate lies anywhere
 ASSUMED_PRIOR = 0.05
@@ -86,14 +86,6 @@ class LabelCount:
         return (
             f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
             f"single figures and probabilities of images {LEAST_LABELS_FOR_POINTS}; the ranking works from one."
-        )
-
-    @property
-    def probabilities_warning(self) -> str:
-        """What probabilities are worth where they are asked for although the labels are too few."""
-        return (
-            f"probabilities rest on {self._text} and may be far off; from "
-            f"{LEAST_LABELS_FOR_POINTS} on they are calibrated. Use them to rank, or label more"
         )
 
 

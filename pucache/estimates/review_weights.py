@@ -101,10 +101,15 @@ class TrainingLabels:
         return max(LEAST, self.confirmed_weight / total), min(MOST, 1 - self.rejected_weight / total)
 
     def stated(self, estimate: PriorEstimate) -> PriorEstimate:
-        """An estimate by the labels without its number where that lies at an end of what is possible."""
+        """An estimate by the labels without its number where that, or the high end, lies at an end of what is possible.
+
+        It has no interval where both ends do.
+        """
         low, high = self.bounds
+        if estimate.low <= LEAST and estimate.high >= MOST:
+            return PriorEstimate(estimate.method, None, level=estimate.level)
         is_inside = estimate.prior is None or 1.02 * low < estimate.prior < 1 - 1.02 * (1 - high)
-        return estimate if is_inside else replace(estimate, prior=None)
+        return estimate if is_inside and estimate.high < MOST else replace(estimate, prior=None)
 
     @property
     def interval_bounds(self) -> tuple[float, float]:

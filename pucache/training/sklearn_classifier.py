@@ -21,6 +21,7 @@ from ..cache.embedding_cache import EmbeddingCache
 from ..devices import choose_device
 from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
+from ..estimates.label_requirements import AT_AN_END
 from ..estimates.review_weights import TrainingLabels
 from ..labels.row_values import check_same_rows
 from ..progress import Progress, Silent
@@ -96,8 +97,8 @@ class PULinearClassifier(FittedState):
     classes_ : ndarray, (2,)
         The two labels; the second one is that of the labelled positives.
     prior_ : float or None
-        As given, or as estimated. None where the estimate lies at an end of what is possible, as nothing follows from
-        it, and where the labels are too few for a number, as in the commands
+        As given, or as estimated. None where the estimate, or the high end of its interval, lies at an end of what is
+        possible, as nothing follows from it, and where the labels are too few for a number, as in the commands
         (`pucache.estimates.label_requirements`): with 10 to 29 labelled positives `prior_estimate_` has an interval
         alone, with fewer there is none, and posterior and threshold assume ``tilt_.prior``, which is no estimate.
     prior_estimate_ : PriorEstimate or None
@@ -332,7 +333,8 @@ class PULinearClassifier(FittedState):
         """Probability of each of `classes_`, where the share of positives is `share_`.
 
         `predict` does not cut it at 0.5, but the margin at `threshold_`; use ``predict_proba(X)[:, 1] > 0.5`` for that.
-        Below 30 labelled positives the commands state no probabilities; here they come with a `UserWarning`.
+        Below 30 labelled positives, or where no prior is stated, the commands state no probabilities; here they come
+        with a `UserWarning`.
 
         Parameters
         ----------
@@ -346,7 +348,8 @@ class PULinearClassifier(FittedState):
         """
         posterior = self.posterior(self.margins(self._validated(X)))
         if not self.figures_.has_probabilities:
-            warnings.warn(self.figures_.labels.probabilities_warning, stacklevel=2)
+            reason = self.figures_.labels.sentence or AT_AN_END
+            warnings.warn(f"probabilities may be far off; use them to rank. {reason}", stacklevel=2)
         return np.column_stack([1 - posterior, posterior])
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
@@ -415,7 +418,7 @@ class PULinearClassifier(FittedState):
         return self.tilt_.posterior(margins, self.share_)
 
     def stated_posterior(self, margins: np.ndarray) -> np.ndarray | None:
-        """`posterior`, as far as it is stated: None below 30 labelled positives."""
+        """`posterior`, as far as it is stated (`pucache.estimates.figures.Figures.has_probabilities`), or else None."""
         return self.posterior(margins) if self.figures_.has_probabilities else None
 
     def at_share(self, share: float) -> Self:

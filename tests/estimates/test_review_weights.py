@@ -4,6 +4,7 @@ from helpers.planted import planted
 
 from pucache import PULinearClassifier
 from pucache.estimates.audited_prior import AuditedHidden, share_right
+from pucache.estimates.calibration import MOST
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.heads.moments import Moments
@@ -120,3 +121,11 @@ def test_an_estimate_is_never_one_that_a_review_has_shown_to_be_wrong():
     share = reviewed.sum() / (s == 0).sum()
     assert estimate.prior is None, "it would be at the end of what is possible"
     assert share_right() * share <= estimate.low <= share <= estimate.high
+
+
+def test_of_a_prior_that_the_labels_do_not_limit_nothing_is_stated_that_follows_from_it():
+    model = PULinearClassifier(device="cpu").fit(np.ones_like(X), S)
+    assert model.prior_ is None and not model.prior_estimate_.has_interval
+    assert model.figures_["auc"].interval is None and model.stated_posterior(S) is None
+    at_least = TrainingLabels.of(S).stated(PriorEstimate("tilt", 0.99, 0.5, MOST))
+    assert (at_least.prior, at_least.low, at_least.high) == (None, 0.5, MOST)
