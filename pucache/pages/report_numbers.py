@@ -307,7 +307,7 @@ def provenance(
 def _label_source(source: Any) -> dict[str, str]:
     if isinstance(source, str | os.PathLike) and os.path.isfile(source):
         return {"file": str(source), "sha256": hashlib.sha256(Path(source).read_bytes()).hexdigest()}
-    given = f"glob {source}" if isinstance(source, str | os.PathLike) else "an array of labels"
+    given = str(source) if isinstance(source, str | os.PathLike) else "an array of labels"
     if isinstance(source, PULabels) and (source.reviewed.any() or source.hidden is not None):
         given = "the labels and decisions of a review"
     return {"given as": given}

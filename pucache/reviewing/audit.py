@@ -14,7 +14,7 @@ from ..estimates.agreement import Agreement
 from ..estimates.limits import Limits
 from .history import History, agreement, joined
 from .log import AuditedEntries, DecisionLog
-from .session_folder import doubted_numbers, open_log, over_sessions
+from .session_folder import another_readers, doubted_numbers, open_log, over_sessions
 
 if TYPE_CHECKING:
     from .session import Session
@@ -53,7 +53,7 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
         with open_log(folder, read_only=True) as log:
             present = log.audited_entries()
             if beside is not None:
-                present, agreed = _audited_beside(log, Path(beside))
+                present, agreed = _audited_beside(log, another_readers(beside, folder))
         history = History(present.urns, present.entries)
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error

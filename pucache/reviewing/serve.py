@@ -113,7 +113,7 @@ def review(
         Nothing can be ranked by the words or pictures; `images` cannot be opened.
     ValueError
         Words or pictures are named beside the labels of concepts, or where ten positives are known; `beside` is named
-        with concepts, or without a `session` of its own.
+        with those.
     OutputError
         No port is free.
     KeyboardInterrupt
@@ -128,8 +128,8 @@ def review(
     concepts = None if labels is None or labels.is_one else labels
     if query and concepts is not None:
         raise ValueError("words and pictures begin a single review; leave them out with the labels of concepts")
-    if beside is not None and (concepts is not None or session is None):
-        raise ValueError("--beside is for a single review with a folder of its own; name it with --session")
+    if beside is not None and concepts is not None:
+        raise ValueError("--beside is for a single review; leave it out with the labels of concepts")
     ranking = rank_by_query(cache, query, device)
     with ExitStack() as stack:
         pictures = Pictures(cache, images)
@@ -296,7 +296,7 @@ class Server(uvicorn.Server):
         self.on_start()
 
     async def shutdown(self, sockets: list[Any] | None = None) -> None:
-        """End the event streams, finish the requests under way, and stop."""
+        """Let waiting requests go, finish the requests under way, and stop."""
         self._application.end()
         await super().shutdown(sockets)
 

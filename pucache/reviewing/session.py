@@ -25,7 +25,7 @@ from .log import DRAWN, NO_ZONE, DecisionLog, Entry, Stream
 from .log_file import REMEDY
 from .pile import NumberedRows, Pile, Twins, mixed, random_numbers
 from .resume import begin_or_resume, image_of, read, rows_of
-from .session_folder import DOUBTED, doubted_numbers, lock_folder, session_folder
+from .session_folder import DOUBTED, another_readers, doubted_numbers, lock_folder, session_folder
 from .state import Proposal, State
 
 _REQUEST_LENGTH = 200
@@ -327,7 +327,7 @@ def open_session(
     with ExitStack() as stack:
         lock_folder(path, stack)
         twins = twins if isinstance(twins, Twins) else Twins(cache, twins)
-        log, pile = begin_or_resume(path, cache, given, twins, None if beside is None else Path(beside))
+        log, pile = begin_or_resume(path, cache, given, twins, None if beside is None else another_readers(beside, path))
         stack.callback(log.close)
         return Session(cache, path, log, pile, stack.pop_all())
 

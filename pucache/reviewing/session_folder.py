@@ -37,6 +37,13 @@ def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> P
     return sidecar_path(cache, "review") if folder is None else Path(folder)
 
 
+def another_readers(beside: str | Path, folder: Path) -> Path:
+    """The folder of another reader's session; raises `SessionError` where it is the session's own `folder`."""
+    if Path(beside).resolve() == folder.resolve():
+        raise SessionError(f"{beside} is the review that it would stand beside; name that of another reader")
+    return Path(beside)
+
+
 def lock_folder(folder: Path, stack: ExitStack) -> None:
     """Create the folder, and keep other servers out of it until the stack closes.
 
@@ -73,8 +80,7 @@ def is_first_start(folder: Path) -> bool:
     if left and concepts:
         raise SessionError(
             f"{folder} holds the sessions of {len(concepts):,} concepts ({', '.join(concepts[:3])}); pass their "
-            "labels, "
-            "or name one of them, or another folder, with --session"
+            "labels, or name one of them, or another folder, with --session"
         )
     if left or log.is_symlink():
         beside = f", and {', '.join(left)} {'is' if len(left) == 1 else 'are'} there" if left else ""

@@ -25,7 +25,7 @@ from ..storage.outputs import check_output
 from ..storage.table_writer import write_rows
 from .log import LABELS, Choice, labelling_decisions
 from .session import Session, read_session
-from .session_folder import concept_folders, kept_groups, open_log, over_sessions, session_folder
+from .session_folder import another_readers, concept_folders, kept_groups, open_log, over_sessions, session_folder
 
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 
@@ -70,7 +70,7 @@ def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None) -> PULa
     with read_session(cache, folder) as session:
         agreement = None
         if beside is not None:
-            with read_session(cache, beside) as other:
+            with read_session(cache, another_readers(beside, folder)) as other:
                 agreement = session.join(other)
         labels = PULabels(*session.state.labels(), hidden=_hidden(replace(session.limits(), agreement=agreement)))
     labels.check()
@@ -158,19 +158,15 @@ def write_reviewed(session: Session, path: str | Path) -> Path:
 def export_session(session: Session) -> dict[str, Any]:
     """Write the labels of now into the session's folder, as the page does.
 
-    Returns ``files``, how many labels are ``positive`` and ``negative``, and the ``commands`` that take them.
+    Returns ``files``, and the ``commands`` that take them.
     """
-    folder, (s, reviewed) = session.folder, session.state.labels()
     paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    path = write_reviewed(session, folder / EXPORT)
-    csv = shlex.quote(str(path))
+    path = str(write_reviewed(session, session.folder / EXPORT))
     return {
-        "files": [str(path)],
-        "positive": int(((s == 1) | (reviewed == 1)).sum()),
-        "negative": int((reviewed == -1).sum()),
+        "files": [path],
         "commands": [
             train_command(session),
-            f"pucache retrieve-positives {paths} --labels {csv} --model model.safetensors",
+            f"pucache retrieve-positives {paths} --labels {shlex.quote(path)} --model model.safetensors",
         ],
     }
 

@@ -9,7 +9,7 @@ from helpers.reviews import Log, ReviewProcess, served
 from helpers.sessions import decide, labels_of, pile_of, proposal
 
 import pucache
-from pucache import EmbeddingCache, audit, review, session_labels
+from pucache import EmbeddingCache, audit, session_labels
 from pucache.errors import SessionError
 from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.history import RATE_OF, History, agreement
@@ -147,8 +147,12 @@ def test_a_second_reader_begins_with_the_labels_and_the_pile_of_the_first_and_se
         assert (session.state.progress().decided, first.state.progress().decided) == (2, 10)
     with pytest.raises(SessionError, match="no review session at"):
         open_session(cache, folder=tmp_path / "new", beside=tmp_path / "none")
-    with pytest.raises(ValueError, match="--beside is for a single review with a folder of its own"):
-        review(cache, beside=folder, open_browser=False)
+
+
+@pytest.mark.parametrize("verb", [lambda _, folder, **of: audit(folder, **of), session_labels, open_session])
+def test_a_review_does_not_stand_beside_itself(cache, folder, verb):
+    with pytest.raises(SessionError, match="name that of another reader"):
+        verb(cache, folder=folder, beside=folder / "../pile.h5.review")
 
 
 # --- what they differ on ---------------------------------------------------------------------------
