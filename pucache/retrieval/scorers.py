@@ -33,8 +33,6 @@ from ..progress import Progress, Silent
 from .ranking import Scores
 
 if TYPE_CHECKING:
-    import torch
-
     from ..training.sklearn_classifier import PULinearClassifier
 
 SIMILARITIES = ("whitened", "topk")
@@ -69,33 +67,19 @@ class Similarity:
         progress.start(len(cache), "comparing")
         gpu = find_gpu(self.device, values=len(cache) * cache.encoder.dim)
         whitening, verified = cached_whitening(cache)
-        return self.compare(cache, whitening, self.queries(vectors, whitening), progress, gpu, check=not verified)
-
-    def compare(
-        self,
-        cache: EmbeddingCache,
-        whitening: Whitening,
-        queries: np.ndarray,
-        progress: Progress | None = None,
-        gpu: torch.device | None = None,
-        *,
-        check: bool = False,
-    ) -> Scores:
-        """Score every row by its similarity to the queries, block by block; with `check`, verify the rows meanwhile."""
-        mean, vectors = put(whitening.mean, gpu), put(queries, gpu)
-        search = row_search(vectors, gpu) if self.kind == "topk" else None
+        mean, queries = put(whitening.mean, gpu), put(self.queries(vectors, whitening), gpu)
+        search = row_search(queries, gpu) if self.kind == "topk" else None
         scores = np.empty(len(cache), np.float32)
-        for rows, X in cache.blocks(check=check):
+        for rows, X in cache.blocks(check=not verified):  # verified meanwhile
             units = centred_units(put(X, gpu), mean)
             if search is not None:
                 found = search(units, TOP)[0]
                 scores[rows] = (found if gpu is None else found.cpu().numpy()).mean(1)
             elif gpu is None:  # row by row, so that equal rows score equally in any block
-                scores[rows] = np.vecdot(units, vectors[0])
+                scores[rows] = np.vecdot(units, queries[0])
             else:
-                scores[rows] = units.mul_(vectors[0]).sum(1).cpu().numpy()
-            if progress is not None:
-                progress.advance(rows.stop - rows.start)
+                scores[rows] = units.mul_(queries[0]).sum(1).cpu().numpy()
+            progress.advance(rows.stop - rows.start)
         return Scores(scores, search_by=TORCH_GPU if gpu else FAISS_CPU if search else NUMPY_CPU)
 
     def queries(self, vectors: np.ndarray, whitening: Whitening) -> np.ndarray:
