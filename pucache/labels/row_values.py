@@ -167,8 +167,6 @@ def columns_of(given: Any, what: str, known: Collection[str]) -> Columns:
         return sorted(given, key=str), None
     if isinstance(given, Iterator):
         given = list(given)
-    if hasattr(given, "to_series") and hasattr(given, "coords"):  # of xarray: its coordinates are an index
-        given = given.to_series()
     if hasattr(given, "columns") and hasattr(given, "__getitem__"):
         return _of_table(given, what, known)
     values, index = _array(given, what), index_of(given)

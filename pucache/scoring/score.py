@@ -188,7 +188,7 @@ def score(
         opened = _embedded(models, source, cache, EncoderOptions(weights=weights, device=device), progress)
     models.check_fits(opened)
     opened.check("keys")  # damage is noticed before anything is written
-    check_same_images(out, opened.keys, default_out(images))
+    check_same_images(out, opened.keys)
     new = None if own is None else check_new_images(own, opened)
     decided = ""
     if own is not None and new is not None:

@@ -52,24 +52,14 @@ def check_table(out: str | Path, *, inputs: Paths = ()) -> None:
     check_suffix(out)
 
 
-def check_same_images(out: str | Path, keys: Keys, free: str) -> None:
-    """Raise `OutputError` where a table of scores is there, and its first keys are of none of the images.
-
-    `free` is a name for another table.
-    """
+def check_same_images(out: str | Path, keys: Keys) -> None:
+    """Raise `OutputError` where a table of scores is there, and its first keys are of none of the images."""
     first = _first_keys(out)
     if not first or (keys.rows(first) >= 0).any():
         return
     images = {split_key(key)[0] for key in keys}  # a table by image names those of parts
     if not images.intersection(first):
-        path = Path(out).with_name(Path(free).name)
-        number = 2
-        while path.exists():
-            path = path.with_name(f"{Path(free).stem}-{number}.csv")
-            number += 1
-        raise OutputError(
-            f"{out} has the scores of other images, such as {first[0]!r}; name another table: --out {path}"
-        )
+        raise OutputError(f"{out} has the scores of other images, such as {first[0]!r}; name another table with --out")
 
 
 def _first_keys(out: str | Path) -> list[str]:
