@@ -52,9 +52,6 @@ from .destinations import check_outputs
 @options.option("--negatives", metavar="FILE", help="Negatives, where TABLE lists positives alone.")
 @options.as_json
 @options.option(
-    "--exact", section=options.READING, is_flag=True, help="Compare cells with --label-value exactly as written."
-)
-@options.option(
     "--label-separator",
     section=options.READING,
     metavar="TEXT",
@@ -119,7 +116,7 @@ def labels(
         match_keys=match_keys,
         all_parts=all_parts,
     )
-    rule = LabelRule(cells["label_value"], cells["exact"], cells["label_separator"], cells["undecided"])
+    rule = LabelRule(cells["label_value"], cells["label_separator"], cells["undecided"])
     if len(table) == 1 and os.path.isdir(table[0]) and is_review(Path(table[0])):
         read = _of_review(opened, table[0], groups, reading)
     else:

@@ -9,7 +9,7 @@ _LABELS = {
     "--key-column": "pucache labels CACHE TABLE --key-column NAME writes a table; give it as --labels",
     "--label-column": "pucache labels CACHE TABLE --label-column NAME writes a table; give it as --labels",
     "--label-value": "pucache labels CACHE TABLE --label-value TEXT writes a table; give it as --labels",
-    "--label-value-exact": "pucache labels CACHE TABLE --exact writes a table; give it as --labels",
+    "--label-value-exact": "pucache labels CACHE TABLE --label-value TEXT writes a table; give it as --labels",
     "--match-keys": "pucache labels CACHE TABLE --match-keys RULE writes a table; give it as --labels",
     "--all-parts": "pucache labels CACHE TABLE --all-parts writes a table; give it as --labels",
     "--encoding": "pucache labels CACHE TABLE --encoding NAME writes a table; give it as --labels",

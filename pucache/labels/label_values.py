@@ -30,7 +30,6 @@ class LabelRule:
 
     # cell that means 1, whatever its case and the spaces around it; others mean 0. None: the usual words and numbers
     value: str | None = None
-    exact: bool = False  # compare cells with the value as they are written
     separator: str | None = None  # between the labels of a cell that has several, of which the value is one
     undecided: Sequence[str] = ()  # cells that say nothing
 
@@ -53,8 +52,6 @@ class LabelRule:
 
     def _form(self, cell: str) -> str:
         """The cell as it is compared: -1.0 is -1, but the codes 03 and 1e2 are not 3 and 100."""
-        if self.exact:
-            return cell
         cell = cell.strip().casefold()
         return whole[1] if (whole := _WHOLE.fullmatch(cell)) else cell
 
@@ -72,12 +69,9 @@ class LabelRule:
         return list(map(self._form, parts))
 
     def _refuse(self, met: Mapping[str | None, int], where: str) -> None:
-        cells = sorted(
-            {cell if self.exact else cell.strip() for cell in met if cell is not None and not is_blank(cell)}
-        )
+        cells = sorted({cell.strip() for cell in met if cell is not None and not is_blank(cell)})
         shown = ", ".join(repr(cell[:_SHOWN_LENGTH]) for cell in cells[:5]) or "blank cells alone"
-        compared = ", compared exactly" if self.exact else ""
-        raise LabelError(f"{where} has no {self.value!r}; it has {shown}{compared}{self._within(met)}")
+        raise LabelError(f"{where} has no {self.value!r}; it has {shown}{self._within(met)}")
 
     def _within(self, met: Mapping[str | None, int]) -> str:
         """What is to be said of cells that hold the value among other labels."""

@@ -75,7 +75,6 @@ def read_labels(
     label_column: str | None = None,
     concept_column: str | None = None,
     label_value: str | None = None,
-    exact: bool = False,
     label_separator: str | None = None,
     undecided: Sequence[str] = (),
     match_keys: str | None = None,
@@ -102,8 +101,6 @@ def read_labels(
         Names of columns, where they are other than the usual ones. ``FOLDER+NAME`` joins two columns to a key.
     label_value : str, optional
         Cell of the column of labels that means 1; others mean 0, classes below 0 and blank cells nothing.
-    exact : bool
-        Compare cells with `label_value` exactly as they are written.
     label_separator : str, optional
         What stands between the labels of a cell that has several.
     undecided : sequence of str
@@ -127,7 +124,7 @@ def read_labels(
     """
     reading = LabelTable("", key=key_column, label=label_column, concept=concept_column, encoding=encoding)
     reading = replace(reading, match_keys=match_keys, all_parts=all_parts, needs_label=label_value is not None)
-    rule = LabelRule(label_value, exact, label_separator, tuple(undecided))
+    rule = LabelRule(label_value, label_separator, tuple(undecided))
     read = import_labels(open_cache(cache), tables, reading, rule, negatives=negatives, groups=groups)
     labels = read.of_known_keys()
     labels.check(read.cache)
