@@ -327,7 +327,9 @@ def open_session(
     with ExitStack() as stack:
         lock_folder(path, stack)
         twins = twins if isinstance(twins, Twins) else Twins(cache, twins)
-        log, pile = begin_or_resume(path, cache, given, twins, None if beside is None else another_readers(beside, path))
+        log, pile = begin_or_resume(
+            path, cache, given, twins, None if beside is None else another_readers(beside, path)
+        )
         stack.callback(log.close)
         return Session(cache, path, log, pile, stack.pop_all())
 
