@@ -49,7 +49,7 @@ class ZipSource(ShardSource):
     kind = "ZIP"
 
     def _add_members(self, fs: Any, shard: str, key_prefix: str, builder: ListingBuilder) -> None:
-        with open_object(fs, shard) as stream, zipfile.ZipFile(stream) as archive:
+        with open_object(fs, shard) as stream, _opened(stream) as archive:
             archive.NameToInfo.clear()
             encoding, backslashes = self.encoding or _STANDARD, has_backslashes(archive.filelist)
             if not self.encoding and any(_told_name(info) is None for info in archive.filelist):
@@ -83,7 +83,7 @@ class ZipSource(ShardSource):
                 )
 
     def _beside(self, fs: Any, shard: str, ending: str) -> Iterator[tuple[str, bytes]]:
-        with open_object(fs, shard) as stream, zipfile.ZipFile(stream) as archive:
+        with open_object(fs, shard) as stream, _opened(stream) as archive:
             encoding, backslashes = self.encoding or _STANDARD, has_backslashes(archive.filelist)
             for info in archive.infolist():
                 name = member_name(info, encoding, backslashes=backslashes)
@@ -113,6 +113,13 @@ class ZipSource(ShardSource):
         if begin + size > len(raw):
             raw = self._bytes(member.shard, member.offset, min(begin + size, member.end - member.offset))
         return raw[begin : begin + size]
+
+
+def _opened(stream: Any) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(stream)
+    except UnicodeDecodeError as error:
+        raise ImageError("has names that are marked as UTF-8 and are not; pack it again") from error
 
 
 def _problem(info: zipfile.ZipInfo) -> str:

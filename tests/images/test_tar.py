@@ -7,9 +7,11 @@ from collections import Counter
 
 import pytest
 from helpers.pictures import refusal
+from helpers.refusals import one_line
 from helpers.sources import tar, write
 
 from pucache import open_source
+from pucache.errors import SourceError
 from pucache.images.listing import UNKNOWN
 
 WHOLE = tar(*((f"{i}.png", bytes([65 + i]) * 600) for i in range(3)))  # members at 0, 1536 and 3072
@@ -141,6 +143,7 @@ ZIPS = {  # members, and the keys of them
     "folders of Windows": (of(NTFS, b"p\\car\\1.png", b"2.png"), ["2.png", "p/car/1.png"]),
     "a backslash of Unix": (of(UNIX, b"a\\b.png", b"c/d.png"), ["a\\b.png", "c/d.png"]),
     "one in every name": (of(UNIX, b"p\\car\\1.png", b"p\\2.png"), ["p/2.png", "p/car/1.png"]),
+    "marked as UTF-8": ([member("写真.png".encode(), utf8=True)], ["写真.png"]),
     "Info-ZIP's field, of this name and of another": (
         [
             member(b"\x8e\xca.png", extra=unicode_path(b"\x8e\xca.png", "写.png")),
@@ -167,6 +170,13 @@ def test_names_that_do_not_tell_their_encoding_have_that_of_the_standard_and_a_l
     where = archive(tmp_path / "x.zip", member("caf\xe9/\xfcber.png".encode(encoding)), member(b"plain.png"))
     assert keys(where)[0] == ["caf\xe9/\xfcber.png", "plain.png"]
     assert ("read as cp437" in caplog.text and f"{where}#encoding=NAME" in caplog.text) == is_said
+
+
+def test_names_that_are_wrongly_marked_are_refused(tmp_path):
+    where = archive(tmp_path / "x.zip", member(b"caf\x82.png", utf8=True))
+    assert (
+        one_line(SourceError, keys, where) == f"{where} has names that are marked as UTF-8 and are not; pack it again"
+    )
 
 
 def test_a_named_encoding_is_part_of_the_name_of_the_source(tmp_path):
