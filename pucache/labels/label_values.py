@@ -18,7 +18,9 @@ _WORDS = {1: "positive", 0: "negative", -1: "undecided"}
 _PLAIN = {"1", "0", "", None}  # cells that need no explanation
 _SHOWN, _SHOWN_LENGTH = 8, 40  # kinds of cells in a line, and their characters
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")  # as programs write a whole number that they keep as a float
-_SEVERAL = re.compile(r'[|,;#\s"]+')  # between the labels of a cell that has several, also in JSON
+# between the labels of a cell that has several, also in JSON and as Python writes a list
+_SEVERAL = re.compile(r"""(?:[|,;#\s"\[\]]|\B'|'\B)+""")
+_MARKS = "\"'|;,# "  # that --label-separator may be
 _NOT = {"no", "not", "non", "without"}  # of a cell that has what is not there
 
 log = logging.getLogger("pucache")
@@ -75,18 +77,17 @@ class LabelRule:
 
     def _within(self, met: Mapping[str | None, int]) -> str:
         """What is to be said of cells that hold the value among other labels."""
-        if self.value is None or self.separator is not None:
+        if self.value is None:
             return ""
         wanted = self._form(self.value)
         texts = [cell for cell in met if cell and not isinstance(cell, Several)]
-        several = [cell for cell in texts if self._form(cell) != wanted and wanted in _parts(self._form(cell))]
+        several = [cell for cell in texts if wanted not in self._labels(cell) and wanted in _parts(self._form(cell))]
         if not several:
             return ""
-        mark = next((mark for mark in '"|;,#' if mark in several[0]), " ")
-        return (
-            f"; {sum(met[cell] for cell in several):,} cells hold {self.value!r} among others, such as "
-            f"{several[0][:_SHOWN_LENGTH]!r}: pucache labels --label-separator {mark!r} takes them as positive"
-        )
+        number, first = sum(met[cell] for cell in several), several[0]
+        text = f"; {number:,} cells hold {self.value!r} among others, such as {first[:_SHOWN_LENGTH]!r}"
+        mark = next((mark for mark in _MARKS if wanted in map(self._form, first.split(mark))), "")
+        return f"{text}: pucache labels --label-separator {mark!r} takes them as positive" if mark else text
 
     def describe(self, met: Counter[str | None], found: Mapping[str | None, int | None]) -> str:
         """The cells that were met, with counts and what each was taken for; "" where they need no explanation."""
@@ -112,7 +113,7 @@ def read_values(
     if (odd := next((cell for cell in met if found[cell] is None), "")) or None in found.values():
         line = next(line for cell, line in zip(cells, lines, strict=True) if cell == odd)
         raise LabelError(
-            f"{name} has the {column} {odd!r}; expected 1 or 0 (or true/false, yes/no) in row {line}, or name the "
+            f"{name} has the {column} {odd!r:.80}; expected 1 or 0 (or true/false, yes/no) in row {line}, or name the "
             "value that means 1: pucache labels --label-value"
         )
     if said := rule.describe(met, found):

@@ -87,7 +87,9 @@ def check_found(found: Mapping[str, str], columns: Sequence[str], wanted: Wanted
         listed = " ".join(", ".join(columns).split()) or "(none)"
         first, *more = named.get(meaning) or wanted[meaning]
         text = f"{where} has columns {listed}; expected one called {first!r}"
-        if len(columns) == 1 and "," in columns[0]:
+        if any(re.search(r"\.(?:jpe?g|png|tiff?|webp)\Z", column) for column in map(plain_name, columns)):
+            text = f"{where} begins with a row: {listed}; write the names of the columns above it, such as key,label"
+        elif len(columns) == 1 and "," in columns[0]:
             text += ": each row is one quoted cell, remove the quotes around rows"
         elif more:
             text += f", {', '.join(more[:4])} or the like: name the one to take by {_OPTIONS[meaning]}"
