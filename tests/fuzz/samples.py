@@ -285,5 +285,7 @@ def tensors(name, data):
     if not name.endswith(".safetensors"):
         return None
     start = 8 + int.from_bytes(data[:8], "little")
-    places = {tensor: told["data_offsets"] for tensor, told in json.loads(data[8:start]).items() if tensor[0] != "_"}
-    return {tensor: data[start + begin : start + end] for tensor, (begin, end) in places.items()}
+    header = json.loads(data[8:start])
+    places = {tensor: header[tensor]["data_offsets"] for tensor in header if tensor[0] != "_"}
+    read = (each for each in places.items() if not each[0].endswith("num_batches_tracked"))  # that no embedding depends on
+    return {tensor: data[start + begin : start + end] for tensor, (begin, end) in read}
