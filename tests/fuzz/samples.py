@@ -287,5 +287,5 @@ def tensors(name, data):
     start = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:start])
     places = {tensor: header[tensor]["data_offsets"] for tensor in header if tensor[0] != "_"}
-    read = (each for each in places.items() if not each[0].endswith("num_batches_tracked"))  # that no embedding depends on
+    read = (each for each in places.items() if not each[0].endswith("num_batches_tracked"))  # not loaded
     return {tensor: data[start + begin : start + end] for tensor, (begin, end) in read}
