@@ -171,6 +171,7 @@ def write_report(
         title="pucache report",
         numbers=numbers,
         count=content.count,
+        has_probabilities=content.trained.figures_.has_probabilities,
         new=new,
         least_labels=(LEAST_LABELS, LEAST_LABELS_FOR_POINTS),
         least_draws=LEAST_DRAWS,
@@ -206,7 +207,7 @@ def _charts(content: TrainedReport, numbers: dict[str, Any]) -> dict[str, Any]:
         drawn["priors"] = charts.draw("priors", 1.6, charts.paint_priors, *priors)
     if figures["precision_recall"]:
         drawn["curve"] = charts.draw("curve", 3.6, charts.paint_curve, figures["precision_recall"])
-    if points:
+    if figures["reliability"]:
         drawn["reliability"] = charts.draw("reliability", 3.6, charts.paint_reliability, figures["reliability"])
     return drawn
 
@@ -295,8 +296,8 @@ def _largest_groups(group: np.ndarray) -> list[np.ndarray]:
 
 
 def _likelihoods(report: TrainedReport, rows: np.ndarray) -> list[str]:
-    """How likely each image is to be positive: in per cent, or by its margin where the labels are too few."""
-    if report.count.has_points:
+    """How likely each image is to be positive: in per cent, or by its margin where these are not stated."""
+    if report.trained.figures_.has_probabilities:
         return [probability(float(posterior)) for posterior in report.posterior(rows)]
     return [f"margin {margin:.2f}" for margin in report.margins_of(rows)]
 
@@ -308,8 +309,8 @@ def _true_classes(report: TrainedReport, rows: np.ndarray) -> list[str]:
 
 def _map_numbers(report: TrainedReport, layout: EmbeddingMap) -> dict[str, Any]:
     """Images on the map, the variance explained, and shares of likely positives among neighbours and all images."""
-    near_labelled = everywhere = None  # where the labels are too few for probabilities
-    if report.count.has_points:
+    near_labelled = everywhere = None  # without probabilities
+    if report.trained.figures_.has_probabilities:
         labelled = report.data.labels.s[layout.rows] == 1
         likely = labelled | (report.posterior(layout.rows) > 0.5)
         points = layout.pca if layout.tsne is None else layout.tsne

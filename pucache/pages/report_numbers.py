@@ -252,7 +252,7 @@ def _true_by_model(report: TrainedReport) -> dict[str, float] | None:
 
 def _figures(report: TrainedReport) -> dict[str, Any]:
     """Values of the charts."""
-    held_out, points = report.held_out, report.count.has_points
+    held_out, points = report.held_out, report.trained.figures_.has_probabilities
     trained = report.trained  # thresholds are chosen by the likeliest tilt, and so is their curve drawn
     is_reviewed = trained.figures_.sources is not None  # by held-out margins the curve is of other rows
     likeliest = fit_tilt(trained.held_out_margins_, report.data.labels.s, prior=trained.tilt_.prior)
