@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .audited_prior import COMBINED, CONTRADICTED, CONTRADICTION, METHOD
+from .calibration import MOST
 from .intervals import WITH_INTERVAL, WITHOUT_PRIOR, Estimate, intervals_from_pu, read_number
 from .label_requirements import AT_AN_END, DRAWS_NEEDED, LEAST_DRAWS, LabelCount, assumption
 from .metrics import from_pu
@@ -131,9 +132,8 @@ class Figures:
 
     @property
     def has_probabilities(self) -> bool:
-        """Whether images get probabilities, and not ranks and scores alone: from enough labels, and a prior."""
-        has_prior = self.prior is None or self.is_audited or self.prior.prior is not None
-        return self.labels.has_points and has_prior
+        """Whether images get probabilities, and not ranks and scores alone: by enough labels that limit the prior."""
+        return self.labels.has_points and (self.prior is None or self.is_audited or self.prior.high < MOST)
 
     @property
     def are_uninformative(self) -> bool:

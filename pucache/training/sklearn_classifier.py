@@ -333,8 +333,8 @@ class PULinearClassifier(FittedState):
         """Probability of each of `classes_`, where the share of positives is `share_`.
 
         `predict` does not cut it at 0.5, but the margin at `threshold_`; use ``predict_proba(X)[:, 1] > 0.5`` for that.
-        Below 30 labelled positives, or where no prior is stated, the commands state no probabilities; here they come
-        with a `UserWarning`.
+        Below 30 labelled positives, or where these do not limit the prior, the commands state no probabilities; here
+        they come with a `UserWarning`.
 
         Parameters
         ----------

@@ -175,4 +175,4 @@ def test_an_estimate_at_the_end_of_what_is_possible_is_stated_by_no_command(tmp_
     assert "recall" in stated and not named & stated
     for said in (trained["note"], estimated["note"], shown, run(PRIOR), run(REPORT), text_of("report.html")):
         assert "interval, lies at the end of what is possible" in said
-        assert not re.search(r"prior 1e-05|precision 0\.0|takes 10 labelled|he probability", said)
+        assert not re.search(r"prior 1e-05|precision 0\.0|takes 10 labelled", said)
