@@ -35,10 +35,10 @@ def estimate_prior(cache: tuple[str, ...], positives: str | None, labels: str | 
     """
     opened = open_cache(cache)
     read = options.open_labels(opened, positives, labels)
-    from pucache.training.estimate_prior import check_request, estimate_prior_on  # imports torch, after a refusal
+    from pucache.training.estimate_prior import check_level, estimate_prior_on  # imports torch, after a refusal
     from pucache.training.training_set import TrainingRows
 
-    check_request(level=level)
+    check_level(level)
     rows = TrainingRows.of_cache(opened, read)
     printed: dict[str, list[PriorEstimate]] = {}
 

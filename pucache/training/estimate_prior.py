@@ -51,7 +51,7 @@ def estimate_prior(
     ValueError
         A number outside its domain.
     """
-    check_request(level=level, n_folds=n_folds)
+    check_level(level)
     opened, number = open_cache(cache), drawn_seed(seed)
     labels = open_labels(opened, positives)
     rows = TrainingRows.of_cache(opened, labels, twins=twins, all_rows=all_rows, seed=number, device=device)
@@ -70,7 +70,6 @@ def estimate_prior_on(
 ) -> list[PriorEstimate]:
     """Estimate the prior on prepared rows: it is the estimate of the training that `pucache.train_pu` does by
     default."""
-    check_request(level=level, n_folds=n_folds)
     model = PULinearClassifier(n_folds=n_folds, random_state=seed, device=device)
     model.train(data, progress)
     figures = model.figures_
@@ -93,9 +92,7 @@ def prior_by_labels(data: TrainingSet, model: PULinearClassifier, level: float =
     return labels.stated(labels.within_review(found)).stated(data.label_count)
 
 
-def check_request(*, level: float, n_folds: int = 5) -> None:
-    """Raise `ValueError` for arguments of `estimate_prior_on` that are outside their domain."""
+def check_level(level: float) -> None:
+    """Raise `ValueError` for a level of an interval that is outside its domain."""
     if not 0 < level < 1:
         raise ValueError(f"level must be in (0, 1), such as 0.9; got {level:g}")
-    if n_folds < 2:
-        raise ValueError(f"n_folds must be at least 2, got {n_folds}")
