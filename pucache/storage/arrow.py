@@ -1,4 +1,4 @@
-"""Tables through pyarrow: what its types hold; reading Parquet; writing CSV and Parquet.
+"""Tables through pyarrow: what its types hold; reading Parquet, Feather and Arrow IPC; writing CSV and Parquet.
 
 Commands that read and write no such table import none of this.
 """
@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow
-from pyarrow import csv, parquet, types
+from pyarrow import csv, ipc, parquet, types
 
 from ..errors import LabelError, one_line
 from .limits import FOOTER_BYTES, UNPACKED_TIMES
@@ -111,15 +111,15 @@ def texts(column: Any) -> list[str | None]:
 # --- reading -------------------------------------------------------------------------------------
 
 
-def parquet_table(stream: BinaryIO, name: str, find: Finder) -> Table:
-    """Read Parquet; columns of bytes only where `find` tells that they are wanted.
+def arrow_table(stream: BinaryIO, name: str, what: str, find: Finder) -> Table:
+    """Read Parquet, or Arrow IPC (a file or a stream); columns of bytes only where `find` tells that they are wanted.
 
     Raises `LabelError` where it is damaged, or where a column that is wanted holds bytes that are not UTF-8.
     """
     try:
-        schema, read = _opened(stream)
+        schema, read = _opened(stream, what)
     except Exception as error:  # damage makes pyarrow raise almost anything
-        raise LabelError(f"cannot read {name} as Parquet: {one_line(error)}") from error
+        raise LabelError(f"cannot read {name} as {what}: {one_line(error)}") from error
     kinds = dict(zip(map(plain_name, schema.names), schema.types, strict=True))
     names = [plain_name(each) for each in schema.names]
     usual = [each for each in names if is_cell(kinds[each]) and not (holds_bytes(kinds[each]) and each in _CONTENTS)]
@@ -133,7 +133,7 @@ def parquet_table(stream: BinaryIO, name: str, find: Finder) -> Table:
     try:
         columns = {names[number]: column for number, column in zip(kept, read(kept), strict=True)}
     except Exception as error:
-        raise LabelError(f"cannot read {name} as Parquet: {one_line(error)}") from error
+        raise LabelError(f"cannot read {name} as {what}: {one_line(error)}") from error
     cells = {}
     for each, column in columns.items():
         try:
@@ -150,15 +150,18 @@ def parquet_table(stream: BinaryIO, name: str, find: Finder) -> Table:
     return Table(names, rows, {each: str(kind) for each, kind in kinds.items() if each not in cells}, found)
 
 
-def _opened(stream: BinaryIO) -> tuple[Any, Callable[[list[int]], Sequence[Any]]]:
+def _opened(stream: BinaryIO, what: str) -> tuple[Any, Callable[[list[int]], Sequence[Any]]]:
     """The schema, and a function that reads columns by their numbers."""
-    size = stream.seek(0, io.SEEK_END)
-    stream.seek(0)
-    file = parquet.ParquetFile(stream)
-    if file.metadata.num_rows > UNPACKED_TIMES * size:
-        raise ValueError(f"it has more than {UNPACKED_TIMES} rows for each of its {size:,} bytes")
-    names = file.schema_arrow.names
-    return file.schema_arrow, lambda kept: file.read(columns=[names[number] for number in kept]).columns
+    if what == "Parquet":
+        size = stream.seek(0, io.SEEK_END)
+        stream.seek(0)
+        file = parquet.ParquetFile(stream)
+        if file.metadata.num_rows > UNPACKED_TIMES * size:
+            raise ValueError(f"it has more than {UNPACKED_TIMES} rows for each of its {size:,} bytes")
+        names = file.schema_arrow.names
+        return file.schema_arrow, lambda kept: file.read(columns=[names[number] for number in kept]).columns
+    reader = ipc.open_stream(stream) if what == "an Arrow stream" else ipc.open_file(stream)
+    return reader.schema, lambda kept: reader.read_all().select(kept).columns
 
 
 # --- writing -------------------------------------------------------------------------------------

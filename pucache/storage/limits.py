@@ -11,6 +11,7 @@ PIXEL_BYTES = 1 << 26  # of images, or of parts of one, that are resized and han
 KEY_BYTES = 4096
 UNPACKED_TIMES = 100  # what unpacks to more than this many times its size holds neither images nor a table
 UNPACKED_SMALL = 1 << 26  # bytes that any image in an archive may unpack to, such as a large bitmap of one colour
+TABLE_BYTES = 1 << 31  # of a table that is packed, or whose columns repeat what they hold
 FOOTER_BYTES = 1 << 30  # of a text in the footer of Parquet: an export holds its failures there
 PATTERN_SECONDS = 10.0  # that a regular expression may take on all keys
 SHEET_CELLS = 1 << 24  # between the first and the last cell of a spreadsheet

@@ -5,29 +5,33 @@ What a file holds is told by its content, and by its ending where content does n
 
 from __future__ import annotations
 
+import gzip
 import io
 import logging
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from ..errors import LabelError, MissingColumnError
+from ..errors import LabelError, MissingColumnError, one_line
 from . import table_formats as formats
 from .atomic import open_regular
 from .filesystem import open_filesystem, store_errors
+from .limits import TABLE_BYTES, UNPACKED_TIMES
 from .retries import with_retries
 from .table_columns import KEY_COLUMNS, LABEL_COLUMNS, Wanted, check_found, find_columns
 from .table_formats import Row, Table, require_exact
 from .urls import is_url, path_or_url, without_secrets
 
-_PARQUET = (".parquet", ".pq")
+_PARQUET, _ARROW = (".parquet", ".pq"), (".feather", ".arrow", ".ipc")
 _JSON = (".json", ".jsonl", ".ndjson")
 _SPREADSHEETS = (".xlsx", ".xlsm", ".ods", ".xls")
 # by their ending; other text files list keys
-TABLES = (".csv", ".tsv", ".tab", *_JSON, *_SPREADSHEETS, *_PARQUET)
+TABLES = (".csv", ".tsv", ".tab", *_JSON, *_SPREADSHEETS, *_ARROW, *_PARQUET)
+_GZIP = b"\x1f\x8b"  # the first bytes of a table that is packed
 _BOOKS = (b"PK\3\4", b"\xd0\xcf\x11\xe0")  # first bytes of .xlsx and .ods, and of .xls
-_OTHERS = {b"\x1f\x8b": "a gzip archive; unpack it, and name the table", b"ARROW1": "an Arrow file; save it as Parquet"}
+_ARROW_FORMATS = {b"PAR1": "Parquet", b"ARROW1\0\0": "Arrow", b"\xff\xff\xff\xff": "an Arrow stream"}  # by these
 
 NAMES = ("key", "path", "group", "concept")  # meanings of columns whose cells name something
 
@@ -180,13 +184,13 @@ def _read(
 ) -> Table:
     head, ending = stream.read(8), table_ending(path)
     stream.seek(0)
-    if other := next((what for magic, what in _OTHERS.items() if head.startswith(magic)), ""):
-        raise LabelError(f"{name} is {other}")
-    # after its name Parquet has a control character, and a key that begins so has none
-    if head.startswith(b"PAR1") and (ending in _PARQUET or head[4:5] == b"\x15"):
-        from .arrow import parquet_table
+    if head.startswith(_GZIP):
+        stream = io.BytesIO(_unpacked(stream, name))
+        head = stream.getvalue()[:8]
+    if kind := _arrow_format(head, ending):
+        from .arrow import arrow_table
 
-        return parquet_table(stream, name, find)
+        return arrow_table(stream, name, kind, find)
     data = stream.read()
     if data.startswith(_BOOKS):
         return formats.spreadsheet_table(data, name)
@@ -200,7 +204,29 @@ def _read(
     return formats.list_table(text)
 
 
+def _unpacked(stream: BinaryIO, name: str) -> bytes:
+    most = min(TABLE_BYTES, UNPACKED_TIMES * stream.seek(0, io.SEEK_END))
+    stream.seek(0)
+    try:
+        data = gzip.GzipFile(fileobj=stream).read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise LabelError(f"{name} is a gzip archive that cannot be read: {one_line(error)}") from error
+    if len(data) > most:
+        raise LabelError(
+            f"{name} unpacks to more than {most:,} bytes (at most {UNPACKED_TIMES} times its size, and "
+            f"{TABLE_BYTES:,}); unpack it, and name the table"
+        )
+    return data
+
+
+def _arrow_format(head: bytes, ending: str) -> str:
+    """Which of Arrow's formats a file has, by its first eight bytes; else ""."""
+    kind = next((kind for magic, kind in _ARROW_FORMATS.items() if head.startswith(magic)), "")
+    # after its name Parquet has a control character, and a key that begins so has none
+    return "" if kind == "Parquet" and ending not in _PARQUET and head[4:5] != b"\x15" else kind
+
+
 def table_ending(path: str | os.PathLike[str]) -> str:
-    """Ending of a path or a URL in lower case."""
+    """Ending of a path or a URL in lower case; of ``labels.csv.gz`` that of the table, ``.csv``."""
     name = os.fspath(path)
-    return os.path.splitext((without_secrets(name) if is_url(name) else name).lower())[1]
+    return os.path.splitext((without_secrets(name) if is_url(name) else name).lower().removesuffix(".gz"))[1]

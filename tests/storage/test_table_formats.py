@@ -1,6 +1,7 @@
 """The same table in every form, type and encoding gives the same rows."""
 
 import csv
+import gzip
 import io
 import json
 import re
@@ -13,7 +14,7 @@ from helpers.refusals import one_line
 from helpers.spreadsheets import edit, write_ods, write_xlsx
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pyarrow import parquet
+from pyarrow import feather, ipc, parquet
 
 from pucache.errors import LabelError
 from pucache.storage.tables import LabelTable, read_rows, read_table
@@ -52,6 +53,11 @@ def of_dictionaries(write):
     return of
 
 
+def stream(table, path):
+    with ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table)
+
+
 def of_json(content):
     return lambda path, columns, rows: path.write_text(json.dumps(content(list(columns), rows)))
 
@@ -83,7 +89,21 @@ def split(columns, rows):
     return {"columns": columns, "index": [*range(len(rows))], "data": rows}
 
 
+def gzipped(write):
+    def of(path, columns, rows):
+        write(path, columns, rows)
+        path.write_bytes(gzip.compress(path.read_bytes()))
+
+    return of
+
+
 ENCODINGS = ("utf-8", "utf-8-sig", "utf-16")
+PACKED = (
+    (".csv", separated(";", "utf-8")),
+    (".TSV", separated("\t", "utf-16")),
+    (".jsonl", json_lines),
+    (".parquet", arrow(parquet.write_table)),
+)
 FORMS = {
     **{f"{mark!r} {name}": (".csv", separated(mark, name)) for mark in ",;\t|" for name in ENCODINGS},
     "sep=": (".csv", separated(";", "utf-8-sig", "sep=;\r\n")),
@@ -95,8 +115,14 @@ FORMS = {
     "ods": (".ods", lambda path, columns, rows: write_ods(path, {"b": [columns, *rows]})),
     "a workbook called CSV": (".csv", lambda path, columns, rows: write_xlsx(path, {"b": [columns, *rows]})),
     **{f"parquet {kind}": (".parquet", arrow(parquet.write_table, kind)) for kind in (TEXT, *VIEWS)},
+    **{f"feather {kind}": (".feather", arrow(feather.write_feather, kind)) for kind in (TEXT, *VIEWS)},
     "parquet dictionary": (".pq", of_dictionaries(parquet.write_table)),
+    "feather dictionary": (".arrow", of_dictionaries(feather.write_feather)),
+    "stream": (".arrow", arrow(stream)),
+    **{f"{ending}.gz": (f"{ending}.gz", gzipped(write)) for ending, write in PACKED},
+    "packed without its ending": (".csv", gzipped(separated(",", "utf-8"))),
     "Parquet without its ending": ("", arrow(parquet.write_table)),
+    "Arrow called text": (".txt", arrow(feather.write_feather)),
 }
 
 
@@ -127,9 +153,10 @@ def test_every_form_gives_the_rows_that_were_written(tmp_path_factory, form, key
     ],
     ids=str,
 )
-def test_arrow_s_types_are_read_as_a_person_would_write_them(tmp_path, kind, values, texts):
+@pytest.mark.parametrize("write", [parquet.write_table, feather.write_feather, stream])
+def test_arrow_s_types_are_read_as_a_person_would_write_them(tmp_path, write, kind, values, texts):
     keys = [f"{row}.png" for row in range(len(values))]
-    parquet.write_table(pa.table({"key": keys, "x": pa.array(values, kind)}), tmp_path / "t.parquet")
+    write(pa.table({"key": keys, "x": pa.array(values, kind)}), str(tmp_path / "t.parquet"))
     table = read_rows(tmp_path / "t.parquet", {"key": ["key"], "x": ["x"]})
     assert [row["x"] for row in table.rows] == texts
 
@@ -208,7 +235,7 @@ def test_a_first_line_longer_than_a_cell_of_csv_is_read(tmp_path):
     assert "line 1: field larger than field limit" in one_line(LabelError, read_table, tmp_path / "t.csv")
 
 
-HEADS = [b"PK\3\4", b"\xd0\xcf\x11\xe0", b"PAR1\x15", b"\xff" * 4, b"{", b"["]
+HEADS = [b"PK\3\4", b"\xd0\xcf\x11\xe0", b"PAR1\x15", b"ARROW1\0\0", b"\xff" * 4, b"{", b"["]
 
 
 @settings(max_examples=30)
@@ -312,8 +339,9 @@ UNWANTED = {
 
 
 @pytest.mark.parametrize("name", UNWANTED)
-def test_a_column_that_nobody_wants_stops_nothing(tmp_path, name):
-    parquet.write_table(pa.table({"key": ["a"], "label": ["1"], "x": UNWANTED[name]}), tmp_path / "t.parquet")
+@pytest.mark.parametrize("write", [parquet.write_table, feather.write_feather, stream])
+def test_a_column_that_nobody_wants_stops_nothing(tmp_path, name, write):
+    write(pa.table({"key": ["a"], "label": ["1"], "x": UNWANTED[name]}), str(tmp_path / "t.parquet"))
     rows = read_table(tmp_path / "t.parquet")
     assert [(row["key"], row["label"]) for row in rows] == [("a", "1")]
 
@@ -334,6 +362,13 @@ def test_a_pointer_of_git_lfs_is_no_table(tmp_path, name):
 # --- what asks for more than a limit is refused by one line that names it, in bounded memory ---------
 
 MB = 1 << 20
+
+
+def test_a_packed_table_of_many_times_its_size_is_refused(tmp_path):
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress(b"key,label\n" + b"photos/0001.png,1\n" * 5_000_000))
+    with bounded(300 * MB):
+        assert "at most 100 times its size" in one_line(LabelError, read_rows, path)
 
 
 @pytest.mark.parametrize("place", ["XFD1048576", "XFD13"])
