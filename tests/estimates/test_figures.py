@@ -43,10 +43,6 @@ def test_without_a_prior_only_recall_and_pauc_are_stated():
     assert str(figures["precision"]) == "not estimated"
 
 
-def test_a_figure_next_to_one_is_not_written_as_one():
-    assert str(Estimate(0.9996, 0.99, 1.0)).startswith("0.9996 (0.99 to") and str(Estimate(1.0)) == "1.000"
-
-
 # --- files -----------------------------------------------------------------------------------------
 
 
@@ -88,7 +84,8 @@ def test_a_share_next_to_an_end_is_not_written_as_the_end(share, text):
     assert format_share(*share) == text
 
 
-def test_a_percentage_next_to_an_end_is_not_written_as_the_end():
+def test_a_figure_or_percentage_next_to_an_end_is_not_written_as_the_end():
+    assert str(Estimate(0.9996, 0.99, 1.0)).startswith("0.9996 (0.99 to") and str(Estimate(1.0)) == "1.000"
     assert [percent(share) for share in (1, 0.99999, 0.5, 1e-5)] == ["100%", "99.999%", "50%", "0.001%"]
     assert format_share(4e-7, 2, "f", whole=100) == "0.00004"
     assert "99.99 %" in assumption(0.9999)
