@@ -311,7 +311,8 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
         return source
     name = os.fspath(source)
     column = None if is_url(name) else reader.table.label
-    if table_ending(name) in SHARDS and column is not None:
+    are_several = table_ending(name) == ".parquet" and not os.path.exists(name)
+    if column is not None and (are_several or table_ending(name) in SHARDS):
         return _of_shards(cache, name, column, rule)
     try:
         read = reader.read(name, lambda how: read_listing(cache.keys, replace(how, path=name), cache, rule))

@@ -123,6 +123,16 @@ def test_json_of_labels_by_key_may_be_arrays(cache, write):
     assert of_each(read_labels(cache, write("t.json", json.dumps(content)), label_value="cat")) == {"": "++-..."}
 
 
+def test_labels_beside_images_are_read_of_several_parquet_files(tmp_path):
+    for part, kinds in enumerate([["x", "y"], ["x", None]]):
+        images = [{"bytes": b"", "path": name} for name in "ab"]
+        parquet.write_table(pyarrow.table({"image": images, "kind": kinds}), tmp_path / f"{part}.parquet")
+    path = cache_files.write(tmp_path / "c.h5", [f"{part}.parquet/{name}" for part in "01" for name in "ab"])
+    for files in ("*.parquet", "{0..1}.parquet"):
+        read = read_labels(path, tmp_path / files, label_column="kind", label_value="x")
+        assert of_each(read) == {"": "+-+."}
+
+
 CELLS_REFUSED = [
     (
         ['"{""choices"": [""Cat"", ""Dog""]}"'],
