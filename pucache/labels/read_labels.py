@@ -43,7 +43,6 @@ if TYPE_CHECKING:
     from ..cache.embedding_cache import EmbeddingCache
 
 LISTS = (".txt", ".csv", ".tsv", ".tab", ".xlsx", ".ods", ".xls")  # of a folder: the keys of each concept
-SHARDS = (".tar", ".zip")  # whose members beside the images are labels
 R = TypeVar("R")
 LabelSource = str | Path | RowValues | Mapping[str, Any] | PULabels | Labels
 Forms = str | Path | RowValues | Mapping[str, Any]
@@ -311,16 +310,16 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
         return source
     name = os.fspath(source)
     column = None if is_url(name) else reader.table.label
-    are_several = table_ending(name) == ".parquet" and not os.path.exists(name)
-    if column is not None and (are_several or table_ending(name) in SHARDS):
+    ending = table_ending(name)
+    if column is not None and (ending in (".tar", ".zip") or (ending == ".parquet" and not os.path.exists(name))):
         return _of_shards(cache, name, column, rule)
     try:
         read = reader.read(name, lambda how: read_listing(cache.keys, replace(how, path=name), cache, rule))
     except MissingColumnError:
-        if table_ending(name) != ".parquet" or column is None:
+        if ending != ".parquet" or column is None:
             raise
         return _of_shards(cache, name, column, rule)  # images without a column of keys
-    if table_ending(name) == ".parquet" and column is not None and not (read.row >= 0).any():
+    if ending == ".parquet" and column is not None and not (read.row >= 0).any():
         with contextlib.suppress(SourceError):  # images whose keys are others than those of the column
             beside = _of_shards(cache, name, column, rule)
             return beside if (beside.row >= 0).any() else read
