@@ -135,7 +135,7 @@ def _of_review(cache: EmbeddingCache, folder: str, groups: str | None, reading: 
     """Labels of a review, and groups, which it keeps."""
     from pucache.reviewing.session_labels import session_labels
 
-    read = ImportedLabels(cache, session_labels(cache, folder))
+    read = ImportedLabels(cache, session_labels(cache, folder, check=False))
     if groups is None:
         return read
     names = read_groups(cache, groups, reading)

@@ -30,7 +30,9 @@ from .session_folder import another_readers, concept_folders, kept_groups, open_
 LEAST_POSITIVES = 3  # random images that are positive, from which on the likeliest number is a figure
 
 
-def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside: str | Path | None = None) -> Labels:
+def session_labels(
+    cache: CacheLike, folder: str | Path | None = None, *, beside: str | Path | None = None, check: bool = True
+) -> Labels:
     """Labels of the session in a folder, with its audit where a random image has a label.
 
     A folder of the sessions of concepts gives the labels of each.
@@ -43,6 +45,8 @@ def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside
         Of the session, or of those of concepts. Default: ``CACHE.review`` beside the cache.
     beside : path, optional
         Of the session of a second reader, or of those of concepts: labels are those of both, as for `pucache.audit`.
+    check : bool
+        Whether to refuse labels that nothing can be trained on.
 
     Returns
     -------
@@ -55,25 +59,26 @@ def session_labels(cache: CacheLike, folder: str | Path | None = None, *, beside
     SessionError
         There is no session, it is of another cache, or it is damaged.
     LabelError
-        There is no positive in it, or no unlabelled row.
+        With `check`, there is no positive in it, or no unlabelled row.
     """
     opened = open_cache(cache)
     path, other = session_folder(opened, folder), None if beside is None else Path(beside)
     group = kept_groups(path, opened)
     if concept_folders(path):
-        found = over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name))
+        found = over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name, check))
         return Labels(*found, group=group, sources=(str(path),))
-    return Labels({"": _labels_of(opened, path, other)}, group=group, sources=(str(path),))
+    return Labels({"": _labels_of(opened, path, other, check)}, group=group, sources=(str(path),))
 
 
-def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None) -> PULabels:
+def _labels_of(cache: EmbeddingCache, folder: Path, beside: Path | None, check: bool) -> PULabels:
     with read_session(cache, folder) as session:
         agreement = None
         if beside is not None:
             with read_session(cache, another_readers(beside, folder)) as other:
                 agreement = session.join(other)
         labels = PULabels(*session.state.labels(), hidden=_hidden(replace(session.limits(), agreement=agreement)))
-    labels.check()
+    if check:
+        labels.check()
     return labels
 
 

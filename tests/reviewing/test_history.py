@@ -252,3 +252,10 @@ def test_commands_take_both_readers(cache, folder, tmp_path, monkeypatch):
     assert result["found"] == 1 and "anna and Dr. Ben agreed on 0 of 1" in result["statements"][-2]
     trained = printed("train-pu pile.h5 --labels pile.h5.review --beside ben --method linear")
     assert "of them known: 2 positive, " in trained, "12 and 3; not 10, which they differ on, and its twin"
+
+
+def test_a_table_of_a_review_needs_no_positive_and_no_image_that_is_left(cache, tmp_path):
+    with open_session(cache, folder=tmp_path / "none") as session:
+        decide(session, 20, NEGATIVE)
+    counts = run_json(f"labels {cache.files[0].path} {tmp_path / 'none'} --out {tmp_path / 'none.csv'}")
+    assert (counts["positive"], counts["negative"]) == (0, 1)
