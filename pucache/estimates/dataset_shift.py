@@ -32,6 +32,7 @@ from itertools import product
 import numpy as np
 from scipy.special import expit
 
+from ..threads import one_blas_thread
 from .calibration import Tilt
 from .metrics import share_above
 from .share_of_new_images import PileMargins
@@ -94,6 +95,7 @@ def fingerprints(X: np.ndarray) -> np.ndarray:
     return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in np.ascontiguousarray(X)), "<u8")
 
 
+@one_blas_thread  # more would change the last bits
 def along(X: np.ndarray, directions: np.ndarray, centre: np.ndarray, spread: float) -> np.ndarray:
     """Rows X (n, d) along directions (d, q), less the centre (q,) there, in units of the spread, float32 (n, q)."""
     projected = np.asarray(X, np.float32) @ directions.astype(np.float32)

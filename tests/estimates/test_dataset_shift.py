@@ -1,10 +1,11 @@
 import numpy as np
 import pytest
 from helpers.planted import planted
+from threadpoolctl import threadpool_limits
 
 from pucache import PULinearClassifier
 from pucache.estimates.calibration import fit_tilt
-from pucache.estimates.dataset_shift import PileSample, check_shift, weights_at
+from pucache.estimates.dataset_shift import PileSample, along, check_shift, weights_at
 from pucache.estimates.share_of_new_images import PileMargins
 
 PRIOR, D = 0.1, 8
@@ -88,3 +89,11 @@ def test_a_sample_of_an_untrusted_file_is_checked(change):
     sample, _, _ = known(np.random.default_rng(6))
     with pytest.raises(ValueError, match="not as described"):
         PileSample(**(vars(sample) | change)).check(D)
+
+
+def test_rows_along_directions_have_the_same_bytes_by_any_number_of_threads():
+    X, rows = np.random.default_rng(0).normal(size=(2000, 1280)).astype(np.float32), []
+    for threads in (1, 2):
+        with threadpool_limits(threads):
+            rows.append(along(X, X[:64].T, np.zeros(64, np.float32), 1.0))
+    np.testing.assert_array_equal(*rows)
