@@ -21,7 +21,7 @@ from benchmarks.common.piles import DIM, Directions, pile_rows
 from benchmarks.common.tasks import CIFAR, FASHION, KINDS, TASKS, TOPICS, Location, opened, prepared
 from pucache import PULinearClassifier
 from pucache.estimates.dataset_shift import check_shift
-from pucache.estimates.share_of_new_images import estimate_by_final_head, estimate_share
+from pucache.estimates.share_of_new_images import estimate_share
 from pucache.scoring.new_images import LEAST_LABELS_TO_DECIDE, NewImages
 from pucache.training.sklearn_classifier import linear_margins
 
@@ -31,7 +31,6 @@ SETS = (CIFAR, FASHION, TOPICS, CIFAR, FASHION, KINDS)  # of a model, by its see
 MODELS, DRAWS, FIRST_SEED = 20, 5, 500  # models of a line, draws of each
 QUICK_MODELS, QUICK_DRAWS = 2, 2
 FEWEST = 1500  # positives of a task: those of a pile and of the new images
-FOLDS, FINAL = "by the heads of the folds", "by the final head"
 
 
 @cache
@@ -76,27 +75,23 @@ def of_draw(model: PULinearClassifier, X: np.ndarray, y: np.ndarray, *, tested: 
     shares = {"own": None, "auto": decides, "true": true}
     models = {name: model if at is None else model.at_share(at) for name, at in shares.items()}
     return {
-        FOLDS: beside(true, found),
-        FINAL: beside(true, estimate_by_final_head(pile, prior, m)),
+        "estimate": found.prior,
+        "holds": bool(found.low <= true <= found.high),
+        "width": found.high - found.low,
         "alarm": check_shift(model.pile_sample_, pile, pile.tilt(prior), X[:COMPARED], m).differs if tested else None,
         "f1": {name: f1_score(y, m > one.threshold_, zero_division=0) for name, one in models.items()},
     }
 
 
-def beside(true: float, found) -> dict:
-    """An estimate beside the truth."""
-    return {"estimate": found.prior, "holds": bool(found.low <= true <= found.high), "width": found.high - found.low}
-
-
 # --- the page ------------------------------------------------------------------------------------------
 
 
-def mean(draws: list[dict], kind: str, figure: str) -> float:
-    return float(np.mean([draw[kind][figure] for draw in draws]))
+def mean(draws: list[dict], figure: str) -> float:
+    return float(np.mean([draw[figure] for draw in draws]))
 
 
-def held(draws: list[dict], kind: str) -> str:
-    return f"{100 * mean(draws, kind, 'holds'):.0f} %"
+def held(draws: list[dict]) -> str:
+    return f"{100 * mean(draws, 'holds'):.0f} %"
 
 
 def by_class(draws: list[dict]) -> str:
@@ -104,7 +99,7 @@ def by_class(draws: list[dict]) -> str:
     cells = []
     for group, task in {(draw["group"], draw["task"]) for draw in draws}:
         those = [draw for draw in draws if (draw["group"], draw["task"]) == (group, task)]
-        cells.append([group, task, len(those), mean(those, FOLDS, "estimate"), held(those, FOLDS)])
+        cells.append([group, task, len(those), mean(those, "estimate"), held(those)])
     cells.sort(key=lambda line: -line[3])
     head = ["set", "class", "draws", "mean estimate", "interval holds the share"]
     return table(head, [[*first, f"{estimate:.4f}", holds] for *first, estimate, holds in cells])
@@ -116,20 +111,15 @@ def page(rows: list[dict], data: str, draws: int) -> str:
     lines, gains, holds = [], [], []
     for labelled, pile, share in product(LABELLED, PILES, SHARES):
         those = [d for d in flat if (d["labelled"], d["pile"], d["share"]) == (labelled, pile, share)]
-        f1 = {name: mean(those, "f1", name) for name in ("own", "auto", "true")}
+        f1 = {name: float(np.mean([draw["f1"][name] for draw in those])) for name in ("own", "auto", "true")}
         gains += [f1["auto"] - f1["own"]] if labelled >= LEAST_LABELS_TO_DECIDE else []
-        holds.append(100 * mean(those, FOLDS, "holds"))
+        holds.append(100 * mean(those, "holds"))
         line = [labelled, f"{100 * pile:g} %", f"{100 * share:g} %", len(those)]
-        for kind in (FOLDS, FINAL):
-            line += [f"{mean(those, kind, 'estimate'):.3f}", held(those, kind), f"{mean(those, kind, 'width'):.3f}"]
+        line += [f"{mean(those, 'estimate'):.3f}", held(those), f"{mean(those, 'width'):.3f}"]
         lines.append([*line, *(f"{value:.3f}" for value in f1.values())])
-    head = ["labels", "pile", "share", "draws", "estimate", "holds it", "width", "final head: estimate", "holds it"]
-    head += ["width", "F1, share of the model", "F1 of `score`", "F1, true share"]
+    head = ["labels", "pile", "share", "draws", "estimate", "holds it", "width", "F1, share of the model"]
+    head += ["F1 of `score`", "F1, true share"]
     rare = [draw for draw in flat if draw["share"] == SHARES[0]]
-    summary = [
-        [kind, f"{mean(rare, kind, 'estimate'):.4f}", held(flat, kind), f"{mean(flat, kind, 'width'):.3f}"]
-        for kind in (FOLDS, FINAL)
-    ]
     alarms = [d["alarm"] for d in flat if d["alarm"] is not None]
     count = len({(row["group"], row["number"]) for row in rows})
     parts = [
@@ -138,16 +128,17 @@ def page(rows: list[dict], data: str, draws: int) -> str:
         f"unlabelled rows, up to {count} of each number of labels and share of the pile, each of a class, topic or "
         f"kind drawn by its seed (from {FIRST_SEED}), embeddings along {DIM} directions; {draws} draws of {NEW:,} "
         f"new rows a line and model. {data}",
-        f"Intervals have a nominal coverage of 90 %; in the line where they hold least, {min(holds):.0f} % do. "
+        f"Intervals have a nominal coverage of 90 %; {held(flat)} hold the share, with a mean width of "
+        f"{mean(flat, 'width'):.3f}, and {min(holds):.0f} % in the line where they hold least. "
         f"Below {LEAST_LABELS_TO_DECIDE} labels `score` keeps the share of the model; from then on it decides at "
         "the estimate where its interval excludes that share, and its F1 less that at the share of the model is "
         f"{np.mean(gains):+.3f} in the mean over the lines, and {min(gains):+.3f} in the worst. The difference "
         f"test, on one draw a model, has {sum(alarms)} false alarms in {len(alarms)}.",
-        table(["estimate", "mean at 1 %", "interval holds the share", "width"], summary),
         "## By labels, share of the pile and share of the new rows",
         table(head, lines),
         "## By class, where 1 % of the new rows are positive",
-        f"Median of all estimates: {np.median([draw[FOLDS]['estimate'] for draw in rare]):.4f}. Where negatives look "
+        f"Mean of all estimates: {mean(rare, 'estimate'):.4f}, median: "
+        f"{np.median([draw['estimate'] for draw in rare]):.4f}. Where negatives look "
         "like positives to the encoder, such as pullovers and shirts for a coat, no margin tells them apart, and the "
         "estimate counts them.",
         by_class(rare),
