@@ -38,7 +38,7 @@ from .queue import NextImages
 from .service import ReviewService
 from .session import Session, open_session, read_session
 from .session_folder import keep_groups, kept_groups, lock_folder, session_folder
-from .session_labels import train_command
+from .session_labels import train_commands
 from .trainer import Trainer
 
 SWITCH_SECONDS = 5e-4  # between threads: Python's 5 ms would be waited for at every step of a decision
@@ -320,7 +320,7 @@ def _closing_lines(session: Session, name: str) -> Iterator[str]:
         if not name or session.last_change is not None:
             statement = session.limits().sentence
             yield f"{name}: {statement}" if name else statement
-            yield f"train on it: {train_command(session)}"
+            yield from (f"train on it: {command}" for command in train_commands(session))
     except SessionError as error:  # it has closed
         yield str(error)
 

@@ -15,6 +15,7 @@ import pyarrow
 
 from ..cache.embedding_cache import CacheLike, EmbeddingCache, open_cache
 from ..cache.exporting import Column
+from ..errors import LabelError
 from ..estimates.audited_prior import AuditedHidden, share_right
 from ..estimates.limit_sentences import sentences
 from ..estimates.limits import Limits
@@ -165,18 +166,22 @@ def export_session(session: Session) -> dict[str, Any]:
 
     Returns ``files``, and the ``commands`` that take them.
     """
-    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
     path = str(write_reviewed(session, session.folder / EXPORT))
-    return {
-        "files": [path],
-        "commands": [
-            train_command(session),
-            f"pucache retrieve-positives {paths} --labels {shlex.quote(path)} --model model.safetensors",
-        ],
-    }
+    commands = train_commands(session)
+    if commands:
+        caches = _quoted_caches(session)
+        commands.append(f"pucache retrieve-positives {caches} --labels {shlex.quote(path)} --model model.safetensors")
+    return {"files": [path], "commands": commands}
 
 
-def train_command(session: Session) -> str:
-    """The command that trains on a session."""
-    paths = " ".join(shlex.quote(str(file.path)) for file in session.cache.files)
-    return f"pucache train-pu {paths} --labels {shlex.quote(str(session.folder))}"
+def train_commands(session: Session) -> list[str]:
+    """The command that trains on a session; none where its labels leave nothing to train on."""
+    try:
+        PULabels(*session.state.labels()).check()
+    except LabelError:
+        return []
+    return [f"pucache train-pu {_quoted_caches(session)} --labels {shlex.quote(str(session.folder))}"]
+
+
+def _quoted_caches(session: Session) -> str:
+    return " ".join(shlex.quote(str(file.path)) for file in session.cache.files)

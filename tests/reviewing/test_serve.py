@@ -60,7 +60,10 @@ def test_a_review_opens_in_a_browser_ends_by_a_signal_and_goes_on_where_it_was(f
         assert client.get("/api/state")["found"] == 1, "the open page goes on with its cookie"
         assert "goes on with 1 decided, 1 of them positive" in second.printed
         eventually(lambda: "no browser could be started here" in second.printed)
+        for row in range(60):
+            client.decide({"row": row, "serial": 0}, "negative")
         assert second.end(signal.SIGTERM) == 143
+        assert "train on it" not in second.printed, "nothing is unlabelled"
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ async function exportFiles() {
   notify(""); // a line that comes again is read again
   await act("/api/export", {}, ({ files, commands }) => {
     byId("commands").textContent = commands.join("\n");
-    byId("commands").hidden = false;
+    byId("commands").hidden = !commands.length; // none where nothing can be trained on
     return `Written: ${files.map(visible).join(", ")}`;
   });
 }
