@@ -103,8 +103,7 @@ labels = option(
 beside = option(
     "--beside",
     metavar="REVIEW",
-    help="Another reader's review of the same images. A review begins with its labels and sees none of its answers; "
-    "other commands take the labels of both: where they differ there is none.",
+    help="Another reader's review of the same images, whose answers count too: where the two differ there is no label.",
 )
 truth = option(
     "--truth",

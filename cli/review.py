@@ -26,7 +26,11 @@ from . import options, output
     metavar="FOLDER",
     help="Folder of decisions, labels and the address of the page.  [default: CACHE.review beside CACHE]",
 )
-@options.beside
+@options.option(
+    "--beside",
+    metavar="REVIEW",
+    help="Another reader's review of the same images: this one begins with its labels, and shows none of its answers.",
+)
 @options.images
 @options.option("--no-browser", is_flag=True, help="Print the address only.")
 @options.option(

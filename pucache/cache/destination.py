@@ -133,6 +133,8 @@ Destination = LocalDestination | RemoteDestination
 def open_destination(cache: str | Path) -> Destination:
     """Return the destination for a path or URL."""
     where = path_or_url(cache)
+    if str(cache).endswith("/"):
+        raise OutputError(f"{cache} names a folder; name a file to write instead")
     return RemoteDestination(where) if is_url(where) else LocalDestination(Path(where))
 
 

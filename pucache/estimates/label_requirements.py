@@ -79,7 +79,7 @@ class LabelCount:
             return ""
         if self.has_estimates:
             return (
-                f"With {self._text} every estimate is an interval; single figures and "
+                f"With {self._text} estimates from labels are intervals; single figures and "
                 f"probabilities of images take at least {LEAST_LABELS_FOR_POINTS}."
             )
         few = f"{self._text} {'is' if self.labels == 1 else 'are'}"

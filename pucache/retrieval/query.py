@@ -155,6 +155,8 @@ class QueryScorer:
         if source.lower().endswith(".npy"):
             return _read_vectors(source, cache)
         spec = cache.encoder
+        if source.lower().endswith(".h5"):
+            raise LabelError(f"{source} is a cache; give the pictures, or a .npy file of their vectors")
         if spec.name.startswith("imported:"):
             raise EncoderError(
                 f"{cache.name} is of {spec}, which pucache cannot make of pictures; give a .npy file of their vectors"

@@ -27,6 +27,7 @@ from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty,
 RANKING = "ranking.npz"  # the last ranking, see `pucache.reviewing.trainer.keep_ranking`
 ADDRESS = "server.json"  # see `pucache.reviewing.access.keep_address`
 DOUBTED = "doubted.json"  # numbers of the decisions that the model doubts, see `doubted_numbers`
+_NO_SESSION = f"no review session at {{}}: {LOG} is missing; expected the folder that review writes, CACHE.review"
 _FILES = (EXPORT, ACKNOWLEDGED, RANKING, ADDRESS, "pile-*.npz")  # that only a session leaves
 _LOCK = ".lock"
 R = TypeVar("R")
@@ -91,7 +92,7 @@ def is_first_start(folder: Path) -> bool:
 def open_log(folder: Path, *, read_only: bool = False) -> DecisionLog:
     """Open the log in a folder; raises `SessionError`."""
     if is_first_start(folder):
-        raise SessionError(f"no review session at {folder}: {LOG} is missing")
+        raise SessionError(_NO_SESSION.format(folder))
     return DecisionLog.open(folder / LOG, read_only=read_only)
 
 
@@ -132,7 +133,7 @@ def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[s
         named = ", ".join(f"{name} of {of.cache}" for name, of in facts.items())
         raise SessionError(f"{folder} holds sessions of different caches: {named}; name the folder of one of them")
     if not results:
-        raise SessionError(next(iter(failures.values()), f"no review session at {folder}: {LOG} is missing"))
+        raise SessionError(next(iter(failures.values()), _NO_SESSION.format(folder)))
     return results, failures
 
 

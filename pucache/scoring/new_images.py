@@ -100,7 +100,7 @@ class NewImages:
         if self.labels < LEAST_LABELS_TO_DECIDE:
             return f"decisions at the share among new images take {LEAST_LABELS_TO_DECIDE} labelled positives"
         if self.share.low <= self.own_share <= self.share.high:
-            return "the share among the new images may be the same"
+            return "the share among the new images is not known to differ"
         return ""
 
     @property

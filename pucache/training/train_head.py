@@ -66,7 +66,7 @@ class TrainingSettings:
             if share is not None and not (isinstance(share, _NUMBER) and 0 < share < 1):
                 raise ValueError(
                     f"{name} must lie strictly between 0 and 1, got {share!r}; it is a share of positives"
-                    + (" among the unlabelled, or None to estimate it" if name == "prior" else "")
+                    + (" among the unlabelled; None, in commands auto, estimates it" if name == "prior" else "")
                 )
         penalty, solver, n_folds = parameters["penalty"], parameters["solver"], parameters["n_folds"]
         if not (isinstance(n_folds, _INTEGER) and n_folds >= 2):

@@ -259,7 +259,7 @@ def test_train_pu_and_report_take_it_as_the_labels_of_concepts(reviews):
 
 def test_a_folder_without_sessions_and_sessions_of_other_caches_give_one_line(reviews):
     Path("empty").mkdir()
-    assert "no review session at empty: decisions.sqlite is missing" in run("audit empty", 1)
+    assert "no review session at empty: decisions.sqlite is missing; expected the folder" in run("audit empty", 1)
     X, s, _ = planted(n=100, d=6, labelled=10, prior=0.2, seed=6)
     other = write_cache(Path("other.h5"), X)
     with ExitStack() as stack:

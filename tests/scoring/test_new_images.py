@@ -121,7 +121,7 @@ OWN_SHARE = [
     (copy, X[REST], "take 1,000 of them"),
     (lambda model: with_labels(model, 39), X[MANY], "take 40 labelled positives"),
     (lambda model: with_labels(model, 20), X[MANY], "20 labelled positives are too few to state a share"),
-    (copy, X[MANY], "the share among the new images may be the same"),
+    (copy, X[MANY], "the share among the new images is not known to differ"),
     (copy, 3 * X[MANY], "the new images differ"),
     (of_0_4, X[MANY], "models of 0.4 and older"),
     (of_0_2, X[MANY], "keeps no sample"),
