@@ -111,7 +111,7 @@ def _lines(report: ScoreReport, name: str, figures: str) -> list[str]:
     lines.append(f"wrote {counted(report.rows, 'score')}{of} to {name}{called}")
     if report.failures:
         listing = f"pucache info {report.cache.name} --failures"
-        lines.append(f"{report.failures:,} images could not be read and have no score: {listing}")
+        lines.append(f"{counted(report.failures, 'image')} could not be read and got no score: {listing}")
     if (new := report.new_images) is not None:
         lines += filter(None, [new.share_text, report.decided])
         lines += [figures] if figures and not new.differs else []

@@ -163,7 +163,7 @@ def test_scores_of_a_cache_and_of_its_images_are_the_same(world, trained, here):
     assert told["positives"] == sum(int(row["label"]) for row in rows) > 0
 
     images = "score {w}/model.safetensors {w}/images --out new.csv"
-    assert "1 images could not be read and have no score" in run(images, w=world).stdout
+    assert "1 image could not be read and got no score" in run(images, w=world).stdout
     assert (here / "new.csv").read_bytes() == (here / "cache.scores.csv").read_bytes()
     written = (here / "new.h5").stat()
     assert run_json(images, w=world)["cache"] == "new.h5"
