@@ -213,7 +213,8 @@ def _ignored_note(name: str, listing: Listing) -> str:
         return "; expected files such as .jpg, .png, .webp or .tif"
     kinds = ", ".join(f"{count} {ending}" for ending, count in listing.ignored.most_common(4))
     shards = (".tar", ".zip", ".parquet", ".tgz", ".gz")
-    hint = "".join(f"; pass the shards as 'FOLDER/**/*{ending}'" for ending in shards if ending in listing.ignored)
+    found = [ending.replace(".gz", ".tar.gz") for ending in shards if ending in listing.ignored]
+    hint = "".join(f"; pass the shards as 'FOLDER/**/*{ending}'" for ending in found)
     if hint and name.lower().endswith(shards):
         hint = "; archives within an archive are not read: unpack it"
     hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""

@@ -27,6 +27,7 @@ from ..cache.embedding_cache import CacheLike, open_cache
 from ..errors import LabelError, MissingColumnError, OutputError, SourceError, one_line
 from ..images.shards import ShardSource
 from ..images.source import open_source
+from ..images.tar import COMPRESSED
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
@@ -311,7 +312,9 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
     name = os.fspath(source)
     column = None if is_url(name) else reader.table.label
     ending = table_ending(name)
-    if column is not None and (ending in (".tar", ".zip") or (ending == ".parquet" and not os.path.exists(name))):
+    if column is not None and (
+        name.lower().endswith((".tar", ".zip", *COMPRESSED)) or (ending == ".parquet" and not os.path.exists(name))
+    ):
         return _of_shards(cache, name, column, rule)
     try:
         read = reader.read(name, lambda how: read_listing(cache.keys, replace(how, path=name), cache, rule))

@@ -127,8 +127,9 @@ def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
 def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
     table(tmp_path / "hub/data/train.parquet", list(IMAGES.items()))
     write(tmp_path / "hub/README.md", b"")
+    write(tmp_path / "hub/data.tar.gz", b"")
     message = one_line(SourceError, lambda: run(open_source(tmp_path / "hub"), tmp_path / "c.h5"))
-    assert message.endswith("pass the shards as 'FOLDER/**/*.parquet'")
+    assert message.endswith("pass the shards as 'FOLDER/**/*.parquet'; pass the shards as 'FOLDER/**/*.tar.gz'")
     expected = {f"data/train.parquet/{key}": data for key, data in IMAGES.items()}
     assert content(f"{tmp_path}/hub/**/*.parquet") == expected
     assert content(f"{tmp_path}/hub/data/**/*.parquet") == content(tmp_path / "hub/data")

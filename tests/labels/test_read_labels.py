@@ -185,10 +185,10 @@ def in_parquet(**columns):
     return stream.getvalue()
 
 
-def members(**files):
+def members(mode, **files):
     """A tar of members."""
     stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
+    with tarfile.open(fileobj=stream, mode=mode) as tar:
         for name, data in files.items():
             info = tarfile.TarInfo(name.replace("_", "."))
             info.size = len(data)
@@ -215,8 +215,8 @@ FILES = [
     ("ends.csv", "key,label\nx/y/a/1.png,1\n", {"match_keys": "folders"}, ".+...."),
     ("a/*", None, {}, ".++..."),
     ("**/[1].png", None, {}, ".+.+.."),
-    ("shard.tar", members(**{"a/1_png": b"x", "a/1_cls": b"3", "7_png": b"x", "7_cls": b"5"}),
-     {"label_column": "cls", "label_value": "3"}, "-+...."),
+    *((name, members(mode, **{"a/1_png": b"x", "a/1_cls": b"3", "7_png": b"x", "7_cls": b"5"}),
+       {"label_column": "cls", "label_value": "3"}, "-+....") for name, mode in (("s.tar", "w"), ("s.TGZ", "w:gz"))),
     ("reviewed.csv", "key,label,reviewed\na/1.png,1,0\n7.png,0,1\nb/1.png,1,1\na/1.png,1,1\n", {}, "-+.c.."),
     ("spare.csv", f"key,label,patient,class\n{ROWS.replace(chr(10), ',p,q' + chr(10))}", {}, "-+...."),
 ]  # fmt: skip
