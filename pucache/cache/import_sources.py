@@ -201,7 +201,6 @@ def _keys(options: ImportOptions, tables: list[ParquetFile], n: int) -> tuple[st
     if isinstance(options.keys, str | Path | LabelTable):
         return str(options.keys), (row["key"] for row in read_table(options.keys, KEY_COLUMNS))
     if options.keys is not None:
-        assert not isinstance(options.keys, os.PathLike)
         return _IN_MEMORY, options.keys
     column, reason = None, ""
     if tables and not options.row_numbers:

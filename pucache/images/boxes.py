@@ -37,6 +37,7 @@ class Boxed(NamedTuple):
     edges: Edges | None = None
     given: str = ""  # the box as it is written
     category: str = ""
+    problem: str = ""  # why the program gave no box
 
 
 # --- columns ---------------------------------------------------------------------------------------
@@ -124,6 +125,9 @@ def detections(
             if certainty >= confidence and (not categories or named in categories):
                 given = ",".join(map(str, box or ()))
                 yield Boxed(path, path, edges_of([given], False), given, named)
+        for image in content["images"]:
+            if kind == MEGADETECTOR and (failure := image.get("failure")):
+                yield Boxed(str(image["file"]), str(image["file"]), problem=f"the detector failed: {failure}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise SourceError(f"{name} is not {kind} in the usual form ({type(error).__name__}: {error})") from error
     if unknown:

@@ -368,11 +368,9 @@ def _is_opacity(band: np.ndarray) -> bool:
 
 
 def _has_pages(image: Any) -> bool:
-    """Whether an opened image has another page or frame than its first; overviews and masks are none."""
-    if image.format in ("JPEG", "MPO") or not getattr(image, "is_animated", False):
-        return False
+    """Whether an opened image of several frames has a page beside its first; overviews and masks are none."""
     if image.format != "TIFF":
-        return True
+        return image.format not in _JPEG
     for page in range(1, image.n_frames):
         image.seek(page)
         if not image.tag_v2.get(_SUBFILE, 0) & _REDUCED_OR_MASK:

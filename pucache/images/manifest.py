@@ -41,7 +41,7 @@ class ManifestSource:
         self._location, self._options = manifest, options
         self._paths: dict[str, str] = {}
         self._boxes: dict[str, list[Region]] = {}
-        self.box_failures: dict[str, str] = {}  # of rows whose box is none
+        self.box_failures: dict[str, str] = {}  # of rows whose box is none, or that a detector failed at
         self._repeated: dict[str, str] = {}  # why rows fail whose key another row has for another file
         self.concepts: list[tuple[str, str]] = []  # key and category of each part of detections
 
@@ -80,7 +80,7 @@ class ManifestSource:
                 continue
             region, problem = region_of(row.edges, shares)
             if region is None:
-                self.box_failures[f"{key}{MARK}{row.given}"] = problem
+                self.box_failures[key if row.problem else f"{key}{MARK}{row.given}"] = row.problem or problem
                 continue
             paths[key] = full
             regions.setdefault(key, {})[region] = None
@@ -94,7 +94,7 @@ class ManifestSource:
         if twice:
             log.warning("%s names %s images again; each is taken once", self.name, twice)
         if not paths:
-            is_narrowed = not self.box_failures and bool({"category", "confidence"} & self._options.keys())
+            is_narrowed = {"category", "confidence"} & self._options.keys()
             first = next((f": {key!r}, {why}" for key, why in self.box_failures.items()), "")
             what = "has no box of the category and confidence asked for" if is_narrowed else "names no image"
             raise SourceError(f"{self.name} {what}{first}")
@@ -145,9 +145,8 @@ class ManifestSource:
         unanswered: dict[str, SourceError] = {}
         for key, reason in (self._repeated if self.paths else {}).items():
             builder.add_failure(key, reason)
-        remote = any(is_url(path) for path in self.paths.values())
         keys = iter(self.paths)
-        with ThreadPoolExecutor(_REMOTE_THREADS if remote else 1) as pool:
+        with ThreadPoolExecutor(_REMOTE_THREADS if any(map(is_url, self.paths.values())) else 1) as pool:
             while batch := list(islice(keys, _BATCH)):
                 for key, result in zip(batch, pool.map(_look_up, [self.paths[key] for key in batch]), strict=True):
                     if isinstance(result, SourceError):

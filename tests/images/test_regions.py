@@ -274,7 +274,8 @@ def test_detections_are_a_source_of_parts_with_their_categories(tmp_path, writte
 
     expected = {(FOUND[at][0], *FOUND[at][1]): FOUND[at][2] for at in kept}
     boxes = {(image, *region.box(SIZE)) for image, region in found}
-    assert boxes == {(image, x, y, x + w, y + h) for image, x, y, w, h in expected} and not failures
+    assert boxes == {(image, x, y, x + w, y + h) for image, x, y, w, h in expected}
+    assert failures == ({"bad.jpg": "the detector failed: Failure image access"} if written is MEGADETECTOR else {})
     assert sorted(category for _, category in source.concepts) == sorted(expected.values())
     assert parts(open_source(source.name)) == (found, failures)  # as a cache names its source
     assert source.read("a/0.png") == (tmp_path / "R&D #1" / "a" / "0.png").read_bytes()
@@ -285,11 +286,10 @@ def test_detections_that_make_no_sense_are_refused_in_one_line(tmp_path, written
     (tmp_path / "found.json").write_text(json.dumps(written))
     with pytest.raises(ValueError, match="has no category 'dog'; it has animal, person, 5% & #1, vehicle"):
         open_source(tmp_path / "found.json", category="dog").scan()
-    with pytest.raises(SourceError, match=r"found\.json\S* has no box of the category and confidence asked for$"):
+    with pytest.raises(SourceError, match=r"found\.json\S* has no box of the category and confidence asked for"):
         open_source(tmp_path / "found.json", min_confidence=0.99).scan()
-    whole = json.dumps(written)
-    for broken in (whole.replace('"bbox"', '"box"'), whole.replace('"images": [', '"images": [3, ')):
-        (tmp_path / "found.json").write_text(broken)
+    for old, new in (('"bbox"', '"box"'), ('"images": [', '"images": [3, ')):
+        (tmp_path / "found.json").write_text(json.dumps(written).replace(old, new))
         with pytest.raises(SourceError, match=r"found\.json"):
             open_source(tmp_path / "found.json").scan()
 
