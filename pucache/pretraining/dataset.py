@@ -129,8 +129,8 @@ def require_room(folder: Path, images: int, side: int) -> None:
     needed, free = images * side * side * 3 + _RESERVE, shutil.disk_usage(folder).free + present
     if needed > free:
         raise OutputError(
-            f"{images:,} decoded images of {side} x {side} pixels need {needed / 1e9:,.1f} GB in {folder}, and "
-            f"{free / 1e9:,.1f} GB are free; name a RUN_DIR on another disk, or a smaller --size"
+            f"{images:,} decoded images of {side} x {side} pixels, and {_RESERVE / 1e9:.1f} GB to spare, need "
+            f"{needed / 1e9:,.1f} GB in {folder}, which has {free / 1e9:,.1f} GB; use another disk, or a smaller --size"
         )
 
 

@@ -97,7 +97,7 @@ def test_a_full_disk_is_one_error_and_leaves_nothing_behind(image_folder, tmp_pa
 def test_a_disk_without_room_is_named_before_anything_is_decoded(image_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(0, 0, 10**8))
     source, listing = opened(image_folder(5))
-    with pytest.raises(OutputError, match=r"^5 decoded images of 8 x 8 pixels need 1\.1 GB in .* 0\.1 GB are free"):
+    with pytest.raises(OutputError, match=r"^5 decoded .* 1\.1 GB to spare, need 1\.1 GB in .* has 0\.1 GB"):
         open_images(source, listing, tmp_path / "run", squash(), workers=0, progress=Silent())
     assert not (tmp_path / "run" / "images.u8").exists()
 
