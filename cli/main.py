@@ -242,18 +242,27 @@ def run(arguments: list[str] | None = None) -> None:
         main(arguments, prog_name="pucache")
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
+        _discard_unwritten()
         raise
     except OSError as error:
         if error.errno is None or os.environ.get("PUCACHE_DEBUG"):
             raise
         code = 1
         Failure(printable(f"{error.filename or 'cannot write the standard output'}: {error.strerror}")).show()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left in the buffer of the standard output
+        _discard_unwritten()
         sys.exit(code)
     finally:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: os._exit(code))
         atexit.register(_ignore_signals)
+
+
+def _discard_unwritten() -> None:
+    """Discard what the standard output could not take: Python would try again at its end, and fail with 120."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _ignore_signals() -> None:

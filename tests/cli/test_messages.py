@@ -332,7 +332,8 @@ def test_names_in_utf_8_are_read_in_a_locale_of_ascii(world, embedded, here):
 def test_an_output_file_on_a_full_device_is_one_line(world, embedded, here):
     told = refused(FIND + " --positives red/** --out /dev/full", w=world)
     assert "/dev/full is not a regular file" in told
-    ended = in_shell("{pucache} retrieve-positives {w}/cache.h5 --positives 'red/00?.png' --out - > /dev/full", w=world)
+    find = "{pucache} retrieve-positives {w}/cache.h5 --positives 'red/00?.png' --out -"
+    ended = in_shell(f"unset PYTHONUNBUFFERED; {find} > /dev/full", w=world)
     assert ended.returncode == 1 and re.fullmatch("Error: cannot write -: No space left on device.*\n", ended.stderr)
 
 
