@@ -16,6 +16,7 @@ from PIL import ExifTags, Image, JpegImagePlugin, TiffImagePlugin
 
 from ..errors import ImageError, one_line
 from ..storage.atomic import LFS_POINTER, NOT_FETCHED
+from ..storage.file_kinds import BINARY, PICTURES, TEXT, kind_of_stream
 from ..storage.limits import IMAGE_PIXELS as MAX_PIXELS
 from ..storage.limits import JPEG_BYTES
 from .white_level import (
@@ -158,13 +159,17 @@ def _read_image(stream: BinaryIO, read: Callable[[], _Result]) -> _Result:
             _register_heif()
             stream.seek(0)
             return _read_image(stream, read)
-        try:
-            what = _of_tiff(stream)
-        except Exception:  # damaged tags
-            what = ""
-        raise ImageError(what or "not an image in a known format") from error
+        raise ImageError(_of_tiff(stream) or f"not an image in a known format{_but_known(stream)}") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
+
+
+def _but_known(stream: BinaryIO) -> str:
+    """What a file is that is no image in a known format, for a message; "" where that is not known either."""
+    kind = kind_of_stream(stream)
+    if kind in (TEXT, BINARY) or kind[2:].removesuffix(" picture").upper() in FORMATS:
+        return ""
+    return f", but {kind}" + ": convert it to PNG or JPEG" * (kind in PICTURES)
 
 
 def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Decoded:
@@ -344,17 +349,18 @@ _STARTS = {b"II*\0": 8, b"MM\0*": 8, b"II+\0": 16, b"MM\0+": 16}  # and the leng
 
 
 def _of_tiff(stream: BinaryIO) -> str:
-    """What a TIFF file holds that cannot be decoded; "" for a file of another format."""
+    """What a TIFF file holds that cannot be decoded; "" for a file of another format, or with damaged tags."""
     stream.seek(0)
     head = stream.read(16)
-    if head[:4] not in _STARTS:
+    try:
+        tags = TiffImagePlugin.ImageFileDirectory_v2(head[: _STARTS[head[:4]]])
+        stream.seek(tags.next)
+        tags.load(stream)
+        bits, kind = tags.get(_BITS, (1,))[0], _NUMBERS.get(tags.get(_FORMATS, (1,))[0], "numbers")
+    except Exception:  # damage raises almost anything
         return ""
-    tags = TiffImagePlugin.ImageFileDirectory_v2(head[: _STARTS[head[:4]]])
-    stream.seek(tags.next)
-    tags.load(stream)
-    bits, formats = tags.get(_BITS, (1,)), tags.get(_FORMATS, (1,))
     return (
-        f"TIFF with {tags.get(_BANDS, 1)} bands of {bits[0]}-bit {_NUMBERS.get(formats[0], 'numbers')}; expected 1, 3 "
+        f"TIFF with {tags.get(_BANDS, 1)} bands of {bits}-bit {kind}; expected 1, 3 "
         "or 4 bands of 8- or 16-bit unsigned integers: convert it to RGB"
     )
 

@@ -108,10 +108,9 @@ class ListingBuilder:
         """Record a file or directory that cannot be listed."""
         self.failures[_printable(key)] = reason
 
-    def remove(self, key: str) -> None:
-        """Remove the image or failure with this key."""
-        self.images.pop(key, None)
-        self.failures.pop(_printable(key), None)
+    def remove(self, key: str) -> bool:
+        """Remove the image or failure with this key, and return whether there was one."""
+        return bool(self.images.pop(key, None) or self.failures.pop(_printable(key), None))
 
     def build(self) -> Listing:
         """Return the sorted listing."""

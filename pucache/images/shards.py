@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import zlib
@@ -21,6 +22,8 @@ from ..storage.urls import is_url, without_secrets
 from .folders import glob_base, glob_files, is_glob
 from .listing import Listing, ListingBuilder, check_size, is_hidden, is_special_file, source_name
 
+log = logging.getLogger("pucache")
+
 # Ranges and lists by which shards are usually named: {00000..00009}.tar, {train,test}.zip
 _BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}/]*,[^{}/]*))\}")
 
@@ -29,7 +32,8 @@ class ShardSource:
     """Images inside shards; nothing is extracted.
 
     With one shard the key is the image's name in it. With a glob of shards it is the shard's path below the
-    glob's folders, a slash, and that name. Of several images with one name the last counts, as in tar.
+    glob's folders, a slash, and that name. Of several images with one name the last counts, as in tar, and a line
+    says so.
     """
 
     kind = ""  # of shards, for messages
@@ -40,6 +44,7 @@ class ShardSource:
     def __init__(self, where: str, encoding: str = ""):
         self.name, self._where = source_name(where, encoding=encoding), where
         self.encoding = encoding  # of names that do not tell theirs
+        self._twice: dict[str, None] = {}  # keys that several images have
         self._members: dict[str, Any] = {}  # key to what `_read` needs, in the order of the shards
         self._is_listed = False
         self._reset()
@@ -60,9 +65,13 @@ class ShardSource:
         Raises `SourceError` where no shard exists, the only shard cannot be read, or a store does not answer.
         """
         builder = ListingBuilder()
-        self._members, self._is_listed = {}, True
+        self._members, self._is_listed, self._twice = {}, True, {}
         for shard, key_prefix in self._shards(builder):
             self._index(shard, key_prefix, builder)
+        if self._twice:
+            first = next(iter(self._twice))
+            log.warning("names that several images of %s have: %s, the first %r; the last image of each is taken",
+                        self.name, f"{len(self._twice):,}", first)  # fmt: skip
         listing = builder.build()
         if self.sequential:
             in_order = [key for key in self._members if key in builder.images]
@@ -138,7 +147,8 @@ class ShardSource:
         key = key_prefix + name.removeprefix("./")
         if is_hidden(name) or not builder.accepts(key):
             return ""
-        builder.remove(key)
+        if builder.remove(key):
+            self._twice[key] = None
         self._members.pop(key, None)
         return key
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import glob
 import logging
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..cache.keys import Keys, encode_keys
 from ..errors import LabelError
+from ..images.listing import is_image
 from ..images.regions import MARK, image_of, parse_region
 from ..storage.table_columns import CANONICAL_COLUMNS, KEY_NAMES
-from ..storage.tables import TABLES, LabelTable, Row, rows_with_keys, table_ending
+from ..storage.tables import LabelTable, Row, rows_with_keys
 from ..storage.urls import is_url
 from .key_matching import RULES, offered_rule, respelled
 from .label_values import LabelRule, read_values
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("pucache")
 EXPORT = "reviewed.csv"  # what a session writes
 _SHOWN, _SHOWN_LENGTH = 3, 200  # keys named in an error message, and their first characters
-_BETWEEN_CELLS, _LINES_TRIED = re.compile(r"[,;\t|]"), 10  # of a list of keys that may be a table
 _DIGEST_DIGITS, _DIGEST_PREFIX = 16, "sha256:"  # of an image's sha256 in a table; a spreadsheet reads 1234e901 as 1E904
 _SCORE_COLUMNS = {"margin", "posterior"}  # their presence shows that the labels are a model's
 # columns of a list of keys, which a ranking is too, and of the numbers of rows that pandas writes
@@ -119,8 +119,8 @@ class Listing:
         if not len(keys):
             raise LabelError(f"{holder} is empty; no key of {self.name} is in it")
         remedy = f"keys are paths relative to the source, such as {keys[0]!r}"
-        if self.is_list and table_ending(self.name) not in TABLES and _are_of_table(unknown, keys):
-            remedy = "its lines look like the rows of a table: end its name in .csv"
+        if self.is_list and is_image(keys[0]) and not any(map(is_image, unknown)):
+            remedy += ", and no line is one: save a table as .csv, with names such as key,label above its rows"
         remedy = offered(keys, self, used) or remedy
         raise LabelError(
             f"{len(unknown)} of {used.sum()} keys in {self.name} are not in {holder} ({name_first(unknown)}); {remedy}"
@@ -225,13 +225,6 @@ def short_digest(digest: np.ndarray) -> str:
     return _DIGEST_PREFIX + digest.tobytes().hex()[:_DIGEST_DIGITS] if digest.any() else ""
 
 
-def _are_of_table(lines: Iterable[str], keys: Keys) -> bool:
-    """Whether lines that are no keys have cells that are."""
-    rows = [_BETWEEN_CELLS.split(line) for line in islice(lines, _LINES_TRIED)]
-    cells = [cell.strip(' "') for row in rows if len(row) > 1 for cell in row]
-    return bool((keys.rows(cells) >= 0).any())
-
-
 def _with_key(row: Row, key: str) -> Row:
     copy = Row(row, key=key)
     copy.line = row.line
@@ -299,8 +292,10 @@ def _rows_by_glob(keys: Keys, source: str | os.PathLike[str], *, tiles: bool) ->
     of_images = tiles and MARK not in pattern
     matching = [row for row, key in enumerate(keys) if matches(image_of(key) if of_images else key)]
     if not matching:
-        example = f", such as {keys[0]!r}" if len(keys) else ""
-        raise LabelError(f"no key matches {pattern!r}; keys are paths relative to the source{example}")
+        remedy = "keys are paths relative to the source" + (f", such as {keys[0]!r}" if len(keys) else "")
+        if file := next(glob.iglob(pattern), None):
+            remedy = f"it matches files, such as {file}: name them one by one, without quotes"
+        raise LabelError(f"no key matches {pattern!r}; {remedy}")
     if of_images:
         _require_all_parts(source, sorted({image_of(keys[row]) for row in matching}), keys)
     return np.array(matching, np.int64)

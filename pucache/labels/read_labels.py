@@ -381,7 +381,7 @@ def _lists(folder: Path) -> dict[str, Path]:
     """List of the keys of each concept."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in LISTS and file.name[0] != ".")
     if not files:
-        raise LabelError(f"{folder} holds no lists; expected CONCEPT.txt or CONCEPT.csv for each concept")
+        raise LabelError(f"{folder} holds no lists CONCEPT.txt or CONCEPT.csv; name its tables one by one: {folder}/*")
     if twice := {file.stem for file in files if sum(other.stem == file.stem for other in files) > 1}:
         raise LabelError(f"{folder} has two lists of the concepts {name_first(sorted(twice))}; keep one of each")
     return {file.stem: file for file in files}

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 from ..version import __version__
 from .atomic import CACHE_FORMAT, format_in, open_regular
@@ -29,6 +30,10 @@ _MAGIC = {
     b"BM": "a BMP picture",
     b"II*\0": "a TIFF picture",
     b"MM\0*": "a TIFF picture",
+    b"\0\0\0\x0cjP  ": "a JPEG 2000 picture",
+    b"\0\0\0\x0cJXL ": "a JPEG XL picture",
+    b"\xff\x0a": "a JPEG XL picture",
+    b"8BPS": "a Photoshop picture",
     b"SQLite format 3\0": "an SQLite database",
     b"\x93NUMPY": ARRAY,
     b"PK\x03\x04": "a ZIP archive",
@@ -38,9 +43,12 @@ _MAGIC = {
     b"ARROW1": "an Arrow file",
     **{bytes([0x80, version]): "a pickle" for version in range(2, 6)},
     b"\x1f\x8b": "a gzip archive",
+    b"BZh": "a bzip2 archive",
+    b"\xfd7zXZ": "an xz archive",
     b"%PDF": "a PDF file",
 }
-PICTURES = tuple(kind for kind in _MAGIC.values() if kind.endswith("picture"))
+DICOM = "a DICOM picture"
+PICTURES = (DICOM, *(kind for kind in _MAGIC.values() if kind.endswith("picture")))
 _ENDINGS = {
     **dict.fromkeys((".csv", ".tsv", ".tab"), TABLE),
     **dict.fromkeys((".json", ".jsonl"), JSON),
@@ -50,6 +58,7 @@ IMAGE_ENDINGS = tuple(".jpg .jpeg .jpe .jfif .png .webp .gif .tif .tiff .bmp .pp
 _TABLE_OF_OURS = re.compile(
     rb"(?:concept,)?rank,key,score|key,(?:margin,posterior,)?label|key,[^\n]*_posterior|prior,seed"
 )
+_XML_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|svg)")
 _PAGE_START = re.compile(rb"\s*<(?:!doctype\s+html|html)", re.IGNORECASE)
 _JSON_OF_OURS = re.compile(rb'\s*\{\s*"written_by": "pucache')
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")
@@ -70,14 +79,19 @@ def kind_of(path: str | os.PathLike[str]) -> str:
     """What a file of this machine is, by its first bytes; `BINARY` where it cannot be read."""
     try:
         with open_regular(path) as stream:
-
-            def read(start: int, end: int) -> bytes:
-                stream.seek(start)
-                return stream.read(end - start)
-
-            return kind_of_content(os.fspath(path), os.fstat(stream.fileno()).st_size, read)
+            return kind_of_stream(stream, os.fspath(path))
     except OSError:
         return BINARY
+
+
+def kind_of_stream(stream: BinaryIO, name: str = "") -> str:
+    """As `kind_of`, of an open file."""
+
+    def read(start: int, end: int) -> bytes:
+        stream.seek(start)
+        return stream.read(end - start)
+
+    return kind_of_content(name, stream.seek(0, os.SEEK_END), read)
 
 
 def kind_of_content(name: str, size: int, read: Read) -> str:
@@ -92,6 +106,8 @@ def kind_of_content(name: str, size: int, read: Read) -> str:
     for magic, kind in _MAGIC.items():
         if beginning.startswith(magic):
             return kind
+    if beginning[128:132] == b"DICM":
+        return DICOM
     ending = os.path.splitext(name)[1].lower()
     if beginning[8:10] == b'{"' and int.from_bytes(beginning[:8], "little") <= _TENSOR_HEADER_BYTES:
         return SAFETENSORS
@@ -105,6 +121,8 @@ def _kind_of_text(beginning: bytes, ending: str) -> str:
         return BINARY
     if _PAGE_START.match(beginning):
         return PAGE
+    if _XML_START.match(beginning):
+        return "an XML file, such as SVG"
     if _JSON_OF_OURS.match(beginning):
         return JSON
     if _TABLE_OF_OURS.match(beginning):

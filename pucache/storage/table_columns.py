@@ -51,22 +51,14 @@ def find_column(columns: Sequence[str], names: Sequence[str], where: str, meanin
         for name in names:
             fitting = [column for column in columns if form(column) == form(name)]
             if len(fitting) > 1:
-                raise LabelError(_two(fitting, where, meaning))
+                first, second, *_ = fitting
+                remedy = f", or name the one to take: {_OPTIONS[meaning]}" if meaning in _OPTIONS else ""
+                raise LabelError(
+                    f"{where} has columns {first!r} and {second!r}, and either may be the {meaning}; rename one{remedy}"
+                )
             if fitting:
                 return fitting[0]
     return None
-
-
-def _two(fitting: Sequence[str], where: str, meaning: str) -> str:
-    option = _OPTIONS.get(meaning)
-    if len(set(map(plain_name, fitting))) == 1:
-        text = f"{where} has two columns {plain_name(fitting[0])!r}; rename one" + (
-            ", or name another" if option else ""
-        )
-    else:
-        text = f"{where} has columns {fitting[0]!r} and {fitting[1]!r}, and either may be the {meaning}; rename one"
-        text += ", or name the one to take" if option else ""
-    return text + (f": {option}" if option else "")
 
 
 def find_columns(columns: Sequence[str], wanted: Wanted, where: str) -> dict[str, str]:
@@ -89,6 +81,9 @@ def check_found(found: Mapping[str, str], columns: Sequence[str], wanted: Wanted
         text = f"{where} has columns {listed}; expected one called {first!r}"
         if any(re.search(r"\.(?:jpe?g|png|tiff?|webp)\Z", column) for column in map(plain_name, columns)):
             text = f"{where} begins with a row: {listed}; write the names of the columns above it, such as key,label"
+        elif [*columns] == ["key"]:
+            text = f"{where} lists keys alone; expected a table with a column {first!r} too"
+            text += ": leave out --label-value where all are positive" if meaning == "label" else ""
         elif len(columns) == 1 and "," in columns[0]:
             text += ": each row is one quoted cell, remove the quotes around rows"
         elif more:

@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any
 
 from ..errors import LabelError, one_line
-from .file_kinds import BINARY, TEXT, kind_of_content
+from .file_kinds import BINARY, TEXT, kind_of_stream
 from .limits import SHEET_BYTES, SHEET_CELLS, SHEET_SECONDS
 from .spreadsheet import read_sheets
 from .table_columns import plain_name
@@ -174,7 +174,7 @@ def decode(data: bytes, name: str, encoding: str | None) -> str:
 
 def _not_text(name: str, data: bytes) -> LabelError:
     """The error of a file that is neither a table nor text."""
-    kind = kind_of_content("", len(data), lambda start, end: data[start:end])
+    kind = kind_of_stream(io.BytesIO(data))
     what = "not a text file (it holds NUL bytes)" if kind in (BINARY, TEXT) else kind
     return LabelError(
         f"{name} is {what}; expected keys, one a line, or a table with a 'key' column: save it as CSV in UTF-8, or "
@@ -358,8 +358,8 @@ def _is_box(cell: Any) -> bool:
 # --- spreadsheets --------------------------------------------------------------------------------
 
 
-def spreadsheet_table(data: bytes, name: str) -> Table:
-    """The first sheet with rows of .xlsx, .ods or .xls; raises `LabelError` where there is none."""
+def spreadsheet_table(data: bytes, name: str, find: Finder) -> Table:
+    """The first sheet of .xlsx, .ods or .xls in which the wanted columns are found, or else that has rows."""
     try:
         sheets, without_value = read_sheets(data, SHEET_CELLS, SHEET_BYTES, SHEET_SECONDS)
     except ValueError as error:
@@ -377,9 +377,11 @@ def spreadsheet_table(data: bytes, name: str) -> Table:
     filled = {title: rows for title, rows in sheets.items() if rows}
     if not filled:
         return Table([], [])
-    (title, rows), *others = filled.items()
-    if others:
-        more = ", ".join(repr(other) for other, _ in others)
+    fitting = (title for title, rows in filled.items() if find([*map(plain_name, rows[0][1])]).keys() & {"key", "path"})
+    title = next(fitting, next(iter(filled)))
+    rows = filled.pop(title)
+    if filled:
+        more = ", ".join(map(repr, filled))
         log.warning("%s: the sheet %r is read; %s, which has rows too, is not", name, title, more)
     (_, columns), *cells = rows
     return _table(columns, [row for _, row in cells], [line for line, _ in cells])

@@ -193,7 +193,7 @@ def _read(
         return arrow_table(stream, name, kind, find)
     data = stream.read()
     if data.startswith(_BOOKS):
-        return formats.spreadsheet_table(data, name)
+        return formats.spreadsheet_table(data, name, find)
     text = formats.decode(data, name, encoding)
     if ending in _JSON or text.lstrip()[:1] in ("{", "["):
         table = formats.json_table(text, name, find, must=ending in _JSON)

@@ -132,7 +132,7 @@ BAD = {  # command: (exit code, what the one line must tell)
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
             "absolute.txt": "without the folders before them each names one image: .*labels --match-keys folders",
             "quoted.txt": "without the quotes or spaces around them each names one image: .*labels --match-keys quotes",
-            "table.txt": "table.txt .*look like the rows of a table: end its name in .csv",
+            "table.txt": "no line is one: save a table as .csv",
             "mixed.csv": "rows of .* have one column for 2 names; columns are separated by semicolons there",
         }.items()
     },

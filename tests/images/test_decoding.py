@@ -114,6 +114,9 @@ def test_damaged_exif_does_not_cost_an_image_that_is_whole(exif, form):
 REFUSED = [  # bytes, and what the reason says
     (b"", "empty file (0 bytes)"),
     (b"this is no image, whatever its name says\n" * 9, "not an image in a known format"),
+    (encode(SAMPLE, "JPEG2000"), "but a JPEG 2000 picture: convert it to PNG or JPEG"),
+    (bytes(128) + b"DICM\2\0", "but a DICOM picture: convert it"),
+    (b"<svg/>", "but an XML file"),
     (b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 12345\n", "git lfs pull"),
     (FORMATS["JPEG"][:-30], "cannot be decoded: image file is truncated"),
     (FORMATS["PNG"][:-40], "cannot be decoded: image file is truncated"),

@@ -17,7 +17,7 @@ from pucache.images.listing import UNKNOWN
 WHOLE = tar(*((f"{i}.png", bytes([65 + i]) * 600) for i in range(3)))  # members at 0, 1536 and 3072
 
 
-def test_of_tar_members_with_one_name_the_last_counts(tmp_path):
+def test_of_tar_members_with_one_name_the_last_counts_and_a_line_says_so(tmp_path, caplog):
     link = tarfile.SYMTYPE
     first = [("a.png", b"old"), ("b.png", link), ("c.png", b"old")]
     later = [("./a.png", b"new"), ("b.png", b"new"), ("c.png", link)]
@@ -25,6 +25,7 @@ def test_of_tar_members_with_one_name_the_last_counts(tmp_path):
     listing = source.scan()
     assert {key: source.read(key) for key in listing.keys} == {"a.png": b"new", "b.png": b"new"}
     assert list(listing.failures) == ["c.png"]
+    assert "x.tar have: 3, the first 'a.png'" in caplog.text
 
 
 def test_what_is_no_plain_member_with_a_name_in_utf8_is_a_failure(tmp_path):

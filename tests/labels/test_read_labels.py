@@ -239,12 +239,15 @@ REFUSED = [
     ("t.csv", f"key,label\n{ROWS}a/1.png,0\n", {}, r"1 keys in .* have both labels, 1 and 0 \('a/1.png'\)"),
     ("t.csv", "key,label\nb/2.png,0\nphotos/b/2.png,1\n", {}, "have both labels, 1 and 0"),
     ("t.csv", "key,label\na/1.png,1\nA/1.png,0\n", {"match_keys": "case"}, "'a/1.png' and 'A/1.png' .* are one image"),
-    ("t.csv", "key,Key\na,b\n", {}, "has two columns 'key'; .*: --key-column"),
+    ("t.csv", "key,Key\na,b\n", {}, "has columns 'key' and 'Key', and either may be the key; .*: --key-column"),
     ("t.csv", "name,label\na,1\n", {}, "has columns name, label; expected one called 'key', .* by --key-column"),
     ("t.csv", "a.PNG,1\nb.png,0\n", {}, "begins with a row: a.png, 1; write the names of the columns above it"),
     ("t.csv", "key,x\na,1\n", {"label_column": "y"}, "has columns key, x; expected one called 'y'"),
     ("t.csv", "Dir,Name\na,1\n", {"key_column": "Folder+Name"}, "expected one called 'Folder'"),
     ("t.csv", "key,x\na,1\n", {"label_value": "yes"}, "expected one called 'label', labels, .* by --label-column"),
+    ("t.txt", "7.png\n", {"label_value": "yes"}, "lists keys alone; expected a table with a column 'label' too"),
+    ("t.txt", "7.png 1\na/1.png 0\n", {}, "such as '7.png', and no line is one: save a table as .csv"),
+    ("t.xml", "<image name='7.png'/>\n", {}, "and no line is one"),
     ("t.csv", "key,label\n,0\n,1\n", {}, "has no row with a key"),
     ("t.csv", SCORES, {}, "is a table of scores, whose labels are the model's own"),
     (
@@ -409,6 +412,9 @@ def test_a_folder_has_one_list_of_each_concept(cache, tmp_path, write):
     assert "holds no lists" in one_line(LabelError, read_labels, cache, tmp_path)
     for name in ("cat.csv", "cat.txt"):
         write(name, "key\n7.png\n")
+    assert "t.csv: name them one by one, without quotes" in one_line(
+        LabelError, read_labels, cache, f"{tmp_path}/*.csv"
+    )
     assert "two lists of the concepts 'cat'" in one_line(LabelError, read_labels, cache, tmp_path)
 
 

@@ -19,6 +19,8 @@ FILES = {  # name: content and kind
     "m.json": (b"[1]", "a JSON file"),
     "metrics": (b'{\n  "written_by": "pucache 1.0"}', "a JSON file"),
     "notebook.ipynb": (b'{"cells": []}', "a text file"),
+    "picture.svg": (b"\xef\xbb\xbf<?xml version='1.0'?><svg/>", "an XML file, such as SVG"),
+    "labels.bz2": (b"BZh91AY", "a bzip2 archive"),
     "page": (b"\n<!DOCTYPE html>", "an HTML page"),
     "a.csv.png": (b"\x89PNG\r\n", "a PNG picture"),
     "jpeg.csv": (b"\xff\xd8\xff\xe0", "a JPEG picture"),

@@ -190,7 +190,7 @@ def test_bytes_of_images_are_not_read_where_they_are_not_needed(tmp_path):
 
 def test_cells_of_a_workbook_are_as_a_person_expects(tmp_path, caplog):
     rows = [[], ["key", "label", "note"], ["0012", 1.0, True], [], [12.0, 0, 2.5]]
-    write_xlsx(tmp_path / "t.xlsx", {"empty": [], "hidden": rows, "PULabels": rows, "more": [["x"]]}, hidden=["hidden"])
+    write_xlsx(tmp_path / "t.xlsx", {"empty": [], "hidden": rows, "more": [["x"]], "PULabels": rows}, hidden=["hidden"])
     table = read_table(tmp_path / "t.xlsx")
     assert table == [{"key": "0012", "label": "1", "note": "true"}, {"key": "12", "label": "0", "note": "2.5"}]
     assert [row.line for row in table] == [3, 5]
