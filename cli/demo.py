@@ -39,6 +39,8 @@ _FILES = {
 def demo(folder: str) -> None:
     """Run all steps on images that come with pucache.
 
+    FOLDER, of the images and of what the steps write, is pucache-demo by default.
+
     \b
     pucache demo
     """

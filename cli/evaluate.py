@@ -32,6 +32,8 @@ from . import options, output
 def evaluate(scores: tuple[str, ...], truth: str, labels: Any, **chosen: Any) -> None:
     """Compute the metrics of scores against true labels.
 
+    SCORES are tables that score has written, or folders of them.
+
     \b
     pucache evaluate new.scores.csv --truth truth.csv --positives found.txt
     pucache evaluate week1.scores.csv week2.scores.csv --truth truth.csv

@@ -46,9 +46,9 @@ def export(
 ) -> None:
     """Write a cache as Parquet, or a model as ONNX.
 
-    Columns of FILE.parquet: key, embedding (float16 or float32), digest, size, mtime_ns; import-embeddings makes the
-    same cache from it again. model.onnx takes images, which it resizes and crops, and gives embedding, margin,
-    posterior and label; it needs pip install -e '.[onnx]'.
+    Of a CACHE, OUT is FILE.parquet with the columns key, embedding (float16 or float32), digest, size, mtime_ns;
+    import-embeddings makes the same cache from it again. Of a MODEL it is FILE.onnx, which takes images, resizes and
+    crops them, and gives embedding, margin, posterior and label; it needs pip install -e '.[onnx]'.
 
     \b
     pucache export cache.h5 embeddings.parquet

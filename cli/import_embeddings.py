@@ -58,8 +58,8 @@ from .progress import terminal_progress
 def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     """Make a cache of embeddings from another program.
 
-    SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers
-    in their names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/).
+    SOURCE is a .npy, .safetensors or .parquet file, or a folder of them: parts in the order of the numbers in their
+    names, with Parquet metadata beside them, as clip-retrieval writes them (img_emb/, metadata/). CACHE is written.
 
     \b
     pucache import-embeddings clip.npy cache.h5 --keys files.txt --name clip-b32

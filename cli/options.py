@@ -78,6 +78,13 @@ def number_or_word(context: click.Context, parameter: click.Parameter, text: str
         raise ValueError(f"{parameter.opts[0]} must be a number or {' or '.join(words)}, got {text!r}") from error
 
 
+def caches(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the argument CACHE..., and what it takes to the help, before the examples."""
+    meaning = "CACHE is a file, several, or a folder of them, as embed writes: paths or URLs."
+    function.__doc__ = (function.__doc__ or "").replace("\b", f"{meaning}\n\n    \b", 1)
+    return click.argument("cache", nargs=-1, required=True)(function)
+
+
 def _parse_shard(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[int, int]:
     if text is None:
         return 1, 1
@@ -87,7 +94,6 @@ def _parse_shard(context: click.Context, parameter: click.Parameter, text: str |
     return int(number), int(count)
 
 
-caches = click.argument("cache", nargs=-1, required=True)
 positives = option(
     "--positives",
     metavar="FILE|GLOB",

@@ -17,7 +17,7 @@ from .destinations import check_outputs
 def pack(cache: tuple[str, ...], out: str, force: bool) -> None:
     """Merge cache files of one encoder into one.
 
-    Every input file is verified. Packing is optional: all commands accept several cache files.
+    Every input file is verified. Packing is optional.
 
     \b
     pucache pack shard-1.h5 shard-2.h5 --out cache.h5

@@ -122,8 +122,8 @@ _RECIPE_OPTIONS = "epochs batch_size accumulate lr weight_decay temperature tau_
 def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: int, **rest: Any) -> None:
     """Learn an encoder from your own images, without labels.
 
-    Method: debiased SimCLR. Useful where the images differ from those that ready-made encoders were
-    trained on. Run the command again to continue after an interruption. The result is an encoder for
+    Method: debiased SimCLR. SOURCE is any that embed reads. Useful where the images differ from those that ready-made
+    encoders were trained on. Run the command again to continue after an interruption. The result is an encoder for
     `pucache embed --encoder RUN_DIR`; RUN_DIR/log.csv holds the metrics of training.
 
     \b

@@ -64,13 +64,12 @@ def score(
 ) -> None:
     """Score a cache, or new images, with a model.
 
-    Images are first embedded into a cache with the encoder of the model; a table or a detector's JSON is read with
-    the options with which it would be embedded. An interrupted run continues from there, and
-    the next model scores the same images in seconds. Columns: key, margin, posterior (probability of being positive;
-    empty below 30 labelled positives), label (1 where the margin is above the threshold). The share of positives among
-    the images is estimated, and one line warns where they differ from those that MODEL was trained on. A folder of
-    models scores in one pass into one table: key, and for each concept CONCEPT_margin, CONCEPT_posterior and
-    CONCEPT_label.
+    The images of SOURCE, any that embed reads, are first embedded into a cache with the encoder of the model. An
+    interrupted run continues from there, and the next model scores this CACHE in seconds. Columns: key, margin,
+    posterior (probability of being positive; empty below 30 labelled positives), label (1 where the margin is above the
+    threshold). The share of positives among the images is estimated, and one line warns where they differ from those
+    that MODEL was trained on. A folder of models scores in one pass into one table: key, and for each concept
+    CONCEPT_margin, CONCEPT_posterior and CONCEPT_label.
 
     \b
     pucache score model.safetensors new/             # writes new.scores.csv

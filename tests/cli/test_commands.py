@@ -203,6 +203,9 @@ def test_a_command_and_each_option_has_help_with_examples_that_parse(verb):
     command = main.commands[verb]
     assert command.get_short_help_str(limit=200) == SENTENCES[verb]
     assert all(len(option.help or "") > 5 for option in command.params if isinstance(option, click.Option))
+    _, *arguments = command.collect_usage_pieces(click.Context(command))
+    words = re.findall(r"[A-Z]{3,}", " ".join(arguments))
+    assert not [word for word in words if word not in command.help], "arguments that the help does not name"
     examples = re.findall(r"^ *pucache (.+?)(?: {2,}.*| *#.*)?$", command.help, re.MULTILINE)
     assert examples and all(example.startswith(verb) for example in examples)
     for example in examples:
