@@ -208,15 +208,7 @@ def _leaves(file: Any) -> list[str]:
 
 def _image_column(schema: Any, name: str | None) -> str:
     """Path of the column of the images' bytes; raises `ImageError` where there is none, or more than one."""
-    fitting = {}
-    for field in schema:
-        kind = getattr(field.type, "storage_type", field.type)
-        if is_bytes(kind):
-            fitting[field.name] = field.name
-        elif str(kind).startswith("struct") and any(
-            kind.field(at).name == "bytes" and is_bytes(kind.field(at).type) for at in range(kind.num_fields)
-        ):
-            fitting[field.name] = f"{field.name}.bytes"
+    fitting = _columns_of_bytes(schema)
     names = ", ".join(f"{field.name} ({str(field.type)[:40]})" for field in schema) or "none"
     if name is not None and name not in fitting:
         raise ImageError(f"has no column {name!r} of image bytes; its columns are {names}")
@@ -229,6 +221,29 @@ def _image_column(schema: Any, name: str | None) -> str:
     if chosen is None:
         raise ImageError(f"has no column of image bytes (binary, or a struct with bytes); its columns are {names}")
     return fitting[chosen]
+
+
+def _columns_of_bytes(schema: Any) -> dict[str, str]:
+    """Path of the bytes of each column that may hold images, by its name."""
+    fitting = {}
+    for field in schema:
+        kind = getattr(field.type, "storage_type", field.type)
+        if is_bytes(kind):
+            fitting[field.name] = field.name
+        elif str(kind).startswith("struct") and any(
+            kind.field(at).name == "bytes" and is_bytes(kind.field(at).type) for at in range(kind.num_fields)
+        ):
+            fitting[field.name] = f"{field.name}.bytes"
+    return fitting
+
+
+def may_hold_images(path: str) -> bool:
+    """Whether a file of this machine has a column of bytes, or cannot be read as Parquet."""
+    try:
+        with _opened(*open_filesystem(path)) as file:
+            return bool(_columns_of_bytes(file.schema_arrow))
+    except Exception:  # its own listing reports it
+        return True
 
 
 def _texts(file: Any, column: str) -> list[str | None]:

@@ -19,7 +19,7 @@ from .folders import EXPECTED, LocalFolder, RemoteFolder
 from .listing import Listing, is_image, is_special_file, quoted, split_options
 from .manifest import MANIFESTS, ManifestSource
 from .parquet import EXTENSIONS as PARQUET
-from .parquet import ParquetSource
+from .parquet import ParquetSource, may_hold_images
 from .regions import Region
 from .tar import COMPRESSED, CompressedTarSource, TarSource
 from .zip import ZipSource
@@ -52,7 +52,7 @@ def open_source(
     ----------
     where : str, path or Source
         A folder, a manifest, a ``.tar``, ``.tar.gz``, ``.zip`` or ``.parquet`` file, a glob of such files, or an
-        fsspec URL of any of these. A local folder with Parquet files and no images at its top stands for these.
+        fsspec URL of any of these. A local folder with such Parquet files and no images at its top stands for these.
         ``FILE.parquet#key=COLUMN&image=COLUMN`` names the columns of keys and of image bytes, and
         ``FILE.zip#encoding=cp932`` the encoding of names that do not tell theirs. ``{00000..00009}`` and ``{a,b}`` in
         the names of such files stand for each of these.
@@ -168,17 +168,18 @@ def local_path(source: Source, key: str) -> str:
 
 
 def _holds_parquet(folder: str) -> bool:
-    """Whether a local folder holds Parquet files and no images at its top; ends at the first image."""
-    found = False
+    """Whether a local folder holds Parquet files with images, and no images, at its top; ends at the first image."""
+    first = ""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if is_image(entry.name):
                     return False
-                found = found or entry.name.lower().endswith(".parquet")
+                if entry.name.lower().endswith(".parquet"):
+                    first = min(first or entry.path, entry.path)
     except OSError:  # no folder, or one that its own listing reports
         return False
-    return found
+    return bool(first) and may_hold_images(first)
 
 
 def image_digest(data: bytes) -> bytes:

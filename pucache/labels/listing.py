@@ -159,17 +159,23 @@ def read_listing(
         return Listing(name, np.array(keys[rows], object), rows, ones, np.zeros(len(rows), bool), is_list=True)
     if not table:
         raise LabelError(f"{source} lists no keys")
-    labelled = _has_labels(table, source)
+    return joined(table, keys, source, cache, rule if _has_labels(table, source) else None)
+
+
+def joined(
+    table: list[Row],
+    keys: Keys,
+    source: str | os.PathLike[str],
+    cache: EmbeddingCache | None,
+    rule: LabelRule | None,
+) -> Listing:
+    """Rows of a table, joined with keys as `source` says; without a `rule` all are positive."""
+    name = str(source)
     if isinstance(source, LabelTable) and source.match_keys is not None:
         spelled = respelled([row["key"] for row in table], keys, source.match_keys, source, partial=cache is None)
         table = [_with_key(row, key) for row, key in zip(table, spelled, strict=True)]
     if cache is not None and cache.encoder.tiles:
         table = _rows_of_parts(table, keys, source)
-    return _joined(table, keys, name, cache, rule if labelled else None)
-
-
-def _joined(table: list[Row], keys: Keys, name: str, cache: EmbeddingCache | None, rule: LabelRule | None) -> Listing:
-    """Rows of a table, joined with keys; without a `rule` all are positive."""
     key = np.array([one["key"] for one in table], object)
     row = _row_numbers(keys, key.tolist(), cache, name)
     key[row >= 0] = keys[row[row >= 0]]

@@ -31,13 +31,14 @@ from ..images.tar import COMPRESSED
 from ..storage.atomic import is_standard_output
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
+from ..storage.table_formats import new_row
 from ..storage.table_writer import write_rows
 from ..storage.tables import LabelTable, table_ending
 from ..storage.urls import is_url
 from .groups import GroupSource, group_of_each, numbered, read_groups
-from .label_values import LabelRule, read_values
+from .label_values import LabelRule
 from .labels import Labels, PULabels, check_names, each_alone
-from .listing import Listing, name_first, read_listing, short_digest
+from .listing import Listing, joined, name_first, read_listing, short_digest
 from .row_values import RowValues, rows_of_values
 
 if TYPE_CHECKING:
@@ -310,34 +311,31 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
     if not isinstance(source, str | os.PathLike):
         return source
     name = os.fspath(source)
-    column = None if is_url(name) else reader.table.label
+    table, column = replace(reader.table, path=name), None if is_url(name) else reader.table.label
     ending = table_ending(name)
     if column is not None and (
         name.lower().endswith((".tar", ".zip", *COMPRESSED)) or (ending == ".parquet" and not os.path.exists(name))
     ):
-        return _of_shards(cache, name, column, rule)
+        return _of_shards(cache, table, column, rule)
     try:
         read = reader.read(name, lambda how: read_listing(cache.keys, replace(how, path=name), cache, rule))
     except MissingColumnError:
         if ending != ".parquet" or column is None:
             raise
-        return _of_shards(cache, name, column, rule)  # images without a column of keys
+        return _of_shards(cache, table, column, rule)  # images without a column of keys
     if ending == ".parquet" and column is not None and not (read.row >= 0).any():
         with contextlib.suppress(SourceError):  # images whose keys are others than those of the column
-            beside = _of_shards(cache, name, column, rule)
+            beside = _of_shards(cache, table, column, rule)
             return beside if (beside.row >= 0).any() else read
     return read
 
 
-def _of_shards(cache: EmbeddingCache, name: str, column: str, rule: LabelRule) -> Listing:
+def _of_shards(cache: EmbeddingCache, table: LabelTable, column: str, rule: LabelRule) -> Listing:
     """Labels beside the images of tar, ZIP or Parquet files."""
-    source = open_source(name)
+    source = open_source(table.path)
     assert isinstance(source, ShardSource)
-    pairs = list(source.labels(column))
-    keys = np.array([key for key, _ in pairs], object)
-    label = read_values([cell for _, cell in pairs], range(1, len(pairs) + 1), rule, name, column)
-    rows = cache.keys.rows(keys.tolist())
-    return Listing(name, keys, rows, np.array(label, np.int8), np.zeros(len(pairs), bool))
+    rows = [new_row(["key", "label"], pair, number) for number, pair in enumerate(source.labels(column), 1)]
+    return joined(rows, cache.keys, table, cache, rule)
 
 
 def _of_listing(cache: EmbeddingCache, listing: Listing) -> Labels:

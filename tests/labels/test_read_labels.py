@@ -217,6 +217,8 @@ FILES = [
     ("**/[1].png", None, {}, ".+.+.."),
     *((name, members(mode, **{"a/1_png": b"x", "a/1_cls": b"3", "7_png": b"x", "7_cls": b"5"}),
        {"label_column": "cls", "label_value": "3"}, "-+....") for name, mode in (("s.tar", "w"), ("s.TGZ", "w:gz"))),
+    ("moved.tar", members("w", **{"x/a/1_png": b"x", "x/a/1_cls": b"3", "x/7_png": b"x", "x/7_cls": b"5"}),
+     {"label_column": "cls", "label_value": "3", "match_keys": "folders"}, "-+...."),
     ("reviewed.csv", "key,label,reviewed\na/1.png,1,0\n7.png,0,1\nb/1.png,1,1\na/1.png,1,1\n", {}, "-+.c.."),
     ("spare.csv", f"key,label,patient,class\n{ROWS.replace(chr(10), ',p,q' + chr(10))}", {}, "-+...."),
 ]  # fmt: skip
