@@ -15,6 +15,7 @@ from pucache.cache.destination import encoder_of_existing
 from pucache.cache.embedding_cache import open_cache
 from pucache.embedding.embed import EmbedOptions, EmbedReport, run_embedding
 from pucache.encoders.deferred import EncoderOptions
+from pucache.errors import counted
 from pucache.images.decoding import BANDS, PAGES
 from pucache.images.regions import BOXES, check_tiles
 from pucache.images.source import open_source
@@ -207,7 +208,8 @@ def _shards_for_ray(shards: int | None, shard: tuple[int, int]) -> int:
 
 def _lines(report: EmbedReport, pruned: bool) -> Iterator[str]:
     rate = f", {report.computed / report.seconds:,.0f} images/s" if report.computed else ""
-    yield f"{report.name}: {report.rows:,} rows of {report.encoder}{'' if report.written else '; nothing had changed'}"
+    unchanged = "" if report.written else "; nothing had changed"
+    yield f"{report.name}: {counted(report.rows, 'row')} of {report.encoder}{unchanged}"
     yield (
         f"computed {report.computed:,}, reused by content {report.reused:,}, unchanged {report.kept:,}, "
         f"failed {len(report.failures):,}; {report.seconds:.1f} s{rate}"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pucache.cache.embedding_cache import open_cache
+from pucache.errors import counted
 from pucache.estimates.label_requirements import AT_AN_END, format_share
-from pucache.estimates.limits import counted
 from pucache.estimates.priors import PriorEstimate
 
 from . import options, output

@@ -9,6 +9,7 @@ import click
 from pucache.cache.embedding_cache import open_cache
 from pucache.cache.exporting import check_parquet
 from pucache.cache.exporting import export as run
+from pucache.errors import counted
 from pucache.storage.file_kinds import EXPORT, ONNX
 from pucache.storage.urls import without_secrets
 
@@ -86,4 +87,4 @@ def export(
     report = run(cache, out, columns=columns, progress=terminal_progress())
     result = {**vars(report), "out": name, "encoder": str(report.encoder)}
     more = "".join(f", {field.name}" for field, _ in columns)
-    output.print_result(result, [f"{name}: {report.rows:,} rows of {report.encoder}, {report.dtype}{more}"])
+    output.print_result(result, [f"{name}: {counted(report.rows, 'row')} of {report.encoder}, {report.dtype}{more}"])

@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from pucache.cache.importing import import_embeddings as run
+from pucache.errors import counted
 from pucache.storage.file_kinds import CACHE
 
 from . import options, output
@@ -69,7 +70,7 @@ def import_embeddings(source: str, cache: str, **chosen: Any) -> None:
     check_outputs(("cache", cache, CACHE), force=chosen["force"])
     report = run(source, cache, **chosen, progress=terminal_progress())
     parts = "" if report.parts == 1 else f" from {report.parts:,} parts"
-    lines = [f"{cache}: {report.rows:,} rows of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
+    lines = [f"{cache}: {counted(report.rows, 'row')} of {report.encoder}, {report.dtype}{parts}; keys: {report.keys}"]
     if report.left_out:
-        lines.append(f"{report.left_out:,} rows cannot be stored and are left out: pucache info {cache} --failures")
+        lines.append(f"rows that cannot be stored are left out: {report.left_out:,} (pucache info {cache} --failures)")
     output.print_result({**vars(report), "cache": cache, "encoder": str(report.encoder)}, lines)

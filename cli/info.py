@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from pucache.cache.cache_info import CacheInfo
 from pucache.cache.cache_info import info as run
+from pucache.errors import counted
 
 from . import options, output
 
@@ -34,12 +35,13 @@ def info(cache: tuple[str, ...], failures: bool) -> None:
 
 
 def _lines(content: CacheInfo, with_failures: bool) -> Iterator[str]:
-    yield f"{content.rows:,} rows of {content.encoder}, {len(content.failures):,} images that could not be read"
+    failed = counted(len(content.failures), "image")
+    yield f"{counted(content.rows, 'row')} of {content.encoder}, {failed} that could not be read"
     for file in content.files:
         share = f"share {file.shard}, " if file.shard else ""
         origin = f"made {file.created} by pucache {file.pucache_version} from {file.source or 'elsewhere'}"
-        yield f"{file.path}: {file.rows:,} rows, {file.dtype}, {share}{origin}"
+        yield f"{file.path}: {counted(file.rows, 'row')}, {file.dtype}, {share}{origin}"
     if content.partial:
-        yield f"{len(content.partial):,} of the rows are of images that were read in part"
+        yield f"rows of images that were read in part: {len(content.partial):,}"
     if with_failures:
         yield from (f"{key!r}: {reason}" for key, reason in {**content.failures, **content.partial}.items())

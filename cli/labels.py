@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pucache.cache.embedding_cache import EmbeddingCache, open_cache
+from pucache.errors import counted
 from pucache.labels.groups import numbered, read_groups
 from pucache.labels.label_values import LabelRule
 from pucache.labels.listing import name_first, offered
@@ -154,15 +155,15 @@ def _print(cache: EmbeddingCache, read: ImportedLabels, counts: dict[str, int], 
     if read.labels.are_independent:
         lines.append("no groups: every image is independent of the others")
     elif "groups" in counts:
-        lines.append(f"{counts['groups']:,} groups")
+        lines.append(counted(counts["groups"], "group"))
     if unknown and read.used is not None:
         rule = offered(cache.keys, read.used)
         lines.append(
-            f"{len(unknown):,} keys are not in {cache.name} and were left out ({name_first(unknown)})"
+            f"left out, as {cache.name} lacks them: {counted(len(unknown), 'key')} ({name_first(unknown)})"
             + (f": {rule}" if rule else f"; its keys are such as {cache.keys[0]!r}")
         )
     rows = {name: {"positive": f"{one.positive.sum():,}"} for name, one in read.labels.columns.items() if name}
-    written = f"wrote {counts['rows']:,} rows to {out}"
+    written = f"wrote {counted(counts['rows'], 'row')} to {out}"
     output.print_concepts(result, read.labels.failures, rows, *lines, written, out=out)
     if unknown:
         raise click.exceptions.Exit(3)

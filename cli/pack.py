@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pucache.cache.merging import pack as run
+from pucache.errors import counted
 from pucache.storage.file_kinds import CACHE
 
 from . import options, output
@@ -24,4 +25,4 @@ def pack(cache: tuple[str, ...], out: str, force: bool) -> None:
     """
     check_outputs(("out", out, CACHE), force=force)
     rows = run(cache, out, force=force)
-    output.print_result({"out": out, "rows": rows}, [f"{out}: {rows:,} rows"])
+    output.print_result({"out": out, "rows": rows}, [f"{out}: {counted(rows, 'row')}"])

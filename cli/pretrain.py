@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
+from pucache.errors import counted
 from pucache.images.source import open_source
 from pucache.storage.file_kinds import PNG
 
@@ -146,7 +147,7 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
     chosen = network.NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
     if preview is not None:
         shown = show_views(images, preview, chosen, changed_recipe, seed=seed)
-        lines = [f"drew {shown} images and their views: {preview}"]
+        lines = [f"drew {counted(shown, 'image')} and their views: {preview}"]
         output.print_result({"preview": preview, "images": shown}, lines)
         return
     try:
@@ -163,7 +164,8 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
 
 
 def _lines(report: Any, run_dir: str) -> Any:
-    yield f"{run_dir}: {report.steps:,} of {report.total:,} steps on {report.images:,} images, loss {report.loss:.3f}"
+    steps, images = counted(report.total, "step"), counted(report.images, "image")
+    yield f"{run_dir}: {report.steps:,} of {steps} on {images}, loss {report.loss:.3f}"
     if math.isfinite(report.probe):
         before = f"{report.probe_before:.4f}" if math.isfinite(report.probe_before) else "not measured"
         yield f"probe: {report.probe:.4f}, before training {before} ({report.probe_name})"

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from pucache.cache.embedding_cache import open_cache
-from pucache.estimates.limits import counted
+from pucache.errors import counted
 from pucache.storage.file_kinds import PAGE
 
 from . import options, output
@@ -69,7 +69,7 @@ def report(
             f"{' and '.join(one['concepts'])} both call {counted(one['images'], 'image')} positive"
             for one in result["shared"]
         ]
-        written = f"wrote {out}, with a page for each of {len(result['concepts']):,} concepts"
+        written = f"wrote {out}, with a page for each of {counted(len(result['concepts']), 'concept')}"
         output.print_concepts(result | {"out": out}, result["failures"], {}, *shared[:10], written)
         return
     numbers = run(opened, read, out, model=model, truth=truth, new_images=new_images, **parameters)

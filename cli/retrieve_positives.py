@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from pucache.cache.embedding_cache import EmbeddingCache
+from pucache.errors import counted
 from pucache.labels.labels import PerConcept
 from pucache.retrieval.query import Query
 from pucache.retrieval.ranking import Ranking, save_concepts
@@ -102,7 +103,8 @@ def retrieve_positives(
         save_concepts(found, out)
         of = {name: _result(ranking) for name, ranking in found.items()}
         rows = {name: {"retrieved": f"{one['retrieved']:,}", "by": one["by"]} for name, one in of.items()}
-        written = f"wrote {sum(one['retrieved'] for one in of.values()):,} rows of {len(of):,} concepts to {out}"
+        count = counted(sum(one["retrieved"] for one in of.values()), "row")
+        written = f"wrote {count} of {counted(len(of), 'concept')} to {out}"
         output.print_concepts({"out": out, "concepts": of}, found.failures, rows, written, out=out)
         return
     found.save(out)
@@ -116,7 +118,7 @@ def retrieve_positives(
 
         shown = write_review_page(opened, found, page, images=images, progress=terminal_progress())
         result |= {"page": page, **asdict(shown)}
-        missing = f"; {shown.without_picture:,} images have no picture" if shown.without_picture else ""
+        missing = f"; without a picture: {counted(shown.without_picture, 'image')}" if shown.without_picture else ""
         lines.append(f"wrote {page}: open it in a browser{missing}")
     output.print_result(result, lines, out=out)
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from pucache.allocator import keep_freed_memory
-from pucache.estimates.limits import counted
+from pucache.errors import counted
 from pucache.images.source import open_source
 from pucache.scoring.score import AUTO, ScoreReport, default_out
 from pucache.scoring.score import score as run

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from pucache.cache.embedding_cache import open_cache
+from pucache.errors import counted
 from pucache.estimates.figures import Figures
 from pucache.estimates.label_requirements import format_share
-from pucache.estimates.limits import counted
 from pucache.estimates.scar import ScarCheck
 from pucache.estimates.thresholds import parse_rule
 from pucache.labels.labels import Labels, PerConcept
@@ -188,9 +188,8 @@ def _lines(result: dict[str, Any], model: PULinearClassifier) -> Iterator[str]:
     yield from _estimates(figures)
     if (effect := figures.design_effect) is not None:
         yield (
-            f"{result['groups']:,} groups of images; the labelled positives are of {figures.labels.labels:,}, and "
-            "count "
-            "as so many labels" + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
+            f"{counted(result['groups'], 'group')} of images; the labelled positives are of {figures.labels.labels:,}, "
+            "and count as so many labels" + (f", {effect:.3g} images as one in intervals" if effect > 1 else "")
         )
     if result["note"]:
         yield result["note"]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import click
 
-from pucache.errors import CacheError
+from pucache.errors import CacheError, counted
 from pucache.verify_files import verify as run
 
 from . import options, output
 
 _DESCRIPTIONS = {
-    "cache": "{:,} rows",
-    "neighbours": "neighbours of {:,} rows",
-    "model": "{:,} dimensions",
-    "encoder": "an encoder after {:,} steps",
-    "checkpoint": "a checkpoint after {:,} steps",
+    "cache": ("", "row"),
+    "neighbours": ("neighbours of ", "row"),
+    "model": ("", "dimension"),
+    "encoder": ("an encoder after ", "step"),
+    "checkpoint": ("a checkpoint after ", "step"),
 }
 
 
@@ -35,7 +35,8 @@ def verify(files: tuple[str, ...]) -> None:
     verified = run(files)
     whole = [file for file in verified if not file.damage]
     damage = [file.damage for file in verified if file.damage]
-    lines = [f"{file.path}: {_DESCRIPTIONS[file.kind].format(file.rows)}, whole" for file in whole]
+    described = [(file, *_DESCRIPTIONS[file.kind]) for file in whole]
+    lines = [f"{file.path}: {what}{counted(file.rows, noun)}, whole" for file, what, noun in described]
     rows = sum(file.rows for file in whole if file.kind == "cache")
     result = {"whole": not damage, "rows": rows, "files": [str(file.path) for file in verified], "damage": damage}
     if lines or output.wants_json():

@@ -94,6 +94,11 @@ def one_line(error: BaseException, most: int = 300) -> str:
     return line if len(line) <= most else line[: most - 3].rsplit(" ", 1)[0] + "..."
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, in the plural where it takes it."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def picklable_error(error: Exception) -> Exception:
     """Return the error without its traceback, or a RuntimeError with its text where it may not be picklable."""
     importable = isinstance(error, PUCacheError) or type(error).__module__ == "builtins"

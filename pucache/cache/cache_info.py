@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..encoders.spec import EncoderSpec
+from ..errors import counted
 from ..storage.urls import is_url, path_or_url
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache
 from .layout import PARTIAL
@@ -69,8 +70,8 @@ class CacheInfo:
     partial: dict[str, str]
 
     def __repr__(self) -> str:
-        count = f"{len(self.files)} file" + "s" * (len(self.files) != 1)
-        return f"CacheInfo({self.rows:,} rows of {self.encoder} in {count}, {len(self.failures):,} failures)"
+        files, failures = counted(len(self.files), "file"), counted(len(self.failures), "failure")
+        return f"CacheInfo({counted(self.rows, 'row')} of {self.encoder} in {files}, {failures})"
 
 
 def info(cache: CacheLike) -> CacheInfo:

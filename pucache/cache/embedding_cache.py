@@ -11,19 +11,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing, suppress
 from functools import cached_property
-from itertools import cycle
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..devices import cores
-from ..errors import CacheError, PUCacheError
+from ..errors import CacheError, PUCacheError, counted
 from ..storage.atomic import CACHE_FORMAT, format_of
 from ..storage.rows import RowMatrix, StackedRows, finite_rows
 from ..storage.urls import is_url, path_or_url, without_secrets
 from ..threads import prefetch
-from .keys import Keys, decode_text, find_duplicate, find_sorted
+from .keys import Keys, decode_text, find_duplicate
 from .layout import COLUMNS, FAILURES
 from .local_copies import folder_of, url_of_copy
 from .reader import CacheFile, CacheHeader, Check, reopened, rows_per_read
@@ -64,11 +64,7 @@ class EmbeddingCache:
         self._starts = np.cumsum([0, *map(len, self.files)])
         key = find_duplicate([file.raw_keys for file in self.files]) if len(self.files) > 1 else None
         if key is not None:
-            paths = [file.path for file in self.files if find_sorted(file.raw_keys, np.array([key]))[0] >= 0]
-            raise CacheError(
-                f"the key {key.decode()!r} stands both in {paths[0]} and in {paths[1]}; open one of the two, or embed "
-                "with --shard I/N"
-            )
+            raise duplicate_error(key, self.files)
 
     @cached_property
     def keys(self) -> Keys:
@@ -79,7 +75,7 @@ class EmbeddingCache:
         return int(self._starts[-1])
 
     def __repr__(self) -> str:
-        return f"EmbeddingCache({self.name!r}, {len(self):,} rows of {self.encoder}, {self.files[0].dtype})"
+        return f"EmbeddingCache({self.name!r}, {counted(len(self), 'row')} of {self.encoder}, {self.files[0].dtype})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle where the files are; they are opened again, or fetched again, and must still be the same."""
@@ -350,6 +346,15 @@ def is_cache(path: str | Path) -> bool:
         return is_remote_cache(where)
     path = Path(where)
     return path.suffix == ".h5" or format_of(path) == CACHE_FORMAT or (path.is_dir() and any(path.glob("*.h5")))
+
+
+def duplicate_error(key: bytes, files: Iterable[CacheFile]) -> CacheError:
+    """The error for a key that stands in two of the files; reads their keys without mapping them."""
+    holders = (str(file.path) for file in files if key in file.take("keys", np.arange(len(file))))
+    return CacheError(
+        f"the key {key.decode()!r} stands both in {' and in '.join(islice(holders, 2))}; open one of the two, or embed "
+        "with --shard I/N"
+    )
 
 
 def check_same_encoder(expected: CacheHeader, got: CacheHeader) -> None:

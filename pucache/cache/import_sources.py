@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..encoders.spec import EncoderSpec
-from ..errors import CacheError, one_line
+from ..errors import CacheError, counted, one_line
 from ..progress import Progress
 from ..storage.limits import KEY_BYTES
 from ..storage.table_columns import IMPORT_NAMES, KEY_COLUMNS
@@ -139,7 +139,7 @@ class ImportSource:
         keys = np.concatenate(blocks)
         if len(keys) != self.rows:
             holder = f"{self.inputs[0].name} has" if len(self.inputs) == 1 else f"{len(self.inputs)} parts have"
-            problem = f"{holder} {self.rows} rows, and {self.keys} {len(keys)} keys"
+            problem = f"{holder} {counted(self.rows, 'row')}, and {self.keys} {counted(len(keys), 'key')}"
             raise CacheError(f"{problem}; expected one key for each row")
         if len(invalid := np.flatnonzero(keys == b"")) and not self._skips_invalid:
             problem = f"{self.position(int(invalid[0]))} has no valid key in {self.keys}"
@@ -178,7 +178,7 @@ def _check_equal(opened: Opened) -> None:
             problem = f"{each.name} holds rows of {each.dim} {each.dtype}, {first.name} of {first.dim} {first.dtype}"
             raise CacheError(f"{problem}; expected one length and type: correct the part, or move it away")
         if table is not None and each.rows != table.rows:
-            problem = f"{each.name} has {each.rows} rows, its metadata {table.path} {table.rows}"
+            problem = f"{each.name} has {counted(each.rows, 'row')}, its metadata {table.path} {table.rows}"
             raise CacheError(f"{problem}; expected one row of metadata for each: correct one of them")
 
 

@@ -15,7 +15,7 @@ from ..storage.atomic import check_writable
 from ..storage.file_kinds import CACHE
 from ..storage.outputs import check_output
 from ..threads import prefetch
-from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_files
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, duplicate_error, open_files
 from .keys import decode_text, encode_keys, find_sorted
 from .layout import PARTIAL
 from .reader import CacheFile
@@ -174,7 +174,7 @@ def _blocks(
         run = keys[order[max(0, start - 1) : start + step]]  # with the last key of the block before
         duplicates = run[1:][run[1:] == run[:-1]]
         if len(duplicates):
-            raise CacheError(f"the key {duplicates[0].decode()!r} stands in more than one of the files")
+            raise duplicate_error(duplicates[0], [file for file, _ in picks])
         chosen = order[start : start + step]
         advance(len(chosen))
         yield _read_rows(picks, keys[chosen], file_numbers[chosen], row_numbers[chosen], dim, dtype)

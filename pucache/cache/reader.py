@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from ..errors import CacheError
+from ..errors import CacheError, counted
 from ..storage.atomic import open_regular
 from ..storage.rows import drop_pages
 from . import hdf5
@@ -133,7 +133,7 @@ class CacheFile:
                 self._file = MappedFile(self.path, stream.fileno(), map_now=map_now)
         except FileNotFoundError as error:
             if not was_listed:
-                raise CacheError(f"no such cache: {self.path}") from error
+                raise CacheError(f"no such cache: {self.path}; name a file, or a folder of .h5 files") from error
             raise CacheError(
                 f"the cache file {self.path.name} vanished from the folder {self.path.parent} while the command ran; "
                 "put it back, or run the command again without it"
@@ -151,7 +151,7 @@ class CacheFile:
         return self.header.rows
 
     def __repr__(self) -> str:
-        return f"CacheFile({str(self.path)!r}, {len(self):,} rows of {self.encoder}, {self.dtype})"
+        return f"CacheFile({str(self.path)!r}, {counted(len(self), 'row')} of {self.encoder}, {self.dtype})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the path and the checksum; the file is opened again, and must still be the same."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
+from ..errors import counted
 from ..labels.listing import name_first
 from .agreement import Agreement
-from .limits import Limits, counted, share_found
+from .limits import Limits, share_found
 
 RECALLS = (0.9, 0.95)  # shares of the positives that people want to state
 FURTHER = (100, 200, 500, 1000, 2000, 5000, 10_000)  # looks, as the cost of stating them

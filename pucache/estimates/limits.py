@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import counted
 from .agreement import Agreement
 from .strata import Looks, Stratum, greatest_total, least_total
 
@@ -367,11 +368,6 @@ class Limits:
         numbers = {name: getattr(self, name) for name in (*_OF_ZONE, *more)}
         zone = None if self.zone is None else {name: getattr(self.zone, name) for name in _OF_ZONE}
         return numbers | {"zone": zone, "agreement": self.agreement and self.agreement.as_dict()}
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and its noun, in the plural where it takes it."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _interval_error(level: float, sensitivity: float | None) -> float:

@@ -39,7 +39,7 @@ N = 6_000
         ([[1.0], [np.nan]], {"dtype": "float16"}, "overflows float16; correct it"),
         ([[1.0], [0.0]], {"normalize": True}, r"row 1 of the array \('a'\) is all zeros"),
         ([[1.0], [1e200]], {"normalize": True}, "is NaN, infinite or overflows float32"),
-        ([[1.0], [2.0]], {"keys": ["a"]}, "has 2 rows, and the sequence of keys 1 keys; expected one key for each row"),
+        ([[1.0], [2.0]], {"keys": ["a"]}, "has 2 rows, and the sequence of keys 1 key; expected one key for each row"),
         ([[1.0], [2.0]], {"keys": ["a", "a"]}, r"key 'a' is given twice \(row 0 of the array and row 1 of the array\)"),
         ([[1.0], [2.0]], {"keys": ["a", ""]}, "row 1 of the array has no valid key in .*; expected 1 to 4096 bytes"),
         ([[1.0], [2.0]], {"keys": ["a", "b" * 4097]}, "row 1 of the array has no valid key"),

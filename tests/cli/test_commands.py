@@ -45,6 +45,18 @@ def test_info_and_verify_tell_of_the_cache(world, embedded):
     assert "whole" in run("verify {w}/cache.h5", w=world).stdout
 
 
+def test_one_row_is_told_in_the_singular(here):
+    np.save("x.npy", np.ones((1, 4), "f4"))
+    for verb in (
+        "import-embeddings x.npy c.h5",
+        "info c.h5",
+        "verify c.h5",
+        "pack c.h5 --out d.h5",
+        "export c.h5 e.parquet",
+    ):
+        assert ": 1 row" in (said := run(verb).stdout) and "1 rows" not in said
+
+
 def test_train_needs_no_prior_and_names_twins(world, embedded, here):
     shutil.copy(world / "cache.h5", "c.h5")
     keys = EmbeddingCache("c.h5").keys

@@ -570,7 +570,7 @@ def test_what_was_read_and_what_was_left_out_is_said_and_keys_that_are_unknown_e
         "'ship' 2 (positive), 'sea' 2 (negative), '' 1 (undecided)",
         "1 positive, 1 negative",
         "1 without a label are undecided, and left out",
-        "2 keys are not in c.h5 and were left out ('gone.png', 'other.png'); its keys are such as '7.png'",
+        "left out, as c.h5 lacks them: 2 keys ('gone.png', 'other.png'); its keys are such as '7.png'",
         "4 groups",
         "wrote 6 rows to new.csv",
     ):
