@@ -272,26 +272,6 @@ def split(state, pattern):
     return parts
 
 
-def vit(model):
-    return renamed(
-        split(model.state_dict(), "attention.attention.{word}"),
-        *EMBEDDINGS,
-        (r"^patch_embed\.proj", "embeddings.patch_embeddings.projection"),
-        (r"attn\.proj", "attention.output.dense"),
-        (r"norm1", "layernorm_before"),
-        (r"norm2", "layernorm_after"),
-        (r"mlp\.fc1", "intermediate.dense"),
-        (r"mlp\.fc2", "output.dense"),
-        (r"^norm", "layernorm"),
-        (r"^blocks", "encoder.layer"),
-    ) | {"pooler.dense.weight": torch.ones(3, 3)}
-
-
-def mae_of_transformers_names(model):
-    encoder = {f"vit.{name}": tensor for name, tensor in vit(model).items() if "pooler" not in name}
-    return encoder | {"decoder.decoder_pos_embed": torch.ones(1, 197, 8), "decoder.mask_token": torch.ones(1, 1, 8)}
-
-
 def dinov2_of_hub(state):
     return renamed(
         split(state, "attention.attention.{word}"),
@@ -302,6 +282,21 @@ def dinov2_of_hub(state):
         (r"^norm", "layernorm"),
         (r"^blocks", "encoder.layer"),
     )
+
+
+def vit(model):
+    return renamed(
+        dinov2_of_hub(model.state_dict()),
+        (r"norm1", "layernorm_before"),
+        (r"norm2", "layernorm_after"),
+        (r"mlp\.fc1", "intermediate.dense"),
+        (r"mlp\.fc2", "output.dense"),
+    ) | {"pooler.dense.weight": torch.ones(3, 3)}
+
+
+def mae_of_transformers_names(model):
+    encoder = {f"vit.{name}": tensor for name, tensor in vit(model).items() if "pooler" not in name}
+    return encoder | {"decoder.decoder_pos_embed": torch.ones(1, 197, 8), "decoder.mask_token": torch.ones(1, 1, 8)}
 
 
 def dinov3_of_transformers_names(model):
