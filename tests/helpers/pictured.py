@@ -5,10 +5,7 @@ import hashlib
 import numpy as np
 from PIL import Image
 
-from helpers.cache_files import write_rows
-from pucache import EmbeddingCache, EncoderSpec
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows
+from helpers.planted import write_cache
 
 ODD = [
     "photos/<script>document.title = 'ran'</script>.png",
@@ -29,19 +26,18 @@ def shaded(width, height, level=200):
     return Image.fromarray(np.stack([np.tile(row, (height, 1))] * 3, 2))
 
 
-def cache_of(path, source, digests):
-    """Write a cache of images in `source`, from the digest of each key (None: unknown)."""
-    keys = sorted(digests, key=str.encode)
-    table = np.array([list(digests[key] or bytes(32)) for key in keys], np.uint8).reshape(-1, 32)
-    rows = Rows(encode_keys(keys), np.ones((len(keys), 2), np.float32), table, np.full((len(keys), 2), -1))
-    return EmbeddingCache(write_rows(path, rows, spec=EncoderSpec.imported("none", 2), source=str(source)))
+def cache_of(path, source, digests, X=None, **more):
+    """Write a cache of images in `source`, from the digest of each key (None: unknown); X is in the order of these."""
+    table = np.array([list(digest or bytes(32)) for digest in digests.values()], np.uint8)
+    X = np.ones((len(digests), 2), np.float32) if X is None else X
+    return write_cache(path, X, list(digests), digests=table, source=str(source), **more)
 
 
-def folder_of(tmp_path, files, name="images"):
+def folder_of(tmp_path, files, name="images", **more):
     """Write a folder of encoded images, key by key, and the cache of it."""
     for key, data in files.items():
         path = tmp_path / name / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     digests = {key: hashlib.sha256(data).digest() for key, data in files.items()}
-    return cache_of(tmp_path / f"{name}.h5", tmp_path / name, digests)
+    return cache_of(tmp_path / f"{name}.h5", tmp_path / name, digests, **more)

@@ -25,14 +25,14 @@ def planted(n=400, d=6, labelled=40, prior=0.3, seed=0, apart=1.0):
     return X.astype(np.float32), s, y
 
 
-def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None):
+def write_cache(path, X, keys=None, *, encoder=None, failures=None, digests=None, source=""):
     """Write rows as a cache, sorted by key, and open it; NaN is not minded."""
     encoded = encode_keys(keys or [f"{row:05}.png" for row in range(len(X))])
     order = np.argsort(encoded)
     digests = np.zeros((len(X), 32), np.uint8) if digests is None else digests[order]
     encoder = encoder or EncoderSpec.imported("planted", X.shape[1])
     rows = Rows(encoded[order], X[order], digests, np.full((len(X), 2), -1))
-    return EmbeddingCache(write_rows(path, rows, spec=encoder, source="", failures=failures))
+    return EmbeddingCache(write_rows(path, rows, spec=encoder, source=source, failures=failures))
 
 
 def two_kinds(labelled=120, unlabelled=4000, seed=0, side=0.0):

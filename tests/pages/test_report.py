@@ -12,7 +12,6 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 from helpers.browser import needs_chromium, opened, violations
-from helpers.cache_files import write_rows
 from helpers.command_line import run
 from helpers.pictured import ODD, cache_of, folder_of, shaded
 from helpers.pictures import encode
@@ -24,9 +23,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from sklearn.metrics import precision_recall_curve
 
-from pucache import EmbeddingCache, EncoderSpec, read_labels, report, train_pu
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows
+from pucache import EmbeddingCache, read_labels, report, train_pu
 from pucache.estimates.calibration import LEAST, fit_tilt
 from pucache.estimates.label_requirements import LabelCount
 from pucache.estimates.metrics import from_pu, with_labels
@@ -50,18 +47,10 @@ def pictured_cache(folder, n=160):
     X, s, y = planted(n=n, d=6, labelled=30, prior=0.3, apart=0.9)
     X[np.flatnonzero((s == 0) & (y == 1))[0]] = X[np.flatnonzero(s)[0]]
     names = [*ODD[:6], *(f"{row:05}.png" for row in range(6, n))]
-    digests = []
-    for row, name in enumerate(names):
-        path, data = folder / "images" / name, encode(shaded(24 + row % 9, 20, 60 + row % 190))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
-        digests.append(list(hashlib.sha256(data).digest()))
-    keys = encode_keys(names)
-    order = np.argsort(keys)
-    rows = Rows(keys[order], X[order], np.array(digests, np.uint8)[order], np.full((n, 2), -1))
-    told = {"source": str(folder / "images"), "failures": {"broken\n<b>.png": "cannot be decoded: no image"}}
-    path = write_rows(folder / "cache.h5", rows, spec=EncoderSpec.imported("planted", 6), **told)
-    return EmbeddingCache(path), s[order], y[order]
+    files = {name: encode(shaded(24 + row % 9, 20, 60 + row % 190)) for row, name in enumerate(names)}
+    cache = folder_of(folder, files, X=X, failures={"broken\n<b>.png": "cannot be decoded: no image"})
+    order = [names.index(key) for key in cache.keys]
+    return cache, s[order], y[order]
 
 
 @pytest.fixture(scope="module")
