@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .cache.embedding_cache import EmbeddingCache, expand_paths
+from .cache.embedding_cache import EmbeddingCache, expand_paths, list_caches
 from .cache.reader import CacheFile
 from .errors import PUCacheError, RunError
 from .neighbours.graph_file import read_graph
@@ -61,8 +61,7 @@ def verify(paths: str | Path | EmbeddingCache | Iterable[str | Path | EmbeddingC
     CacheError
         There is no file to verify.
     """
-    listed = [paths] if isinstance(paths, str | Path | EmbeddingCache) else list(paths)
-    files = [file for path in listed for file in _files(path)]
+    files = [file for path in list_caches(paths) for file in _files(path)]
     return [_verify(path) for path in files or expand_paths(())]
 
 

@@ -128,6 +128,17 @@ def test_what_is_no_source_of_images_is_refused_in_one_line(name, tmp_path):
             TAKE_A_SOURCE[name](where, tmp_path)
 
 
+@pytest.mark.parametrize("wrong", [3, np.zeros(3)], ids=["number", "array"])
+def test_what_is_no_cache_encoder_or_model_is_refused_in_one_line(folder, cache, wrong):
+    labels = str(folder / "positives.txt")
+    assert "expected a cache" in one_line(pucache.errors.CacheError, pucache.info, wrong)
+    assert "expected a cache" in one_line(pucache.errors.CacheError, pucache.verify, wrong)
+    assert "expected the name of an encoder" in one_line(ValueError, pucache.embed, folder, folder / "x.h5", wrong)
+    assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, cache, cache)
+    assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, wrong, cache)
+    assert "got '5'" in one_line(ValueError, pucache.retrieve_positives, cache, labels, k="5")
+
+
 # --- Seeds of every function that draws -----------------------------------------------------------
 
 X, S, _ = planted(120, labelled=30)

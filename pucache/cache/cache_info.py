@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..encoders.spec import EncoderSpec
 from ..errors import counted
 from ..storage.urls import is_url, path_or_url
-from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, open_cache
+from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, list_caches, open_cache
 from .layout import PARTIAL
 from .reader import CacheHeader
 from .remote import remote_headers
@@ -93,8 +92,7 @@ def info(cache: CacheLike) -> CacheInfo:
     CacheError
         The cache cannot be opened.
     """
-    caches = [cache] if isinstance(cache, EmbeddingCache | str | os.PathLike) else list(cache)
-    named = [one if isinstance(one, EmbeddingCache) else path_or_url(one) for one in caches]
+    named = [one if isinstance(one, EmbeddingCache) else path_or_url(one) for one in list_caches(cache)]
     urls = [one for one in named if isinstance(one, str) and is_url(one)]
     described = [pair for url in urls for pair in remote_headers(url)]
     if len(urls) < len(named) or not named:

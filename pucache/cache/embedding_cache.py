@@ -261,13 +261,13 @@ CacheLike = EmbeddingCache | str | Path | Sequence[EmbeddingCache | str | Path]
 
 def open_cache(cache: CacheLike) -> EmbeddingCache:
     """Open a cache file, a folder of them, a URL of either, or several as one; an opened cache is returned as it is."""
-    return cache if isinstance(cache, EmbeddingCache) else EmbeddingCache(*_as_list(cache))
+    return cache if isinstance(cache, EmbeddingCache) else EmbeddingCache(*list_caches(cache))
 
 
 def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[Path]:
     """List cache files, at least one: those of opened caches, those in folders by name, and local copies of URLs."""
     paths: list[Path] = []
-    for cache in _as_list(caches):
+    for cache in list_caches(caches):
         if isinstance(cache, EmbeddingCache):
             paths += [file.path for file in cache.files]
         elif is_url(where := path_or_url(cache)):
@@ -281,7 +281,7 @@ def expand_paths(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> l
 
 def open_files(caches: CacheLike | Iterable[EmbeddingCache | str | Path], *, map_now: bool = False) -> list[CacheFile]:
     """Open the files of `expand_paths`; a file of a folder that vanishes meanwhile is named with its folder."""
-    caches = _as_list(caches)
+    caches = list_caches(caches)
     named = {Path(path_or_url(cache)) for cache in caches if not isinstance(cache, EmbeddingCache)}
     files = [CacheFile(path, map_now=map_now, was_listed=path not in named) for path in expand_paths(caches)]
     if len(files) > 1 or files[0].path not in named:
@@ -305,7 +305,8 @@ def _warn_of_missing_shards(files: list[CacheFile]) -> None:
             log.warning("%s lacks %d of %s shares%s: embed %s with --shard", folder, len(missing), count, of, names)
 
 
-def _as_list(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
+def list_caches(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> list[EmbeddingCache | str | Path]:
+    """List caches that are named or open, as they are; raises `CacheError` for anything else."""
     if isinstance(caches, EmbeddingCache | str | Path):
         return [caches]
     listed = list(caches) if isinstance(caches, Iterable) else []
@@ -330,7 +331,7 @@ def _open_files(cache: str | Path | EmbeddingCache | CacheFile) -> list[CacheFil
 def _folder_files(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.glob("*.h5") if not path.name.startswith("."))
     if not files:
-        raise CacheError(f"no cache in folder {folder}; expected *.h5 files")
+        raise CacheError(f"no cache in folder {folder}; expected *.h5 files, as embed writes")
     return files
 
 

@@ -105,7 +105,7 @@ def _read_checksums(stream: BinaryIO, name: str) -> ChecksumTable:
     if not signature:
         raise CacheError(f"{name} is empty (0 bytes); remove it and embed again")
     if signature != hdf5.SIGNATURE:
-        raise CacheError(f"{name} is not a pucache cache (not an HDF5 file)")
+        raise CacheError(f"{name} is not a pucache cache (not an HDF5 file); a cache is what embed writes")
     try:
         return ChecksumTable.read(stream)
     except MissingChecksumsError as error:

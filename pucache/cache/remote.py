@@ -117,7 +117,7 @@ def _cache_files(fs: Any, path: str, name: str) -> tuple[list[RemoteFile], bool]
         return [(path, info)], False
     files = folder_files(fs, path, ".h5")
     if not files:
-        raise CacheError(f"no cache in folder {name}; expected *.h5 files")
+        raise CacheError(f"no cache in folder {name}; expected *.h5 files, as embed writes")
     return [(f"{path.rstrip('/')}/{file_name}", info) for file_name, info in files.items()], True
 
 

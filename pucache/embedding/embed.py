@@ -227,6 +227,8 @@ def embed(
     )
     if isinstance(encoder, str | os.PathLike):
         settings = dataclasses.replace(settings, name=encoder)
+    elif not hasattr(encoder, "spec"):
+        raise ValueError(f"expected the name of an encoder, or one that load_encoder returned; got {encoder!r:.80}")
     elif settings != EncoderOptions():
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
     opened = settings if isinstance(encoder, str | os.PathLike) else encoder

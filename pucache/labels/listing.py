@@ -147,12 +147,12 @@ def read_listing(
     unreadable or empty, or its labels are those of a model.
     """
     name, table = str(source), None
-    if is_url(source) or os.path.exists(source):
+    if is_url(source) or (os.path.exists(source) and not os.path.isdir(source)):
         table = rows_with_keys(source, CANONICAL_COLUMNS)
     elif not any(character in name for character in "*?["):
-        raise LabelError(
-            f"no such file: {source}; expected a text file of keys, a table, or a glob such as 'positives/**'"
-        )
+        fault = "a folder, and no file" if os.path.isdir(source) else "no such file"
+        expected = "expected a text file of keys, a table, or a glob on keys such as 'positives/**'"
+        raise LabelError(f"{fault}: {source}; {expected}")
     if table is None:
         rows = _rows_by_glob(keys, source, tiles=cache is not None and bool(cache.encoder.tiles))
         ones = np.ones(len(rows), np.int8)

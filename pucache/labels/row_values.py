@@ -79,7 +79,8 @@ def read_truth(truth: str | Path | RowValues, keys: Sequence[str], cache: Embedd
     y = np.array([known.get(key, 0 if is_list else -1) for key in keys], np.int8)
     if not any(key in known for key in keys):
         rule = offered_rule(keys_of(keys), list(known), partial=True) if len(keys) else ""
-        text = f"none of the {len(known):,} keys of {name} is among the rows ({name_first(known)})"
+        text = f"none of the {len(known):,} keys of {name} ({name_first(known)}) is one of the rows' keys"
+        text += f" ({name_first(keys)})"
         raise LabelError(f"{text}; {offer(rule)}" if rule else text)
     return y
 

@@ -195,7 +195,7 @@ def _check(cache: EmbeddingCache, labels: PULabels, k: int | None, diverse: floa
     if twins is not None and not twins > 0:
         raise ValueError(f"twins must be a cosine above 0, or None for equal bytes only; got {twins}")
     if k is not None and not (isinstance(k, Integral) and k >= 1):
-        raise ValueError(f"k must be a whole number of at least 1, or None for all; got {k}")
+        raise ValueError(f"k must be a whole number of at least 1, or None for all; got {k!r}")
     wanted = len(cache) if k is None else min(int(k), len(cache))
     check_diverse(diverse, wanted)
     return wanted

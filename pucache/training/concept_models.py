@@ -40,6 +40,8 @@ class ConceptModels(PerConcept[PULinearClassifier]):
             return model
         if isinstance(model, PULinearClassifier):
             return cls({"": model})
+        if not isinstance(model, str | os.PathLike):
+            raise ModelError(f"expected a model, or the path of one as train-pu writes it; got {model!r:.80}")
         return cls.load(model) if os.path.isdir(model) else cls({"": PULinearClassifier.load(model)})
 
     def save(self, folder: str | Path) -> None:

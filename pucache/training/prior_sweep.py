@@ -112,7 +112,7 @@ def sweep_priors(
     ValueError
         A parameter outside its domain, or no prior that the review leaves possible.
     """
-    seeds = range(seeds) if isinstance(seeds, int) else seeds
+    priors, seeds = np.ravel(priors).tolist(), range(seeds) if isinstance(seeds, int) else seeds
     if not (len(priors) and len(seeds) and all(0 < prior < 1 for prior in priors)):
         raise ValueError(f"priors must lie strictly between 0 and 1, and there must be seeds; got {list(priors)}")
     if outside := [prior for prior in priors if not LEAST <= prior <= MOST]:

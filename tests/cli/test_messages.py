@@ -89,7 +89,8 @@ BAD = {  # command: (exit code, what the one line must tell)
     REPORT + " --model {b}/none.safetensors": (1, "no such model: .*none.safetensors"),
     "report {w}/cache.h5 --positives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt"),
     REPORT + " --images {b}/nowhere": (1, "no such source: .*nowhere"),
-    REPORT + " --truth {b}/prefix.txt": (1, "none of the 2 keys"),
+    REPORT + " --truth {b}/prefix.txt": (1, r"none of the 2 keys of .* \('.*'\) is one of the rows' keys \('"),
+    TRAIN + " --positives {b}/nothing": (1, "a folder, and no file: .*nothing; expected .* or a glob on keys"),
     TRAIN + " --prior some": (2, "--prior must be a number or auto, got 'some'"),
     TRAIN + " --penalty much": (2, "--penalty must be a number or auto, got 'much'"),
     TRAIN + " --out models/": (1, "models/ names a folder; name a file to write instead"),
@@ -232,7 +233,7 @@ BAD = {  # command: (exit code, what the one line must tell)
             "truncated.h5": "truncated.h5 ends without pucache's checksums.*; restore it",
             "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
             "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
-            "nothing": "no cache in folder .*nothing; expected",
+            "nothing": "no cache in folder .*nothing; expected .*, as embed writes",
         }.items()
     },
 }
