@@ -1,12 +1,12 @@
 """Labels of every form: what the bytes of a file say of the rows of a cache, or the one line that refuses them."""
 
 import dataclasses
+import gzip
 import hashlib
 import io
 import json
 import re
 import shlex
-import tarfile
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from helpers import cache_files
 from helpers.command_line import refused, run, table
 from helpers.planted import ODD_KEYS, planted, write_cache
 from helpers.refusals import one_line
+from helpers.sources import tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
@@ -185,17 +186,8 @@ def in_parquet(**columns):
     return stream.getvalue()
 
 
-def members(mode, **files):
-    """A tar of members."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode=mode) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name.replace("_", "."))
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return stream.getvalue()
-
-
+MEMBERS = {"a/1.png": b"x", "a/1.cls": b"3", "7.png": b"x", "7.cls": b"4"}
+PACKED = tar(*MEMBERS.items())
 ROWS = "a/1.png,1\n7.png,0\n"
 FILES = [
     ("list.txt", "a/1.png\né.png\na/1.png\n", {}, ".+...+"),
@@ -215,9 +207,9 @@ FILES = [
     ("ends.csv", "key,label\nx/y/a/1.png,1\n", {"match_keys": "folders"}, ".+...."),
     ("a/*", None, {}, ".++..."),
     ("**/[1].png", None, {}, ".+.+.."),
-    *((name, members(mode, **{"a/1_png": b"x", "a/1_cls": b"3", "7_png": b"x", "7_cls": b"5"}),
-       {"label_column": "cls", "label_value": "3"}, "-+....") for name, mode in (("s.tar", "w"), ("s.TGZ", "w:gz"))),
-    ("moved.tar", members("w", **{"x/a/1_png": b"x", "x/a/1_cls": b"3", "x/7_png": b"x", "x/7_cls": b"5"}),
+    *((name, content, {"label_column": "cls", "label_value": "3"}, "-+....")
+      for name, content in (("s.tar", PACKED), ("s.TGZ", gzip.compress(PACKED)))),
+    ("moved.tar", tar(*((f"x/{name}", data) for name, data in MEMBERS.items())),
      {"label_column": "cls", "label_value": "3", "match_keys": "folders"}, "-+...."),
     ("reviewed.csv", "key,label,reviewed\na/1.png,1,0\n7.png,0,1\nb/1.png,1,1\na/1.png,1,1\n", {}, "-+.c.."),
     ("spare.csv", f"key,label,patient,class\n{ROWS.replace(chr(10), ',p,q' + chr(10))}", {}, "-+...."),
