@@ -33,11 +33,11 @@ def cache_of(path, source, digests, X=None, **more):
     return write_cache(path, X, list(digests), digests=table, source=str(source), **more)
 
 
-def folder_of(tmp_path, files, name="images", **more):
+def folder_of(tmp_path, files, name="images", cache="", **more):
     """Write a folder of encoded images, key by key, and the cache of it."""
     for key, data in files.items():
         path = tmp_path / name / key
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
     digests = {key: hashlib.sha256(data).digest() for key, data in files.items()}
-    return cache_of(tmp_path / f"{name}.h5", tmp_path / name, digests, **more)
+    return cache_of(tmp_path / (cache or f"{name}.h5"), tmp_path / name, digests, **more)

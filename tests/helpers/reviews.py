@@ -14,15 +14,11 @@ from types import SimpleNamespace
 import numpy as np
 from PIL import Image
 
-from helpers.cache_files import write_rows
 from helpers.hangs import HANG_SECONDS
-from helpers.pictured import shaded
+from helpers.pictured import folder_of, shaded
 from helpers.pictures import encode
 from helpers.review_client import ReviewClient
-from pucache import EmbeddingCache, EncoderSpec, read_labels
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows
-from pucache.images.source import image_digest
+from pucache import read_labels
 from pucache.reviewing.access import listening_socket, printed_url
 from pucache.reviewing.app import Application
 from pucache.reviewing.history import History
@@ -38,20 +34,14 @@ TOKEN = "secret" * 8
 
 def pictured_pile(folder, n=60, *, broken=(), positives=4):
     """A cache of `n` pictures, all different; rows in `broken` are no images. `found.txt` lists the first ones."""
-    keys = [f"{row:03}.png" for row in range(n)]
-    (folder / "images").mkdir()
-    digests = []
-    for row, key in enumerate(keys):
-        data = f"no image {row}".encode() if row in broken else encode(shaded(40 + row, 30, 100 + row))
-        (folder / "images" / key).write_bytes(data)
-        digests.append(list(image_digest(data)))
+    files = {
+        f"{row:03}.png": f"no image {row}".encode() if row in broken else encode(shaded(40 + row, 30, 100 + row))
+        for row in range(n)
+    }
     X = np.random.default_rng(0).normal(size=(n, 6)).astype(np.float32)
     X[: n // 4] += 2
-    rows = Rows(encode_keys(keys), X, np.array(digests, np.uint8), np.full((n, 2), -1))
-    source = str(folder / "images")
-    write_rows(folder / "pile.h5", rows, spec=EncoderSpec.imported("planted", 6), source=source)
-    (folder / "found.txt").write_text("".join(f"{key}\n" for key in keys[:positives]))
-    return EmbeddingCache(folder / "pile.h5")
+    (folder / "found.txt").write_text("".join(f"{key}\n" for key in [*files][:positives]))
+    return folder_of(folder, files, cache="pile.h5", X=X)
 
 
 class SilentTrainer:

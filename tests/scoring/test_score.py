@@ -3,7 +3,6 @@ import pytest
 import timm
 import torch
 from helpers import plain
-from helpers.cache_files import write_rows
 from helpers.neighbours import THRESHOLD, TILT, log_ratio, probabilities, share_among, with_neighbours
 from helpers.planted import ODD_KEYS, planted, write_cache
 from hypothesis import given
@@ -14,8 +13,6 @@ from scipy.special import logit
 
 import pucache
 from pucache import PULinearClassifier, embed, score
-from pucache.cache.keys import encode_keys
-from pucache.cache.writer import Rows
 from pucache.errors import CacheError, ModelError, OutputError
 from pucache.images.regions import image_of
 from pucache.scoring.score import ScoreReport
@@ -221,8 +218,7 @@ def test_new_images_are_cut_as_the_models_were_and_scored_by_part_and_by_image(t
 
 def test_of_a_cache_without_parts_the_table_by_image_has_no_rows(trained, tmp_path):
     model = PULinearClassifier.load(trained / "model.safetensors")
-    none = Rows(encode_keys([]), model.coef_[:0].astype(np.float16), np.empty((0, 32), np.uint8), np.empty((0, 2), int))
-    write_rows(tmp_path / "none.h5", none, spec=model.encoder_)
+    write_cache(tmp_path / "none.h5", model.coef_[:0].astype(np.float16), encoder=model.encoder_)
     score(model, tmp_path / "none.h5", tmp_path / "images.csv", by_image=True)
     assert (tmp_path / "images.csv").read_text() == "key,margin,posterior,label,part\n"
 
