@@ -125,11 +125,12 @@ def embed(
     pucache embed s3://b/photos s3://b/shards --ray head:6379 --shards 64
     """
     keep_freed_memory()  # before the first thread, or large array
-    names = ("weights", "device", "precision", "runtime", "batch_size", "decoding", "image_size", "pooling")
+    names = ("weights", "device", "precision", "runtime", "batch_size", "image_size", "pooling")
     preprocess = {name: value for name in options.PREPROCESSING if (value := rest.pop(name)) is not None}
     encoder_options = EncoderOptions(
         name=encoder,
         **{name: rest.pop(name) for name in names},
+        decoding=options.decoding_of(rest),
         tiles=_tiles(tiles),
         preprocess=preprocess or None,
     )

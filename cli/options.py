@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from .output import remember_json
 
 if TYPE_CHECKING:
     from pucache.cache.embedding_cache import EmbeddingCache
+    from pucache.images.decoding import Decoding
     from pucache.labels.labels import Labels
     from pucache.labels.sample import UnlabelledSample
 
@@ -288,7 +288,7 @@ encoder_choices = all_of(
 )
 
 
-_DECODING = all_of(
+decoding = all_of(  # see `decoding_of`
     option(
         "--white-level",
         section=IMAGES,
@@ -309,20 +309,15 @@ _DECODING = all_of(
 )
 
 
-def decoding(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options on the way from bytes to pixels, which become `decoding`: None where none is given."""
+def decoding_of(options: dict[str, Any]) -> Decoding | None:
+    """Take the choices of `decoding` out of the options of a command; None where none is given."""
+    names = ("white_level", "accept_truncated", "large_images")
+    chosen = {name: value for name in names if (value := options.pop(name))}
+    if not chosen:
+        return None
+    from pucache.images.decoding import Decoding
 
-    @functools.wraps(command)
-    def run(*args: Any, **parameters: Any) -> Any:
-        chosen = {name: parameters.pop(name) for name in ("white_level", "accept_truncated", "large_images")}
-        chosen = {name: value for name, value in chosen.items() if value}
-        if not chosen:
-            return command(*args, decoding=None, **parameters)
-        from pucache.images.decoding import Decoding
-
-        return command(*args, decoding=Decoding(**chosen), **parameters)
-
-    return _DECODING(run)
+    return Decoding(**chosen)
 
 
 def _twin_cosine(context: click.Context, parameter: click.Parameter, cosine: float) -> float | None:

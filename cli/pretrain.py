@@ -144,6 +144,7 @@ def pretrain(source: str, run_dir: str, recipe: str, preview: str | None, seed: 
 
     changes = {name: value for name in _RECIPE_OPTIONS if (value := rest.pop(name)) is not None}
     changed_recipe = dataclasses.replace(recipes.RECIPES[recipe], **changes)
+    rest["decoding"] = options.decoding_of(rest)
     chosen = network.NetworkConfig(**{name: rest.pop(name) for name in ("backbone", "size", "weights", "decoding")})
     if preview is not None:
         shown = show_views(images, preview, chosen, changed_recipe, seed=seed)
