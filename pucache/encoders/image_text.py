@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from ..errors import EncoderError, MissingExtraError, UnknownEncoderError, one_line
+from ..images.preprocessing import preprocessing
 from ..storage.atomic import read_regular
 from .backbones import digest
 from .checkpoints import read_state, require_finite, shapes_of
@@ -37,7 +38,7 @@ from .spec import EncoderSpec, preprocessing_fields, uncropped
 
 PREFIX = "open_clip:"
 _ITS = f"one with its {OPEN_CLIP_CONFIG} and weights"
-_CROPS = {"shortest": "center", "squash": "squash"}  # how open_clip resizes, in timm's terms
+_CROPS: dict[str, float | str] = {"shortest": 1.0, "squash": "squash"}  # how open_clip resizes
 _EPSILON = 1e-12
 # cleaning, case, punctuation, accents, padding and truncation of a tokenizer show in their tokens
 _PROBES = ("a photo of a dog", "Two CATS, it's 10:30!", "l'été naïf & 日本", "a  b\n_c" + " word" * 300)
@@ -187,14 +188,7 @@ def _preprocessing(given: dict[str, Any], size: Any, holder: object) -> dict[str
             f"{holder} has no preprocessing that pucache knows: expected mean and std of three numbers, bilinear or "
             f"bicubic, {' or '.join(_CROPS)}, in the preprocess_cfg of its {OPEN_CLIP_CONFIG}; got {str(given)[:200]}"
         )
-    return {
-        "input_size": (3, *(size if isinstance(size, list | tuple) else (size, size))),
-        "mean": mean,
-        "std": std,
-        "interpolation": interpolation,
-        "crop_pct": 1.0,
-        "crop_mode": _CROPS[mode],
-    }
+    return preprocessing(size, mean, std, interpolation, _CROPS[mode])
 
 
 def _three_numbers(values: Any) -> tuple[float, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import EncoderError
 from ..images.decoding import DECODER, Decoding
+from ..images.preprocessing import preprocessing
 from ..storage import tensor_file
 from ..storage.atomic import format_of
 
@@ -54,15 +55,8 @@ class Description:
 
     def preprocessing(self) -> dict[str, Any]:
         """Preprocessing in timm's terms."""
-        return {
-            "input_size": (3, self.size, self.size),
-            "mean": tuple(self.mean),
-            "std": tuple(self.std),
-            "interpolation": self.interpolation,
-            "crop_pct": 1.0,
-            "crop_mode": "squash",
-            "decoder": self.decoder,
-        }
+        config = preprocessing(self.size, self.mean, self.std, self.interpolation, "squash")
+        return config | {"decoder": self.decoder}
 
 
 def write(path: str | Path, model: torch.nn.Module, description: Description) -> None:
