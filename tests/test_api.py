@@ -128,15 +128,14 @@ def test_what_is_no_source_of_images_is_refused_in_one_line(name, tmp_path):
             TAKE_A_SOURCE[name](where, tmp_path)
 
 
-@pytest.mark.parametrize("wrong", [3, np.zeros(3)], ids=["number", "array"])
+@pytest.mark.parametrize("wrong", [None, 3, [None], np.zeros(3)], ids=str)
 def test_what_is_no_cache_encoder_or_model_is_refused_in_one_line(folder, cache, wrong):
-    labels = str(folder / "positives.txt")
-    assert "expected a cache" in one_line(pucache.errors.CacheError, pucache.info, wrong)
-    assert "expected a cache" in one_line(pucache.errors.CacheError, pucache.verify, wrong)
+    for takes_a_cache in (pucache.EmbeddingCache, pucache.info, pucache.verify):
+        told = one_line(pucache.errors.CacheError, takes_a_cache, wrong)
+        assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in told
     assert "expected the name of an encoder" in one_line(ValueError, pucache.embed, folder, folder / "x.h5", wrong)
-    assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, cache, cache)
-    assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, wrong, cache)
-    assert "got '5'" in one_line(ValueError, pucache.retrieve_positives, cache, labels, k="5")
+    for no_model in (wrong, cache):
+        assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, no_model, cache)
 
 
 # --- Seeds of every function that draws -----------------------------------------------------------

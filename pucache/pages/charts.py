@@ -278,7 +278,7 @@ def paint_margins(figure: Figure, bins: dict[str, list[float]], threshold: float
     below.set(yscale="log", ylim=(0.5, 2 * max(bins["unlabelled"])), ylabel="images (log)")
     below.set(xlabel="margin: the higher, the more positive")
     _sparse_log_ticks(below.yaxis, 4 * max(bins["unlabelled"]))
-    below.yaxis.set_major_formatter(_count)
+    below.yaxis.set_major_formatter("{x:,.0f}")
     above.set(ylabel="images")
     above.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     for axes in (above, below):
@@ -330,10 +330,6 @@ def _percents(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(_percent)
     axes.yaxis.set_major_formatter(_percent)
     axes.grid()
-
-
-def _count(value: float, _: float) -> str:
-    return f"{value:,.0f}"
 
 
 def _percent(value: float, _: float) -> str:

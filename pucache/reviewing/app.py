@@ -87,7 +87,7 @@ class Application:
                     ("decide", _decide),
                     ("release", _release),
                     ("closing-audit", _closing_audit),
-                    ("export", _export),
+                    ("export", lambda _, service: export_session(service.session)),
                 )
             ),
         ]
@@ -226,10 +226,6 @@ def _closing_audit(body: Body, service: ReviewService) -> Body:
         raise _BadRequestError("zone must be all or likeliest")
     service.set_closing_audit(body["on"], likeliest=body.get("zone") == "likeliest")
     return {}
-
-
-def _export(body: Body, service: ReviewService) -> Body:
-    return export_session(service.session)
 
 
 def _state(service: ReviewService, tab: Any) -> Body:

@@ -30,7 +30,8 @@ CANONICAL_COLUMNS: Wanted = {
     **_REVIEW,
 }
 GROUP_COLUMNS: Wanted = {"key": KEY_NAMES, "group": GROUP_NAMES}
-_OPTIONS = {"key": "--key-column", "path": "--key-column", "label": "--label-column", "group": "--groups TABLE:COLUMN"}
+_OPTIONS = {"path": "--key-column", "group": "--groups TABLE:COLUMN"}
+_OPTIONS |= {name: f"pucache labels --{name}-column" for name in ("key", "label")}  # the only command that has both
 
 
 def plain_name(name: object) -> str:

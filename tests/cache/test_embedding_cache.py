@@ -24,7 +24,6 @@ from hypothesis import strategies as st
 import pucache
 from pucache import EmbeddingCache
 from pucache.cache import reader
-from pucache.cache.embedding_cache import open_cache
 from pucache.cache.keys import encode_keys
 from pucache.cache.layout import COLUMNS
 from pucache.cache.reader import CacheFile
@@ -82,11 +81,6 @@ def test_a_share_of_another_source_does_not_stand_for_that_of_this_one(tmp_path,
     EmbeddingCache(tmp_path)
     assert "lacks 1 of 2 shares of photos: embed 2/2" in caplog.text
     assert "lacks 1 of 2 shares of elsewhere: embed 1/2" in caplog.text
-
-
-@pytest.mark.parametrize("bad", [None, 3, [None]], ids=str)
-def test_what_is_no_cache_is_refused_with_the_kinds_that_are(bad):
-    assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in refusal(open_cache, bad)
 
 
 # --- Files of another layout than docs/cache-format.md says, sealed as a stranger could: refused by---
