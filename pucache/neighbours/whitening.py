@@ -69,8 +69,12 @@ class Whitening:
         mean = (total / len(source)).astype(np.float32)
         sample = np.concatenate([centred_units(X, mean) for X in rows_of_sample])
         singular_values, directions = truncated_svd(sample, min(DIRECTIONS, *sample.shape))
-        variances = singular_values**2 / len(sample)
-        residual = max(float(np.square(sample).sum() / len(sample) - variances.sum()), 0.0)
+        return cls.of_units(mean, sample, singular_values**2 / len(sample), directions)
+
+    @classmethod
+    def of_units(cls, mean: np.ndarray, units: np.ndarray, variances: np.ndarray, directions: np.ndarray) -> Whitening:
+        """By centred rows (n, d) at unit norm, and the leading variances (q,) and directions (q, d) of these."""
+        residual = max(float(np.square(units).sum() / len(units) - variances.sum()), 0.0)
         return cls(
             mean=mean,
             directions=directions.astype(np.float32),

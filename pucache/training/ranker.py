@@ -342,16 +342,8 @@ def _whitening(X: np.ndarray) -> Whitening:
     """Whitening of rows (m, d), with more directions than `Whitening.estimate` keeps."""
     mean = X.mean(0, dtype=np.float64).astype(np.float32)
     units = centred_units(X, mean)
-    count, d = min(_DIRECTIONS, *units.shape), units.shape[1]
-    with limited_threads(units.size * d):
-        variances, directions = _leading(units, count)
-    residual = max(float(np.square(units).sum() / len(units) - variances.sum()), 0.0)
-    return Whitening(
-        mean=mean,
-        directions=directions,
-        variances=variances,
-        residual_variance=residual / max(d - count, 1),
-    )
+    with limited_threads(units.size * units.shape[1]):
+        return Whitening.of_units(mean, units, *_leading(units, min(_DIRECTIONS, *units.shape)))
 
 
 def _leading(units: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
