@@ -85,10 +85,6 @@ class PileSample:
         found = np.isin(fingerprints(X), kept).mean()
         return float(found * (labelled + unlabelled) / len(kept))
 
-    def project(self, X: np.ndarray) -> np.ndarray:
-        """Rows X (n, d) along the directions, float32 (n, q)."""
-        return along(X, self.directions, self.centre, self.spread)
-
 
 def fingerprints(X: np.ndarray) -> np.ndarray:
     """A hash of the bytes of each row, uint64 (n,)."""
@@ -214,7 +210,7 @@ def _compared(
     share = nearest if share is None else share
     kept = sample.rows.astype(np.float32)
     w = weights_at(share, tilt, sample.margins, np.arange(len(kept)) < sample.n_labelled)
-    rows = np.concatenate([kept, sample.project(X)])
+    rows = np.concatenate([kept, along(X, sample.directions, sample.centre, sample.spread)])
     if round(float(pile.unlabelled[:, 1].sum())) >= _LEAST_FOR_SQUARES:
         rows = _with_squares(rows)
     is_new = np.arange(len(rows)) >= len(kept)

@@ -77,10 +77,9 @@ class Trainer:
         on_error: Callable[[str], None] = lambda message: None,
         *,
         groups: np.ndarray | None = None,
-        seed: int = 0,
         device: str = "auto",
     ):
-        self._setup = tuple(map(str, paths)), groups, seed, device
+        self._setup = tuple(map(str, paths)), groups, device
         self._on_ranking, self._on_error = on_ranking, on_error
         self._changed = threading.Condition()
         self._questions: dict[int, Question] = {}  # newest of each session that is not answered for good
@@ -215,13 +214,13 @@ class Trainer:
 class _Work:
     """Rankers of all sessions, and the graph of neighbours, which is made meanwhile."""
 
-    def __init__(self, paths: Sequence[str], groups: np.ndarray | None, seed: int, device: str):
+    def __init__(self, paths: Sequence[str], groups: np.ndarray | None, device: str):
         from ..training.ranker import Ranker
 
         self._cache, self._device = EmbeddingCache(*paths), device
-        first = Ranker(self._cache, groups=groups, seed=seed, device=device)
+        first = Ranker(self._cache, groups=groups, device=device)
         self.features = first.features
-        self._new = lambda: Ranker(self._cache, groups=groups, seed=seed, device=device, features=first.features)
+        self._new = lambda: Ranker(self._cache, groups=groups, device=device, features=first.features)
         self._rankers: dict[int, Ranker] = {}
         self._fitted: dict[int, tuple[int, NeighbourGraph | None]] = {}  # number of the labels, and graph, by session
         self._postponed: Counter[int] = Counter()  # fits without a choice that was due, by session

@@ -23,6 +23,7 @@ from ..encoders.spec import ROUNDING
 from ..errors import LabelError, ModelError
 from ..estimates.label_requirements import AT_AN_END
 from ..estimates.review_weights import TrainingLabels
+from ..labels.labels import PULabels
 from ..labels.row_values import check_same_rows
 from ..progress import Progress, Silent
 from ..seeds import Seed
@@ -270,10 +271,10 @@ class PULinearClassifier(FittedState):
         bad = rows_not_finite(rows)  # in blocks, as X may be larger than memory
         if len(bad):
             raise ValueError(f"Input X contains NaN or infinity, first in row {bad[0]}, or numbers beyond float32")
-        decisions = None if reviewed is None else _decisions(reviewed, s)
-        labels = TrainingLabels.of(s, decisions, _row_weights(sample_weight, rows, s))
+        labels = PULabels(s, np.zeros_like(s) if reviewed is None else _decisions(reviewed, s))
+        training = TrainingLabels.of(s, labels.reviewed, _row_weights(sample_weight, rows, s))
         group = None if groups is None else np.unique(groups, return_inverse=True)[1]
-        self.train(TrainingSet(TrainingRows(rows, choose_device(self.device), group=group), labels), progress)
+        self.train(TrainingSet(TrainingRows(rows, choose_device(self.device), group=group), labels, training), progress)
         self.classes_ = classes
         return self
 

@@ -127,7 +127,7 @@ class TrainingRows:
     def labelled_by(self, labels: PULabels) -> TrainingSet:
         """The rows with labels of all rows of the cache."""
         one = labels if self.numbers is None else labels.take(self.numbers)
-        return TrainingSet(self, TrainingLabels.of(one.s, one.reviewed, hidden=one.hidden), one)
+        return TrainingSet(self, one, TrainingLabels.of(one.s, one.reviewed, hidden=one.hidden))
 
     def map(self, labels: Labels, work: Callable[[str, TrainingSet], R]) -> PerConcept[R]:
         """Do some work with the labels of each concept, one after another, as `Labels.map`."""
@@ -139,14 +139,8 @@ class TrainingSet:
     """Rows with the labels of one concept."""
 
     rows: TrainingRows
-    training: TrainingLabels
-    decisions: PULabels | None = None  # None for a matrix
-
-    @property
-    def labels(self) -> PULabels:
-        """Labels and decisions of the rows of a cache."""
-        assert self.decisions is not None
-        return self.decisions
+    labels: PULabels
+    training: TrainingLabels  # of these labels, with row weights
 
     @property
     def cache(self) -> EmbeddingCache:

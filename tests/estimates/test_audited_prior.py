@@ -21,6 +21,7 @@ from pucache.estimates.metrics import with_labels
 from pucache.estimates.priors import PriorEstimate
 from pucache.estimates.review_weights import TrainingLabels
 from pucache.estimates.share_of_new_images import estimate_share
+from pucache.labels.labels import PULabels
 from pucache.training.sklearn_classifier import linear_margins
 from pucache.training.training_set import TrainingRows, TrainingSet
 
@@ -100,7 +101,7 @@ def test_after_a_wrong_answer_the_interval_of_the_labels_stands_as_far_as_the_au
 def trained(X, s, reviewed, audit, prior=None):
     training = TrainingLabels.of(s, reviewed, hidden=audit)
     model = PULinearClassifier(prior=prior, method="linear", penalty=0.01)
-    return model.train(TrainingSet(TrainingRows(X, choose_device("cpu")), training))
+    return model.train(TrainingSet(TrainingRows(X, choose_device("cpu")), PULabels(s, reviewed), training))
 
 
 def fitted(labels, *, likeliest, prior=None):
