@@ -85,6 +85,8 @@ class Limits:
         How a second reader agrees with the first; None where there is none.
     doubted : int
         Decisions that the model doubts and that were not given again.
+    restarted : bool
+        Whether a change of the cache began the pile anew: what was found before is outside of it.
     """
 
     strata: tuple[Stratum, ...]
@@ -99,6 +101,7 @@ class Limits:
     came_since: int = 0
     agreement: Agreement | None = None
     doubted: int = 0
+    restarted: bool = False
 
     @classmethod
     def of(
@@ -317,15 +320,16 @@ class Limits:
     @property
     def sentence(self) -> str:
         """What is found, perhaps hidden, and hidden at most, what that assumes, and what would narrow it most."""
+        found = f"{self.found:,} found{' since the cache changed' * self.restarted}."
         if not self.open_rows and self.sensitivity_low is None:
             again = f" {self.second_look[0].upper()}{self.second_look[1:]}." if self.doubted else ""
-            return f"{self.found:,} found. Every image is decided.{again}"
+            return f"{found} Every image is decided.{again}"
         if not self.draws:
             unknown = "How many more is not known before the first random image among all."
-            return f"{self.found:,} found. {unknown}{self._narrowing}"
+            return f"{found} {unknown}{self._narrowing}"
         perhaps = "none is" if not self.perhaps else "1 more is" if self.perhaps == 1 else f"{self.perhaps:,} more are"
         return (
-            f"{self.found:,} found. Perhaps {perhaps} hidden; at most {self.hidden_high:,}, with "
+            f"{found} Perhaps {perhaps} hidden; at most {self.hidden_high:,}, with "
             f"{100 * self.level:g} % confidence, if {self.assumption}.{self._narrowing}"
         )
 

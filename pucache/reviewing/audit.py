@@ -54,12 +54,12 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
             present = log.audited_entries()
             if beside is not None:
                 present, agreed = _audited_beside(log, another_readers(beside, folder))
-        history = History(present.urns, present.entries)
+        history = History(present.urns, present.entries, present.carried)
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error
     doubted = len(history.doubted(doubted_numbers(folder)))
     limits = history.limits(level=level, zone=present.zone, since=present.since, doubted=doubted)
-    return replace(limits, agreement=agreed)
+    return replace(limits, agreement=agreed, restarted=present.restarted)
 
 
 def _audited_beside(log: DecisionLog, beside: Path) -> tuple[AuditedEntries, Agreement]:
@@ -75,7 +75,7 @@ def _audited_beside(log: DecisionLog, beside: Path) -> tuple[AuditedEntries, Agr
             f"{log.path.parent} and {beside} are no reviews of the same images in the same state: begin the second "
             "with --beside, and go on with each once after the cache has changed"
         )
-    mine, others = History(present.urns, present.entries), History(theirs.urns, theirs.entries)
+    mine, others = (History(of.urns, of.entries, of.carried) for of in (present, theirs))
     said = [replace(one, zone=present.zone.parts.get(one.key, 0)) for one in joined(mine, others)]
     return present._replace(entries=[*present.entries, *said]), agreement(mine, others)
 

@@ -104,7 +104,7 @@ class Picture:
 class History:
     """Entries of a log since `urns` of so many rows were fixed, the strata of the pile; `after` takes the next one."""
 
-    def __init__(self, urns: Sequence[int], entries: Iterable[Entry] = ()):
+    def __init__(self, urns: Sequence[int], entries: Iterable[Entry] = (), carried: Iterable[Entry] = ()):
         self.rows, self.left = tuple(urns), list(urns)  # of each urn, and those of them that have not left it
         self.found = [0] * len(urns)  # rows of each urn that are labelled positive
         self.pictures: dict[int, Picture] = {}
@@ -113,6 +113,8 @@ class History:
         self.serial = 0  # of the last entry
         self._rechecked: dict[int, Picture] = {}
         self._run, self._undone = 0.0, False
+        for decision in carried:
+            self.carry(decision)
         for entry in entries:
             self.after(entry)
 
@@ -143,7 +145,7 @@ class History:
     def carry(self, decision: Entry) -> Picture:
         """Take over a decision from before the strata were fixed: it says what a picture is, and is no look at it."""
         picture = self.pictures.setdefault(decision.group, Picture(decision.copies, decision.urn, decision.row))
-        picture.decide(decision)
+        picture.decide(replace(decision, restores=0, replaces=0))
         if picture.label >= 0:
             self.labels[decision.serial] = picture.label == 1
         return picture

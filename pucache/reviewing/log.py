@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -167,6 +168,8 @@ class AuditedEntries(NamedTuple):
     urns: tuple[int, ...]  # rows of each
     zone: Zone
     since: int  # serial number of the last entry before the present epoch, where it goes on with another; else 0
+    restarted: bool  # whether a change of the cache began the pile anew
+    carried: list[Entry]  # decisions in force when it began
 
 
 class DecisionLog:
@@ -305,10 +308,12 @@ class DecisionLog:
         """Entries that the audit of the present epoch is computed from, with its groups."""
         facts = self.facts()
         first, groups = facts.continued or (self.epoch, ())
-        entries = [entry for entry in self.entries() if entry.epoch >= first]
+        logged = self.entries()
+        entries = [entry for entry in logged if entry.epoch >= first]
+        carried = _carried([entry for entry in logged if entry.epoch < first], entries)
         for number, group in enumerate(groups):
             entries[number] = replace(entries[number], group=group)
-        return AuditedEntries(entries, facts.urns, self.zone(first), self.since(entries))
+        return AuditedEntries(entries, facts.urns, self.zone(first), self.since(entries), first > 1, carried)
 
     def since(self, entries: Sequence[Entry]) -> int:
         """Serial number of the last of some entries that is of an earlier epoch; 0 where none is."""
@@ -419,6 +424,19 @@ def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:
         kept = checked.get(entry.group) if entry.is_recheck_label else None
         labelling[entry.group] = kept if kept is not None and kept.choice in LABELS else entry
     return labelling
+
+
+def _carried(earlier: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
+    """Decisions in force after `earlier` entries, in the groups of those that follow; an image that none of these is
+    about has a group of its own, the same in the logs of two readers."""
+    by_key = (replace(entry, group=-1 - int.from_bytes(sha256(entry.key.encode()).digest()[:7])) for entry in earlier)
+    decisions = sorted(labelling_decisions(by_key).values(), key=lambda one: one.serial)
+    places = {entry.key: entry for entry in entries} | {entry.replaces: entry for entry in entries}
+    found = ((one, places.get(one.serial) or places.get(one.key)) for one in decisions if one.choice != Choice.UNDONE)
+    return [
+        replace(one, group=at.group, copies=at.copies, urn=at.urn) if at else replace(one, copies=0, urn=0)
+        for one, at in found
+    ]
 
 
 def _entry(values: dict[str, Any]) -> Entry:

@@ -125,7 +125,8 @@ class Session:
         """What can be said of the pile."""
         with self.lock:
             history, doubted = self.state.history, len(self.doubted())
-            return history.limits(level=level, zone=self._zone, since=self._since, doubted=doubted)
+            limits = history.limits(level=level, zone=self._zone, since=self._since, doubted=doubted)
+            return replace(limits, restarted=self.pile.first > 1)
 
     def doubted(self) -> list[int]:
         """Rows of the decisions to look at again, those that the last ranking contradicts most first."""
@@ -143,7 +144,7 @@ class Session:
             both = list(dict.fromkeys([*newest, *self.doubted()]))[:LOOK_AGAIN]
             pictures = [state.history.pictures[int(state.groups[row])] for row in both]
             found = {one.number: int(state.groups[one.row]) for one in pictures}
-            if found.keys() != self._doubted.keys():
+            if [*found] != doubted_numbers(self.folder):
                 with suppress(OutputError), replacing(self.folder / DOUBTED) as temporary:
                     temporary.write_text(json.dumps(list(found)))
             self._doubted = found

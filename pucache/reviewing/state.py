@@ -73,7 +73,7 @@ class State:
         self._waiting: dict[int, Picture] = {}
         for decision in pile.carried:  # in force from earlier epochs
             place = self.place(decision.row)
-            self._follow(self.history.carry(replace(decision, **place, restores=0, replaces=0)), decision.group, None)
+            self._follow(self.history.carry(replace(decision, **place)), decision.group, None)
 
     # --- what stands -------------------------------------------------------------------------------
 

@@ -390,6 +390,12 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes_and_a_reader_w
         assert stands(session) == before
         decide(session, rows["010.png"], UNDONE)
         assert session.state.labels()[1][rows["010.png"]] == 1, "the decision of the earlier epoch"
+        session.doubt(np.array([rows["010.png"]]))
+        said = sentences(session.limits())
+        assert said[0].startswith("1 found since the cache changed. ") and "again at 1 doubted" in said[0]
+        assert sentences(audit(session.folder)) == said
+        decide(session, rows["010.png"])
+        assert sentences(audit(session.folder)) == sentences(session.limits()) != said
 
 
 def test_several_files_may_come_in_another_order(tmp_path, rng):
