@@ -480,18 +480,6 @@ def test_embeddings_in_every_type_of_list_and_keys_in_every_type_of_text(tmp_pat
     expect(tmp_path / "c.h5", X, KEYS, "f2" if kind == pyarrow.float16() else "f4")
 
 
-@pytest.mark.parametrize("order", ["shuffled", "row order"])
-def test_a_folder_of_files_with_several_groups_of_rows(tmp_path, order, small_blocks):
-    X, keys = rows(30), shuffled_keys(30) if order == "shuffled" else [f"{number:03}" for number in range(30)]
-    (tmp_path / "parts").mkdir()
-    for number, part in enumerate([slice(0, 12), slice(12, 30)]):
-        table = pyarrow.table({"text": keys[part], "emb": list(X[part]), "key": keys[part]})
-        pyarrow.parquet.write_table(table, tmp_path / "parts" / f"{number}.parquet", row_group_size=9)
-    report = import_embeddings(tmp_path / "parts", tmp_path / "c.h5")
-    expect(tmp_path / "c.h5", X, keys)
-    assert (report.keys, report.encoder) == ("column 'key'", EncoderSpec.imported("parts", 5))
-
-
 def test_bytes_that_are_no_text_are_no_keys(tmp_path):
     write_parquet(tmp_path / "x.parquet", key=[b"\xff", b"b"], v=rows(2))
     reason = "has the column 'key' of binary, which is not UTF-8 text; name another with --key-column"
