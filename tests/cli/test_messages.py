@@ -129,7 +129,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     **{
         FIND + f" --positives {{b}}/{name}": (1, expected)
         for name, expected in {
-            "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys",
+            "nowhere.txt": "no such file: .*nowhere.txt; expected a text file of keys, a table, or a glob",
             "zeros.txt": "zeros.txt is not a text file .it holds NUL bytes",
             "absolute.txt": "without the folders before them each names one image: .*labels --match-keys folders",
             "quoted.txt": "without the quotes or spaces around them each names one image: .*labels --match-keys quotes",
