@@ -159,17 +159,12 @@ def _read_image(stream: BinaryIO, read: Callable[[], _Result]) -> _Result:
             _register_heif()
             stream.seek(0)
             return _read_image(stream, read)
-        raise ImageError(_of_tiff(stream) or f"not an image in a known format{_but_known(stream)}") from error
+        kind = kind_of_stream(stream)
+        is_unknown = kind in (TEXT, BINARY) or kind[2:].removesuffix(" picture").upper() in FORMATS
+        what = "" if is_unknown else f", but {kind}" + ": convert it to PNG or JPEG" * (kind in PICTURES)
+        raise ImageError(_of_tiff(stream) or f"not an image in a known format{what}") from error
     except Exception as error:  # Pillow's plugins raise almost anything on damaged files
         raise ImageError(f"cannot be decoded: {one_line(error)}") from error
-
-
-def _but_known(stream: BinaryIO) -> str:
-    """What a file is that is no image in a known format, for a message; "" where that is not known either."""
-    kind = kind_of_stream(stream)
-    if kind in (TEXT, BINARY) or kind[2:].removesuffix(" picture").upper() in FORMATS:
-        return ""
-    return f", but {kind}" + ": convert it to PNG or JPEG" * (kind in PICTURES)
 
 
 def _decode(data: bytes, sufficient_side: int | None, decoding: Decoding) -> Decoded:

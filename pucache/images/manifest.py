@@ -188,4 +188,5 @@ def _look_up(path: str) -> tuple[int, int] | str | SourceError:
         if is_url(path) and (remedy_for(error) or not is_permanent(error)):
             remedy = remedy_for(error) or "; run again when the store answers"
             return SourceError(f"{error_text(error)}{remedy}, or leave it out")
-        return f"cannot be read: {error_text(error)}"
+        remedy = "; separate its folders by slashes" * ("\\" in path)
+        return f"cannot be read: {error_text(error)}{remedy}"

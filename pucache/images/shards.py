@@ -69,9 +69,8 @@ class ShardSource:
         for shard, key_prefix in self._shards(builder):
             self._index(shard, key_prefix, builder)
         if self._twice:
-            first = next(iter(self._twice))
-            log.warning("names that several images of %s have: %s, the first %r; the last image of each is taken",
-                        self.name, f"{len(self._twice):,}", first)  # fmt: skip
+            count, first = f"{len(self._twice):,}", next(iter(self._twice))
+            log.warning("%s: names of several images: %s, such as %r; the last one counts", self.name, count, first)
         listing = builder.build()
         if self.sequential:
             in_order = [key for key in self._members if key in builder.images]

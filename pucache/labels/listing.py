@@ -90,7 +90,7 @@ class Listing:
         from .labels import PULabels
 
         used = self.label >= (0 if negatives else 1)
-        self.require_known(cache.keys, used, sources=sorted({file.source for file in cache.files}))
+        self.require_known(cache.keys, used)
         positive, negative = (self.row[(self.label == label) & (self.row >= 0)] for label in (1, 0))
         if len(both := np.intersect1d(positive, negative)):
             shown = name_first(cache.keys[both])
@@ -109,9 +109,7 @@ class Listing:
             )
         return PULabels(s, reviewed)
 
-    def require_known(
-        self, keys: Keys, used: np.ndarray, *, sources: Sequence[str] = (), holder: str = "the cache"
-    ) -> None:
+    def require_known(self, keys: Keys, used: np.ndarray, *, holder: str = "the cache") -> None:
         """Raise `LabelError` where a line that is used names no row, with the rule that would match its key."""
         unknown = dict.fromkeys(self.key[used & (self.row < 0)].tolist())
         if not unknown:

@@ -155,22 +155,19 @@ class ImportedLabels:
         if self.unknown is None or self.used is None:
             return self.labels
         if self.labels.is_one or self.unknown.concept is None or self.used.concept is None:
-            self._require_known(self.used)
+            self.used.require_known(self.cache.keys, self.used.label >= 0)
         failures = dict(self.labels.failures)
         for name in sorted({(text or "").strip() for text in self.unknown.concept}):  # type: ignore[union-attr]
             of_name = np.array([(text or "").strip() == name for text in self.used.concept])  # type: ignore[union-attr]
             try:
-                self._require_known(self.used.take(np.flatnonzero(of_name), f"{self.used.name}, concept {name}"))
+                listing = self.used.take(np.flatnonzero(of_name), f"{self.used.name}, concept {name}")
+                listing.require_known(self.cache.keys, listing.label >= 0)
             except LabelError as error:
                 failures[name] = one_line(error)
         columns = {name: one for name, one in self.labels.columns.items() if name not in failures}
         if not columns:
             raise _none_of(failures, self.used.name)
         return replace(self.labels, columns=columns, failures=failures)
-
-    def _require_known(self, listing: Listing) -> None:
-        sources = sorted({file.source for file in self.cache.files})
-        listing.require_known(self.cache.keys, listing.label >= 0, sources=sources)
 
 
 def import_labels(

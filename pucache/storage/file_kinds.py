@@ -32,8 +32,6 @@ _MAGIC = {
     b"MM\0*": "a TIFF picture",
     b"\0\0\0\x0cjP  ": "a JPEG 2000 picture",
     b"\0\0\0\x0cJXL ": "a JPEG XL picture",
-    b"\xff\x0a": "a JPEG XL picture",
-    b"8BPS": "a Photoshop picture",
     b"SQLite format 3\0": "an SQLite database",
     b"\x93NUMPY": ARRAY,
     b"PK\x03\x04": "a ZIP archive",

@@ -85,6 +85,8 @@ def check_found(found: Mapping[str, str], columns: Sequence[str], wanted: Wanted
         elif [*columns] == ["key"]:
             text = f"{where} lists keys alone; expected a table with a column {first!r} too"
             text += ": leave out --label-value where all are positive" if meaning == "label" else ""
+        elif "" in columns:
+            text += ": the first row must name every column"
         elif len(columns) == 1 and "," in columns[0]:
             text += ": each row is one quoted cell, remove the quotes around rows"
         elif more:

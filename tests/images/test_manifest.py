@@ -60,7 +60,7 @@ def test_one_row_stops_no_other(tmp_path, write, caplog, monkeypatch, memory):
     """Named again, missing, without a path, of a store without its package, of a key that is taken or too long."""
     monkeypatch.setitem(__import__("sys").modules, "gcsfs", None)  # which no test imports
     long = "é" * 2048
-    rows = ["a.png,a", "a.png,a", "b.png,b", "c.png,b", "gs://x/y.png,s", "gone.png,g", ",h", 'c.png,"c, d"']
+    rows = ["a.png,a", "a.png,a", "b.png,b", "c.png,b", "gs://x/y.png,s", "x\\gone.png,g", ",h", 'c.png,"c, d"']
     rows += [f"a.png,{long}", f"a.png,{long}x", "a.png,nul\0", "nosuch://u:pw@h/a.png,p", "memory://no/d.png,m"]
     rows += [f"{'f' * 5000},f", "c\0.png,"]
     for name in "abc":
@@ -74,7 +74,7 @@ def test_one_row_stops_no_other(tmp_path, write, caplog, monkeypatch, memory):
         assert listing.failures.pop(key).startswith("cannot be read: ")
     assert listing.failures == {
         "f": "cannot be read: File name too long",
-        "g": "cannot be read: No such file or directory",
+        "g": "cannot be read: No such file or directory; separate its folders by slashes",
         "nul\\x00": "key contains a NUL character",
         "p": "cannot be read: Protocol not known: nosuch",
         long: "key of 4097 bytes; at most 4096 are kept",

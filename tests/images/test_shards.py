@@ -124,16 +124,11 @@ def test_a_column_of_keys_and_a_folder_of_files(tmp_path, kind):
     assert content(source.name) == expected and sorted(source.labels("id")) == [(key, key) for key in expected]
 
 
-def test_parquet_files_of_other_columns_leave_a_folder_what_it_is(tmp_path):
-    parquet.write_table(pyarrow.table({"key": ["a"]}), tmp_path / "00000.parquet")
-    write(tmp_path / "00000/a.png", b"i")
-    assert content(tmp_path) == {"00000/a.png": b"i"}
-
-
 def test_a_folder_of_the_hub_names_the_glob_that_reads_it(tmp_path):
     table(tmp_path / "hub/data/train.parquet", list(IMAGES.items()))
     write(tmp_path / "hub/README.md", b"")
     write(tmp_path / "hub/data.tar.gz", b"")
+    parquet.write_table(pyarrow.table({"key": ["a.png"]}), tmp_path / "hub/names.parquet")
     message = one_line(SourceError, lambda: run(open_source(tmp_path / "hub"), tmp_path / "c.h5"))
     assert message.endswith("pass the shards as 'FOLDER/**/*.parquet'; pass the shards as 'FOLDER/**/*.tar.gz'")
     expected = {f"data/train.parquet/{key}": data for key, data in IMAGES.items()}

@@ -25,7 +25,7 @@ def test_of_tar_members_with_one_name_the_last_counts_and_a_line_says_so(tmp_pat
     listing = source.scan()
     assert {key: source.read(key) for key in listing.keys} == {"a.png": b"new", "b.png": b"new"}
     assert list(listing.failures) == ["c.png"]
-    assert "x.tar have: 3, the first 'a.png'" in caplog.text
+    assert "x.tar: names of several images: 3, such as 'a.png'" in caplog.text
 
 
 def test_what_is_no_plain_member_with_a_name_in_utf8_is_a_failure(tmp_path):

@@ -234,6 +234,7 @@ REFUSED = [
     ("t.csv", "key,label\na/1.png,1\nA/1.png,0\n", {"match_keys": "case"}, "'a/1.png' and 'A/1.png' .* are one image"),
     ("t.csv", "key,Key\na,b\n", {}, "has columns 'key' and 'Key', and either may be the key; .*: pucache labels --key"),
     ("t.csv", "name,label\na,1\n", {}, "has columns name, label; expected one called 'key', .* pucache labels --key"),
+    ("t.csv", ",label\na,1\n", {}, "has columns , label; expected one called 'key': the first row must name every"),
     ("t.csv", "a.PNG,1\nb.png,0\n", {}, "begins with a row: a.png, 1; write the names of the columns above it"),
     ("t.csv", "key,x\na,1\n", {"label_column": "y"}, "has columns key, x; expected one called 'y'"),
     ("t.csv", "Dir,Name\na,1\n", {"key_column": "Folder+Name"}, "expected one called 'Folder'"),
@@ -405,9 +406,7 @@ def test_a_folder_has_one_list_of_each_concept(cache, tmp_path, write):
     assert "holds no lists" in one_line(LabelError, read_labels, cache, tmp_path)
     for name in ("cat.csv", "cat.txt"):
         write(name, "key\n7.png\n")
-    assert "t.csv: name them one by one, without quotes" in one_line(
-        LabelError, read_labels, cache, f"{tmp_path}/*.csv"
-    )
+    assert "name them one by one" in one_line(LabelError, read_labels, cache, f"{tmp_path}/*.csv")
     assert "two lists of the concepts 'cat'" in one_line(LabelError, read_labels, cache, tmp_path)
 
 
