@@ -297,7 +297,7 @@ def _rows_by_glob(keys: Keys, source: str | os.PathLike[str], *, tiles: bool) ->
     matching = [row for row, key in enumerate(keys) if matches(image_of(key) if of_images else key)]
     if not matching:
         remedy = "keys are paths relative to the source" + (f", such as {keys[0]!r}" if len(keys) else "")
-        if file := next(glob.iglob(pattern), None):
+        if (file := next(glob.iglob(pattern), "")) and not is_image(file):
             remedy = f"it matches files, such as {file}: name them one by one, without quotes"
         raise LabelError(f"no key matches {pattern!r}; {remedy}")
     if of_images:

@@ -308,10 +308,11 @@ def _listing_of(cache: EmbeddingCache, source: Any, reader: _Reader, rule: Label
     if not isinstance(source, str | os.PathLike):
         return source
     name = os.fspath(source)
-    table, column = replace(reader.table, path=name), None if is_url(name) else reader.table.label
+    table, column = replace(reader.table, path=name), reader.table.label
     ending = table_ending(name)
+    is_glob = any(mark in name for mark in "*[{") if is_url(name) else not os.path.exists(name)
     if column is not None and (
-        name.lower().endswith((".tar", ".zip", *COMPRESSED)) or (ending == ".parquet" and not os.path.exists(name))
+        name.lower().endswith((".tar", ".zip", *COMPRESSED)) or (ending == ".parquet" and is_glob)
     ):
         return _of_shards(cache, table, column, rule)
     try:
@@ -332,6 +333,8 @@ def _of_shards(cache: EmbeddingCache, table: LabelTable, column: str, rule: Labe
     source = open_source(table.path)
     assert isinstance(source, ShardSource)
     rows = [new_row(["key", "label"], pair, number) for number, pair in enumerate(source.labels(column), 1)]
+    if not rows:
+        raise LabelError(f"{table} holds no images that labels are beside; name tables one by one, without a glob")
     return joined(rows, cache.keys, table, cache, rule)
 
 
@@ -376,7 +379,7 @@ def _lists(folder: Path) -> dict[str, Path]:
     """List of the keys of each concept."""
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in LISTS and file.name[0] != ".")
     if not files:
-        raise LabelError(f"{folder} holds no lists CONCEPT.txt or CONCEPT.csv; name its tables one by one: {folder}/*")
+        raise LabelError(f"{folder} holds no lists CONCEPT.txt or CONCEPT.csv; name its tables, or images by a glob")
     if twice := {file.stem for file in files if sum(other.stem == file.stem for other in files) > 1}:
         raise LabelError(f"{folder} has two lists of the concepts {name_first(sorted(twice))}; keep one of each")
     return {file.stem: file for file in files}

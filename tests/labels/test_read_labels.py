@@ -27,7 +27,7 @@ from pyarrow import parquet
 import pucache
 from pucache import EmbeddingCache, Labels, PULabels, read_labels, train_pu, write_labels
 from pucache.cli.main import main
-from pucache.errors import LabelError
+from pucache.errors import LabelError, PUCacheError
 from pucache.labels.read_labels import open_labels
 from pucache.labels.row_values import read_truth, read_values
 from pucache.storage.tables import read_table
@@ -278,15 +278,18 @@ def test_the_path_of_the_source_before_keys_is_left_out_and_said(cache, write, c
 
 
 LISTED = {"csv": b"path;label\na/1.png;1\n", "parquet": in_parquet(key=["a/1.png"], label=[1]), "txt": b"a/1.png\n"}
+LISTED["tar"] = members("w", **{"a/1_png": b"x", "a/1_cls": b"1"})
 
 
 @pytest.mark.parametrize("ending", LISTED)
 def test_a_table_behind_a_url_is_read(cache, memory, ending):
     memory.pipe(f"/labels/x.{ending}", LISTED[ending])
-    assert signs(read_labels(cache, f"memory://labels/x.{ending}").only) == ".+...."
-    assert "cannot read memory://labels/none.csv" in one_line(
-        LabelError, read_labels, cache, "memory://labels/none.csv"
-    )
+    named = {"label_column": "cls"} if ending == "tar" else {}
+    assert signs(read_labels(cache, f"memory://labels/x.{ending}", **named).only) == ".+...."
+    source, reason = f"memory://labels/none.{ending}", "cannot read memory://labels/none."
+    if ending == "parquet":  # of which a glob stands for those of images
+        source, reason, named = "memory://labels/*.parquet", "holds no images", {"label_column": "label"}
+    assert reason in one_line(PUCacheError, read_labels, cache, source, **named)
 
 
 @pytest.mark.parametrize("digest", ["", "  ", "{short}", " {SHORT} ", "sha256:{short}", "{long}"])
