@@ -278,7 +278,7 @@ def test_the_path_of_the_source_before_keys_is_left_out_and_said(cache, write, c
 
 
 LISTED = {"csv": b"path;label\na/1.png;1\n", "parquet": in_parquet(key=["a/1.png"], label=[1]), "txt": b"a/1.png\n"}
-LISTED["tar"] = members("w", **{"a/1_png": b"x", "a/1_cls": b"1"})
+LISTED["tar"] = tar(("a/1.png", b"x"), ("a/1.cls", b"yes"))
 
 
 @pytest.mark.parametrize("ending", LISTED)
