@@ -59,7 +59,7 @@ def choose_threshold(
     if kind == "f1":
         threshold = min(_of_greatest_f1(tilt, margins, share), most)
         return threshold if near is None else near_share(threshold, margins, near)
-    m, recall, precision = _cuts(tilt, margins, share)
+    m, recall, precision = cuts(tilt, margins, share)
     if kind == "recall":
         cut = int(np.searchsorted(recall, target * (1 - 1e-12)))
     else:
@@ -74,16 +74,21 @@ def choose_threshold(
 def _of_greatest_f1(tilt: Tilt, margins: np.ndarray, share: float) -> float:
     if tilt.prior * len(margins) < 1:  # less than one positive expected: nothing to balance
         return tilt.margin(0.5, share)
-    m, recall, precision = _cuts(tilt, margins, share)
+    m, recall, precision = cuts(tilt, margins, share)
     return _between(m, int(np.argmax(2 * precision * recall / np.maximum(precision + recall, _TINY))))
 
 
-def _cuts(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Different margins, falling, and the expected recall and precision when the rows down to each are called."""
+def cuts(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Different margins, falling, and the expected recall and precision when the rows down to each are called.
+
+    The margins (u,) are of unlabelled rows; `share` of the rows are positive where the decisions are made.
+    """
     m = np.sort(margins)[::-1].astype(np.float64)
     last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
-    recall, precision = (values[last] for values in expected_recall_precision(tilt, m, share))
-    return m[last], recall, precision
+    posterior = tilt.posterior(m)
+    weights = posterior * (share / tilt.prior) + (1 - posterior) * ((1 - share) / (1 - tilt.prior))
+    called, true_positives = np.cumsum(weights)[last], np.cumsum(weights * tilt.posterior(m, share))[last]
+    return m[last], true_positives / max(true_positives[-1], _TINY), true_positives / np.maximum(called, _TINY)
 
 
 def near_share(threshold: float, margins: np.ndarray, share: float) -> float:
@@ -116,14 +121,3 @@ def parse_rule(rule: str | float) -> tuple[str, float]:
     except ValueError:
         pass
     raise ValueError(f"threshold must be f1, precision=P or recall=R with P, R in (0, 1], or a margin; got {rule!r}")
-
-
-def expected_recall_precision(tilt: Tilt, margins: np.ndarray, share: float) -> tuple[np.ndarray, np.ndarray]:
-    """Expected recall and precision when the first row, the first two, ..., all rows are called positive, (u,) each.
-
-    The margins (u,) of unlabelled rows fall; `share` of the rows are positive where the decisions are made.
-    """
-    posterior = tilt.posterior(margins)
-    weights = posterior * (share / tilt.prior) + (1 - posterior) * ((1 - share) / (1 - tilt.prior))
-    true_positives = np.cumsum(weights * tilt.posterior(margins, share))
-    return true_positives / max(true_positives[-1], _TINY), true_positives / np.maximum(np.cumsum(weights), _TINY)

@@ -22,7 +22,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from ..estimates.calibration import Tilt
 from ..estimates.metrics import from_pu, with_labels
 from ..estimates.priors import PriorEstimate
-from ..estimates.thresholds import expected_recall_precision
+from ..estimates.thresholds import cuts
 
 BINS = 40  # of the histogram of margins
 POINTS = 60  # of a curve
@@ -90,12 +90,10 @@ def precision_recall(held_out: HeldOut) -> dict[str, dict[str, Any]]:
     share of U above, from the tenth labelled positive on. ``true`` is from the true classes, if any known one is
     positive.
     """
-    m = np.sort(held_out.unlabelled)[::-1].astype(np.float64)
-    last = np.append(np.flatnonzero(np.diff(m)), len(m) - 1)  # rows with equal margins are called together
-    recall, precision = (values[last] for values in expected_recall_precision(held_out.tilt, m, held_out.tilt.prior))
-    called = int(np.searchsorted(-m[last], -held_out.threshold, "left"))  # distinct margins above the threshold
+    m, recall, precision = cuts(held_out.tilt, held_out.unlabelled, held_out.tilt.prior)
+    called = int(np.searchsorted(-m, -held_out.threshold, "left"))  # distinct margins above the threshold
     at = (float(recall[called - 1]), float(precision[called - 1])) if called else (0.0, 1.0)
-    curves = {"expected": _curve(recall, precision, at), "counted": _counted(held_out, m)}
+    curves = {"expected": _curve(recall, precision, at), "counted": _counted(held_out)}
     true = held_out.true()
     if true is not None and true["n_positive"]:
         curves["true"] = _true_curve(held_out, (true["recall"], true["precision"]))
@@ -109,14 +107,16 @@ def _curve(recall: np.ndarray, precision: np.ndarray, at: tuple[float, float]) -
     return {"recall": recall[kept].tolist(), "precision": precision[kept].tolist(), "at": at}
 
 
-def _counted(held_out: HeldOut, falling: np.ndarray) -> dict[str, Any]:
+def _counted(held_out: HeldOut) -> dict[str, Any]:
     margins = np.unique(held_out.positive)[::-1].astype(np.float64)
     margins = margins[min(_MIN_COUNTED, len(margins)) - 1 :]
-    recall = 1 - np.searchsorted(np.sort(held_out.positive), margins, "left") / len(held_out.positive)
-    above = np.searchsorted(-falling, -margins, "right") / len(falling)
-    precision = np.minimum(1, held_out.tilt.prior * recall / np.maximum(above, 1 / len(falling)))
+    recall, above = (
+        1 - np.searchsorted(np.sort(rows), margins, "left") / len(rows)
+        for rows in (held_out.positive, held_out.unlabelled)
+    )
+    precision = np.minimum(1, held_out.tilt.prior * recall / np.maximum(above, 1 / len(held_out.unlabelled)))
     margin = np.concatenate([held_out.positive, held_out.unlabelled])
-    s = np.repeat([1, 0], [len(held_out.positive), len(falling)])
+    s = np.repeat([1, 0], [len(held_out.positive), len(held_out.unlabelled)])
     at_threshold = from_pu(margin, s, held_out.tilt.prior, held_out.threshold)
     return _curve(recall, precision, (float(at_threshold["recall"]), float(at_threshold["precision"])))
 

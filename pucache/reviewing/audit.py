@@ -53,7 +53,7 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
         with open_log(folder, read_only=True) as log:
             present = log.audited_entries()
             if beside is not None:
-                present, agreed = _audited_beside(log, another_readers(beside, folder))
+                present, agreed = _audited_beside(log, present, another_readers(beside, folder))
         history = History(present.urns, present.entries, present.carried)
     except ValueError as error:
         raise SessionError(f"the log of {folder} is damaged: {error}; restore it from a copy") from error
@@ -62,12 +62,11 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
     return replace(limits, agreement=agreed, restarted=present.restarted)
 
 
-def _audited_beside(log: DecisionLog, beside: Path) -> tuple[AuditedEntries, Agreement]:
+def _audited_beside(log: DecisionLog, present: AuditedEntries, beside: Path) -> tuple[AuditedEntries, Agreement]:
     """What the audit of both readers is computed from, and how they agree.
 
     Raises `SessionError` where the logs are not of the same images in the same state.
     """
-    present = log.audited_entries()
     with open_log(beside, read_only=True) as other:
         theirs, same = other.audited_entries(), other.facts().pile == log.facts().pile
     if not same:
