@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from pucache.images.regions import BOXES, check_tiles
 from pucache.images.source import open_source
 from pucache.images.tiling import CLIPPED
 from pucache.scaling.embed_shards import embed_shards, shard_names
+from pucache.storage.atomic import format_of
 from pucache.storage.table_writer import write_rows
 from pucache.storage.urls import is_url, path_or_url
 
@@ -163,13 +163,12 @@ def embed(
 
 def _of_model(options: EncoderOptions, cache: str) -> Any:
     """The encoder that a model of train-pu was trained on, where its file is named; else the options as they are."""
-    name = os.fspath(options.name)
-    if not (name.endswith(".safetensors") and os.path.isfile(name)):
+    if format_of(options.name) != "pucache-model":
         return options
     from pucache.scoring.score import encoder_of
     from pucache.training.concept_models import ConceptModels
 
-    return encoder_of(ConceptModels.open(name).encoder_, options, encoder_of_existing(cache))
+    return encoder_of(ConceptModels.open(options.name).encoder_, options, encoder_of_existing(cache))
 
 
 def _write_concepts(source: Any, written: str | Path, cache: str) -> str:

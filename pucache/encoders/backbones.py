@@ -6,6 +6,7 @@ The only user of timm.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -36,6 +37,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", "IProgress not found")  # tqdm's, in a notebook without ipywidgets
     import timm
 
+log = logging.getLogger("pucache")
 # names of pooling layers before the first stage
 _STEM_POOLS = {"maxpool", "stem.pool", "features.pool0", "features.conv1_pool", "pool0"}
 BUNDLED_ARCHITECTURE = "tf_efficientnet_lite0"  # SAME padding, as the weights were trained
@@ -100,12 +102,26 @@ def from_timm(
         model = _with_weights(name, read_state(weights), weights, image_size)
         if "." not in name:  # no tag says which training they are of
             model.pretrained_cfg["license"] = None
+            _tell_of_other_means(name, model.pretrained_cfg["mean"], weights)
     else:
         model = _fetched(name, image_size)
     require_finite(model, weights or f"the hub's {name}")
     if pooling not in (None, pooling_of(model)):
         set_pooling(model, name, pooling)
     return model
+
+
+def _tell_of_other_means(name: str, mean: tuple[float, ...], weights: str | Path) -> None:
+    """Say that a network's name without a tag does not fix how images are prepared."""
+    tags = timm.list_models(f"{name}.*", pretrained=True)
+    if others := [tag for tag in tags if tuple(timm.get_pretrained_cfg(tag).mean) != tuple(mean)]:
+        log.warning(
+            "%s: %s has no tag of a training, so its default is taken: a mean of %s; it is another for %s",
+            weights,
+            name,
+            ", ".join(f"{each:.3g}" for each in mean),
+            ", ".join(f"timm:{tag}" for tag in others[:3]) + ", ..." * (len(others) > 3),
+        )
 
 
 def _fetched(name: str, image_size: tuple[int, ...] | None) -> Any:

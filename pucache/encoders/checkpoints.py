@@ -98,7 +98,7 @@ def read_state(path: str | Path, device: str = "cpu") -> dict[Any, Any]:
     if isinstance(content, _Placeholder):
         raise EncoderError(f"{path} holds a whole network, which only its own code can load; there {_SAVE_ALONE}")
     if not isinstance(content, dict):
-        raise EncoderError(f"{path} holds a {type(content).__name__}; expected a state dict")
+        raise EncoderError(f"{path} holds a {type(content).__name__}; expected a state dict: {_SAVE_ALONE}")
     return content
 
 
@@ -173,7 +173,7 @@ def encoder_tensors(
         for prefix in _prefixes(tensors, expected)
     ]
     if not choices:
-        return {}
+        raise EncoderError(f"{path} holds no tensors by name; expected a state dict: {_SAVE_ALONE}")
     most = max(choice.fitting for choice in choices)
     chosen, *others = [choice for choice in choices if choice.fitting == most]
     own = {name: tensor for name, tensor in chosen.tensors.items() if name not in expected}

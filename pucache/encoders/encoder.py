@@ -25,6 +25,7 @@ from ..errors import EncoderError, UnknownEncoderError, one_line
 from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess, preprocessing
 from ..images.regions import check_tiles
+from ..storage.atomic import format_of
 from . import image_text, pretrained_file
 from .backbones import authors_choice, bundled, configuration, digest, from_timm, pooling_of, transform
 from .checkpoints import require_finite
@@ -332,6 +333,8 @@ def _network(
     if os.path.lexists(name):
         if weights is not None:
             raise EncoderError(f"{name} has its own weights; leave out --weights")
+        if os.path.isfile(name) and not format_of(name):
+            raise EncoderError(f"{name} does not say of which network it is; use --encoder timm:NAME --weights {name}")
         return pretrained_file.load(name)
     if name.startswith(PYTHON):
         raise EncoderError(f"{name} is a network of a Python program; pass its pucache.Encoder there as weights")

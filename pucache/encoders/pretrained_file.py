@@ -78,6 +78,8 @@ def read(file_or_folder: str | Path) -> tuple[dict[str, np.ndarray], Description
     path = Path(file_or_folder)
     if os.path.isdir(path):
         path = path / NAME
+        if path.with_name("run.json").exists() and not path.exists():
+            raise EncoderError(f"{file_or_folder} has trained nothing yet; run the same pretrain again, which goes on")
         if not path.exists():
             expected = "a folder that pretrain wrote, or one as the hub has them, with config.json"
             raise EncoderError(f"{file_or_folder} holds no {NAME}; expected {expected}")

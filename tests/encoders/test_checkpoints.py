@@ -90,6 +90,9 @@ def test_whole_networks_and_programs_are_named_with_the_remedy(tmp_path, state):
     network = timm.create_model(NETWORK, pretrained=False)
     told = refusal(from_timm, NETWORK, saved(tmp_path, network))
     assert "holds a whole network" in told and "torch.save(model.state_dict(), 'weights.pth')" in told
+    for content, found in (([state], "a list"), ({"model": network}, "no tensors"), ({"args": {}}, "no tensors")):
+        told = refusal(from_timm, NETWORK, saved(tmp_path, content))
+        assert f"holds {found}" in told and "torch.save(model.state_dict(), 'weights.pth')" in told
     torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2)).save(str(tmp_path / "script.pt"))
     told = refusal(from_timm, NETWORK, tmp_path / "script.pt")
     assert "is a TorchScript program" in told and "torch.jit.load(" in told
@@ -192,6 +195,18 @@ def blocks_in_groups(model):
 def mae(model):
     decoder = {"decoder_pos_embed": torch.ones(1, 197, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
     return {"model": dict(model.state_dict()) | {"mask_token": torch.ones(1, 1, 8)} | decoder}
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_large_100", NETWORK])
+def test_a_mean_that_another_training_does_not_share_is_told_where_no_tag_is_named(tmp_path, name, caplog):
+    path = saved(tmp_path, timm.create_model(name).state_dict())
+    trainings = timm.list_models(f"{name}.*", pretrained=True)
+    means = {timm.get_pretrained_cfg(each).mean for each in trainings}
+    from_timm(name, path)
+    assert ("so its default is taken: a mean of" in caplog.text) == (len(means) > 1)
+    caplog.clear()
+    from_timm(trainings[0], path)
+    assert not caplog.text
 
 
 def test_a_fine_tuned_mae_normalises_the_mean_as_it_was_trained(tmp_path):

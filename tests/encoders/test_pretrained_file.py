@@ -72,6 +72,8 @@ def test_a_folder_without_an_encoder_or_a_foreign_file_is_refused_with_what_to_p
     told = refusal(read, tmp_path)
     assert told.startswith(f"{tmp_path} holds no {NAME}; expected a folder that pretrain wrote")
     assert "no such encoder" in refusal(read, tmp_path / "gone")
+    (tmp_path / "run.json").write_text("{}")
+    assert "has trained nothing yet; run the same pretrain again" in refusal(read, tmp_path)
     safetensors.torch.save_file({"weight": torch.zeros(2)}, tmp_path / NAME)
     assert "not a pucache encoder; pass a folder that pretrain wrote" in refusal(read, tmp_path)
     (tmp_path / NAME).unlink()
