@@ -114,14 +114,9 @@ def from_timm(
 def _tell_of_other_means(name: str, mean: tuple[float, ...], weights: str | Path) -> None:
     """Say that a network's name without a tag does not fix how images are prepared."""
     tags = timm.list_models(f"{name}.*", pretrained=True)
-    if others := [tag for tag in tags if tuple(timm.get_pretrained_cfg(tag).mean) != tuple(mean)]:
-        log.warning(
-            "%s: %s has no tag of a training, so its default is taken: a mean of %s; it is another for %s",
-            weights,
-            name,
-            ", ".join(f"{each:.3g}" for each in mean),
-            ", ".join(f"timm:{tag}" for tag in others[:3]) + ", ..." * (len(others) > 3),
-        )
+    if others := [f"timm:{tag}" for tag in tags if timm.get_pretrained_cfg(tag).mean != mean]:
+        told = "%s: no tag says how its images were prepared; they get a mean of %.3g, which is another for %s"
+        log.warning(told, weights, mean[0], ", ".join(others[:3]))
 
 
 def _fetched(name: str, image_size: tuple[int, ...] | None) -> Any:

@@ -260,10 +260,8 @@ def _built(
 
 def _check_memory(batch_size: int, input_size: tuple[int, ...]) -> None:
     """Raise `ValueError` where the pixels of a batch, in float32, are more than the memory of this machine."""
-    needed, memory = (
-        batch_size * 3 * math.prod(input_size) * 4,
-        os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-    )
+    needed = batch_size * 3 * math.prod(input_size) * 4
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > memory:
         raise ValueError(
             f"batch size {batch_size:,} is too large: the pixels alone take {needed / 1e9:,.0f} GB, this machine has "

@@ -88,9 +88,8 @@ class OnnxNetwork(torch.nn.Module):
             raise EncoderError(f"{path} gives {', '.join(ranks)}; name one: --encoder {path}:{next(iter(ranks))}")
         found = name or next(iter(ranks))
         if (ranks[found], pooling) not in ((2, None), (3, "token"), (3, "avg")):
-            remedy = {2: "leave out --pooling", 3: "use --pooling token or avg"}.get(
-                ranks[found], "name another output"
-            )
+            remedies = {2: "leave out --pooling", 3: "use --pooling token or avg"}
+            remedy = remedies.get(ranks[found], "name another output")
             raise EncoderError(f"{path}: {found} has {ranks[found]} axes; {remedy}, for (N, d) or (N, tokens, d)")
         return found
 
