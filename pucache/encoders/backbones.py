@@ -114,7 +114,7 @@ def from_timm(
 def _tell_of_other_means(name: str, mean: tuple[float, ...], weights: str | Path) -> None:
     """Say that a network's name without a tag does not fix how images are prepared."""
     tags = timm.list_models(f"{name}.*", pretrained=True)
-    if others := [f"timm:{tag}" for tag in tags if timm.get_pretrained_cfg(tag).mean != mean]:
+    if others := [f"timm:{tag}" for tag in tags if getattr(timm.get_pretrained_cfg(tag), "mean", mean) != mean]:
         told = "%s: no tag says how its images were prepared; they get a mean of %.3g, which is another for %s"
         log.warning(told, weights, mean[0], ", ".join(others[:3]))
 
