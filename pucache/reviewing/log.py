@@ -412,8 +412,9 @@ class DecisionLog:
                 raise
 
 
-def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:
-    """The decision that says what each group is, after entries in the order of the log; see `is_recheck_label`."""
+def labelling_decisions(entries: Iterable[Entry]) -> list[Entry]:
+    """The decision that says what each group is, after entries in the order of the log, without groups of which it was
+    taken back; in that order too. See `is_recheck_label`."""
     labelling: dict[int, Entry] = {}
     checked: dict[int, Entry] = {}  # without answers to rechecks
     for entry in entries:
@@ -423,16 +424,15 @@ def labelling_decisions(entries: Iterable[Entry]) -> dict[int, Entry]:
             checked[entry.group] = entry
         kept = checked.get(entry.group) if entry.is_recheck_label else None
         labelling[entry.group] = kept if kept is not None and kept.choice in LABELS else entry
-    return labelling
+    return sorted((one for one in labelling.values() if one.choice is not Choice.UNDONE), key=lambda one: one.serial)
 
 
 def _carried(earlier: Sequence[Entry], entries: Sequence[Entry]) -> list[Entry]:
     """Decisions in force after `earlier` entries, in the groups of those that follow; an image that none of these is
     about has a group of its own, the same in the logs of two readers."""
     by_key = (replace(entry, group=-1 - int.from_bytes(sha256(entry.key.encode()).digest()[:7])) for entry in earlier)
-    decisions = sorted(labelling_decisions(by_key).values(), key=lambda one: one.serial)
     places = {entry.key: entry for entry in entries} | {entry.replaces: entry for entry in entries}
-    found = ((one, places.get(one.serial) or places.get(one.key)) for one in decisions if one.choice != Choice.UNDONE)
+    found = ((one, places.get(one.serial) or places.get(one.key)) for one in labelling_decisions(by_key))
     return [
         replace(one, group=at.group, copies=at.copies, urn=at.urn) if at else replace(one, copies=0, urn=0)
         for one, at in found

@@ -16,7 +16,6 @@ from ..labels.listing import name_first
 from ..storage.rows import evenly_spaced
 from .log import (
     LABELS,
-    Choice,
     DecisionLog,
     Entry,
     EpochFacts,
@@ -166,8 +165,7 @@ class _LoggedSession:
             for entry, row in zip(self.entries, self.entry_rows.tolist(), strict=True)
             if row >= 0 and entry.epoch < epoch
         )
-        kept = (decision for decision in labelling_decisions(present).values() if decision.choice is not Choice.UNDONE)
-        return tuple(sorted(kept, key=lambda decision: decision.serial))
+        return tuple(labelling_decisions(present))
 
     def _note(self) -> str:
         """What has changed since the session began, and what that means for the audit."""

@@ -125,7 +125,8 @@ def decided_keys(folder: str | Path) -> dict[str, int]:
         return {key: label for labels in found.values() for key, label in labels.items()}
     with open_log(path, read_only=True) as log:
         before = {one.key: one.label for one in log.images() if one.label is not None and one.epoch == log.epoch}
-        decided = labelling_decisions(log.entries()).values()
+        present = log.audited_entries()
+        decided = labelling_decisions([*present.carried, *present.entries])
     return before | {one.key: int(one.choice is Choice.POSITIVE) for one in decided if one.choice in LABELS}
 
 

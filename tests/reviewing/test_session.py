@@ -23,7 +23,7 @@ from pucache.estimates.limit_sentences import sentences
 from pucache.reviewing.log import Choice, Stream
 from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
-from pucache.reviewing.session_labels import write_reviewed
+from pucache.reviewing.session_labels import decided_keys, write_reviewed
 
 POSITIVE, NEGATIVE, SKIP, UNDONE = Choice
 
@@ -396,6 +396,8 @@ def test_decisions_stay_where_the_cache_grows_shrinks_and_changes_and_a_reader_w
         assert sentences(audit(session.folder)) == said
         decide(session, rows["010.png"])
         assert sentences(audit(session.folder)) == sentences(session.limits()) != said
+    positives = dict.fromkeys(["000.png", "001.png", "010.png", "021.png", "022.png"], 1)
+    assert decided_keys(session.folder) == positives | {"020.png": 0}, "groups have other numbers in each epoch"
 
 
 def test_several_files_may_come_in_another_order(tmp_path, rng):
