@@ -6,9 +6,11 @@ import importlib.util
 import inspect
 import logging
 import os
+import re
 import subprocess
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 
 import click
@@ -113,26 +115,15 @@ def test_the_options_of_train_pu_are_those_of_the_classifier_with_its_defaults()
     assert taken.items() >= expected.items() and "parameters" not in taken
 
 
-TAKE_A_SOURCE = {
-    "embed": lambda where, folder: pucache.embed(where, folder / "new.h5"),
-    "embed_shards": lambda where, folder: pucache.embed_shards(where, folder / "shards", shards=2),
-    "pretrain": lambda where, folder: pucache.pretrain(where, folder / "run"),
-    "open_source": lambda where, _: pucache.open_source(where),
-}
-
-
-@pytest.mark.parametrize("name", TAKE_A_SOURCE)
-def test_what_is_no_source_of_images_is_refused_in_one_line(name, tmp_path):
-    for where in (["a.png", "b.png"], None, np.zeros((2, 8, 8, 3))):
-        with pytest.raises(ValueError, match=r"expected a source of images .* write paths of images to a text file"):
-            TAKE_A_SOURCE[name](where, tmp_path)
-
-
-@pytest.mark.parametrize("wrong", [None, 3, [None], np.zeros(3)], ids=str)
-def test_what_is_no_cache_encoder_or_model_is_refused_in_one_line(folder, cache, wrong):
+@pytest.mark.parametrize("wrong", [None, 3, [None], np.zeros((2, 8, 8, 3))], ids=type)
+def test_what_is_no_cache_source_encoder_or_model_is_refused_in_one_line(folder, cache, wrong):
     for takes_a_cache in (pucache.EmbeddingCache, pucache.info, pucache.verify):
         told = one_line(pucache.errors.CacheError, takes_a_cache, wrong)
         assert "expected a cache: a file, a folder, a URL, an opened cache, or a list" in told
+    shards = partial(pucache.embed_shards, shards=2)
+    for take, *out in ((pucache.embed, "x"), (shards, "x"), (pucache.pretrain, "x"), (pucache.open_source,)):
+        told = one_line(ValueError, take, wrong, *out)
+        assert re.search("expected a source of images .* write paths of images to a text file", told)
     assert "expected the name of an encoder" in one_line(ValueError, pucache.embed, folder, folder / "x.h5", wrong)
     for no_model in (wrong, cache):
         assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, no_model, cache)

@@ -228,7 +228,9 @@ def embed(
     if isinstance(encoder, str | os.PathLike):
         settings = dataclasses.replace(settings, name=encoder)
     elif not hasattr(encoder, "spec"):
-        raise ValueError(f"expected the name of an encoder, or one that load_encoder returned; got {encoder!r:.80}")
+        raise ValueError(
+            f"expected the name of an encoder, or one that load_encoder returned; got {type(encoder).__name__}"
+        )
     elif settings != EncoderOptions():
         raise ValueError("the encoder is loaded already; pass weights, device and precision to load_encoder")
     opened = settings if isinstance(encoder, str | os.PathLike) else encoder

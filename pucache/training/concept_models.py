@@ -41,7 +41,7 @@ class ConceptModels(PerConcept[PULinearClassifier]):
         if isinstance(model, PULinearClassifier):
             return cls({"": model})
         if not isinstance(model, str | os.PathLike):
-            raise ModelError(f"expected a model, or the path of one as train-pu writes it; got {model!r:.80}")
+            raise ModelError(f"expected a model, or the path of one as train-pu writes it; got {type(model).__name__}")
         return cls.load(model) if os.path.isdir(model) else cls({"": PULinearClassifier.load(model)})
 
     def save(self, folder: str | Path) -> None:
