@@ -181,7 +181,9 @@ def score(
     if neighbours is not None:  # is checked before images are embedded
         pile = Pile.of(models[""], neighbours)
     if source is None:
-        _refuse(cache=cache, weights=weights, device=None if device == "auto" else device)
+        unused = {"cache": cache, "weights": weights, "device": None if device == "auto" else device}
+        if named := ", ".join(name for name, value in unused.items() if value is not None):
+            raise ValueError(f"{named} is for images that are to be embedded, and none are given; leave it out")
         opened = open_cache(images)  # type: ignore[arg-type]
     else:
         cache = os.path.splitext(out)[0].removesuffix(_SCORES) + ".h5" if cache is None else cache
@@ -324,12 +326,6 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     if len(images) > 1:
         raise ValueError("give one source of images, or any number of caches")
     return os.fspath(images[0])
-
-
-def _refuse(**unused: object) -> None:
-    """Raise ValueError where an argument on embedding is given, and caches are scored."""
-    if given := [name for name, value in unused.items() if value is not None]:
-        raise ValueError(f"{', '.join(given)} is for images that are to be embedded, and none are given; leave it out")
 
 
 def encoder_of(
