@@ -83,14 +83,14 @@ class Figures:
         is not known, and figures that depend on it are not stated.
         """
         values: dict[str, Any] = dict(from_pu(margins, s, prior, threshold))
-        ends: dict[str, tuple[float, float]] = {}
+        estimates = {name: Estimate(values[name]) for name in WITH_INTERVAL}
         if labels.has_estimates:
-            ends = intervals_from_pu(
-                margins, s, prior, prior_range or (prior, prior), threshold, design_effect=design_effect, seed=seed
-            )
+            low, high = prior_range or (prior, prior)
+            drawn = intervals_from_pu(margins, s, prior, (low, high), threshold, design_effect=design_effect, seed=seed)
+            counted = WITHOUT_PRIOR if low < high else WITH_INTERVAL
+            estimates = drawn | {name: Estimate.of(values[name], drawn[name].interval) for name in counted}
         else:
             values["collapsed"] = None
-        estimates = {name: Estimate.of(values[name], ends.get(name)) for name in WITH_INTERVAL}
         if not values["share_predicted_positive"]:  # nothing is called, and nothing is right or wrong
             estimates["precision"] = Estimate()
         if not labels.has_points:

@@ -13,9 +13,13 @@ The unlabelled rows U are all there are, so counts of them have no error. Two th
 A draw has a prior q, and as many positives as U then hides are drawn from its distribution: these give recall r and
 AUC, and q * r of U are positives above the threshold. At most all rows of U above it can be. The quantiles of the
 figures over the draws are the ends of their intervals. Where rows come in groups, numbers of P and of positives in U
-are divided by the design effect (`pucache.estimates.label_requirements`). No head is refitted. The figure that is
-stated is that of the counts at the likeliest prior (`pucache.estimates.metrics.from_pu`). Means of the draws lean low:
-the interval of the prior reaches further down than up, and hits are limited above.
+are divided by the design effect (`pucache.estimates.label_requirements`). No head is refitted.
+
+A figure that depends on an estimated prior is stated as the median of the draws. Counts at the likeliest prior
+(`pucache.estimates.metrics.from_pu`) lean high, as the threshold was chosen where they look best, and means lean low
+for classes that are easy to tell: the interval of the prior reaches further down than up, and hits are limited above.
+On 295 piles with 40 to 300 labels (benchmarks/quality/prior.py) precision leaned by 0.074, 0.043 and 0.019 as count,
+median and mean; on those of classes of CIFAR-10 by 0.046, 0.016 and -0.018.
 """
 
 from __future__ import annotations
@@ -105,8 +109,8 @@ def intervals_from_pu(
     *,
     design_effect: float = 1.0,
     seed: int = 0,
-) -> dict[str, tuple[float, float]]:
-    """Intervals of coverage `LEVEL`, for each name in `WITH_INTERVAL`, of figures among the unlabelled rows.
+) -> dict[str, Estimate]:
+    """Median and interval of coverage `LEVEL`, for each name in `WITH_INTERVAL`, of figures among the unlabelled rows.
 
     The margins (n,) are held out; rows above `threshold` are called positive. `prior_range` is the interval of the
     prior, of the same coverage; both ends equal `prior` where that is given. `design_effect` rows are worth an
@@ -121,9 +125,8 @@ def intervals_from_pu(
     row_weight = _ROW_WEIGHT / design_effect
     drawn = _draw_positives(margins[s == 1], unlabelled, threshold, generator, row_weight, hidden)
     figures = _figures(*drawn, priors, called_share)
-    levels = ((1 - LEVEL) / 2, (1 + LEVEL) / 2)
-    ends = {name: np.quantile(drawn, levels).tolist() for name, drawn in figures.items()}
-    return {name: (low, high) for name, (low, high) in ends.items()}
+    levels = (0.5, (1 - LEVEL) / 2, (1 + LEVEL) / 2)
+    return {name: Estimate(*np.quantile(drawn, levels).tolist()) for name, drawn in figures.items()}
 
 
 def _draw_priors(prior: float, low: float, high: float, generator: np.random.Generator) -> np.ndarray:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pucache.estimates.figures import Figures
-from pucache.estimates.intervals import WITH_INTERVAL, Estimate
+from pucache.estimates.intervals import WITH_INTERVAL, Estimate, intervals_from_pu
 from pucache.estimates.label_requirements import LabelCount, assumption, format_share
 from pucache.estimates.metrics import from_pu
 from pucache.scoring.new_images import percent
@@ -26,15 +26,38 @@ def stated(labels, *, ends=(0.1, 0.1)):
     return Figures.of(margins, s, labels=LabelCount(labels), prior=0.1, prior_range=ends, threshold=1)
 
 
-@pytest.mark.parametrize("ends", [(0.1, 0.1), (0.01, 0.12), (0.09, 0.5)], ids=str)
-def test_from_thirty_labels_figures_are_counts_at_the_likeliest_prior_and_lie_in_their_intervals(ends):
-    figures, (margins, s) = stated(30, ends=ends), normal_margins()
+def test_with_a_given_prior_figures_from_thirty_labels_are_counts_and_lie_in_their_intervals():
+    figures, (margins, s) = stated(30), normal_margins()
     content = figures.to_json()
-    assert content.items() >= from_pu(margins, s, 0.1, 1.0).items(), "whatever the interval of the prior"
+    assert content.items() >= from_pu(margins, s, 0.1, 1.0).items()
     for name in WITH_INTERVAL:
-        low, high = figures[name].interval
-        assert low <= figures[name].value <= high
+        assert figures[name].low <= figures[name].value <= figures[name].high
     json.dumps(content, allow_nan=False)
+
+
+@pytest.mark.parametrize("ends", [(0.01, 0.12), (0.09, 0.5)], ids=str)
+def test_with_an_estimated_prior_figures_that_depend_on_it_are_in_the_middle_of_their_draws(ends):
+    figures, (margins, s) = stated(30, ends=ends), normal_margins()
+    counts, drawn = from_pu(margins, s, 0.1, 1.0), intervals_from_pu(margins, s, 0.1, ends, 1.0)
+    assert {name: figures[name] for name in ("recall", "precision", "f1", "auc")} == {
+        "recall": Estimate.of(counts["recall"], drawn["recall"].interval),
+        **{name: drawn[name] for name in ("precision", "f1", "auc")},
+    }
+
+
+def test_the_middle_of_the_draws_leans_less_than_counts_at_the_threshold_where_these_look_best():
+    leans = []
+    for seed in range(25):
+        draw = np.random.default_rng(seed)
+        margins, s = draw.normal(size=1040) + 2 * (np.arange(1040) < 100), np.repeat([1, 0], [40, 1000])
+        f1 = {at: from_pu(margins, s, 0.06, at)["f1"] for at in np.quantile(margins[40:], np.linspace(0.8, 0.99, 40))}
+        at = max(f1, key=f1.get)
+        truth = np.mean(margins[40:100] > at) * 60 / np.sum(margins[40:] > at)
+        given = {"labels": LabelCount(40), "prior": 0.06, "threshold": at}
+        stated = [Figures.of(margins, s, prior_range=ends, **given) for ends in ((0.06, 0.06), (0.03, 0.1))]
+        leans.append([one["precision"].value - truth for one in stated])
+    counts, middle = np.mean(leans, 0)
+    assert abs(middle) < 0.8 * counts
 
 
 def test_without_a_prior_only_recall_and_pauc_are_stated():

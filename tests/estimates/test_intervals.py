@@ -29,22 +29,22 @@ def test_recall_has_the_posterior_of_a_uniform_prior_with_rows_of_lower_weight(a
     s = np.repeat([1, 0], [12, 400_000])
     posterior = beta(0.8 * above + 1, 0.8 * (12 - above) + 1)
     expected = posterior.ppf([0.05, 0.95])
-    assert intervals_from_pu(margins, s, *GIVEN, 0.0)["recall"] == pytest.approx(expected, abs=0.02)
+    assert intervals_from_pu(margins, s, *GIVEN, 0.0)["recall"].interval == pytest.approx(expected, abs=0.02)
 
 
 def test_where_every_positive_is_called_the_ends_of_the_prior_are_those_of_precision():
     margins = np.concatenate([np.linspace(3, 4, 5000), np.linspace(1, 2, 40_000), np.linspace(-2, -1, 60_000)])
     intervals = intervals_from_pu(margins, np.repeat([1, 0], [5000, 100_000]), 0.2, (0.05, 0.3), 0.0)
-    assert intervals["precision"] == pytest.approx((0.05 / 0.4, 0.3 / 0.4), rel=0.08)
-    assert intervals["auc"] == pytest.approx((1, 1), abs=0.01)
+    assert intervals["precision"].interval == pytest.approx((0.05 / 0.4, 0.3 / 0.4), rel=0.08)
+    assert intervals["auc"].interval == pytest.approx((1, 1), abs=0.01)
 
 
 def test_the_interval_of_auc_holds_that_of_a_few_hidden_positives():
     held, s = 0, np.repeat([1, 0], [60, 3006])
     for seed in range(40):
         margins = np.random.default_rng(seed).normal(size=3066) + 2 * (np.arange(3066) < 66)
-        low, high = intervals_from_pu(margins, s, 0.002, (0.001, 0.004), 1.0)["auc"]
-        held += low <= share_above(margins[60:66], margins[66:]) <= high
+        auc = intervals_from_pu(margins, s, 0.002, (0.001, 0.004), 1.0)["auc"]
+        held += auc.low <= share_above(margins[60:66], margins[66:]) <= auc.high
     assert held >= 34
 
 
@@ -57,8 +57,8 @@ def test_any_margins_have_intervals_within_zero_and_one(positive, unlabelled, pr
     margins, s = np.array(positive + unlabelled), np.repeat([1, 0], [len(positive), len(unlabelled)])
     intervals = intervals_from_pu(margins, s, prior, (prior / 2, min(1.0, 2 * prior)), threshold)
     assert set(intervals) == set(WITH_INTERVAL)
-    for low, high in intervals.values():
-        assert 0 <= low <= high <= 1 + 1e-12
+    for one in intervals.values():
+        assert 0 <= one.low <= one.value <= one.high <= 1 + 1e-12
 
 
 # --- a figure as it is stated ----------------------------------------------------------------------
@@ -236,4 +236,4 @@ def test_intervals_of_copies_are_about_those_of_single_rows():
     assert naive.high - naive.low < 0.8 * (single.high - single.low)
     at = (0.11, (0.09, 0.14), 1.0)
     recall = intervals_from_pu(*copies, *at, design_effect=5)["recall"]
-    assert recall == pytest.approx(intervals_from_pu(margins, s, *at)["recall"], abs=0.03)
+    assert recall.interval == pytest.approx(intervals_from_pu(margins, s, *at)["recall"].interval, abs=0.03)
