@@ -87,7 +87,7 @@ class Figures:
         if labels.has_estimates:
             low, high = prior_range or (prior, prior)
             drawn = intervals_from_pu(margins, s, prior, (low, high), threshold, design_effect=design_effect, seed=seed)
-            counted = WITHOUT_PRIOR if low < high else WITH_INTERVAL
+            counted = (*WITHOUT_PRIOR, "auc") if low < high else WITH_INTERVAL
             estimates = drawn | {name: Estimate.of(values[name], drawn[name].interval) for name in counted}
         else:
             values["collapsed"] = None

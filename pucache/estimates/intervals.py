@@ -15,11 +15,11 @@ AUC, and q * r of U are positives above the threshold. At most all rows of U abo
 figures over the draws are the ends of their intervals. Where rows come in groups, numbers of P and of positives in U
 are divided by the design effect (`pucache.estimates.label_requirements`). No head is refitted.
 
-A figure that depends on an estimated prior is stated as the median of the draws. Counts at the likeliest prior
-(`pucache.estimates.metrics.from_pu`) lean high, as the threshold was chosen where they look best, and means lean low
-for classes that are easy to tell: the interval of the prior reaches further down than up, and hits are limited above.
-On 295 piles with 40 to 300 labels (benchmarks/quality/prior.py) precision leaned by 0.074, 0.043 and 0.019 as count,
-median and mean; on those of classes of CIFAR-10 by 0.046, 0.016 and -0.018.
+A figure of decisions that depends on an estimated prior is stated as the median of the draws. Counts at the likeliest
+prior (`pucache.estimates.metrics.from_pu`) lean high, as the threshold was chosen where they look best, and means lean
+low for classes that are easy to tell: the interval of the prior reaches further down than up, and hits are limited
+above. On 295 piles with 40 to 300 labels (benchmarks/quality/prior.py) precision leaned by 0.074, 0.043 and 0.019 as
+count, median and mean; on those of classes of CIFAR-10 by 0.046, 0.016 and -0.018.
 """
 
 from __future__ import annotations

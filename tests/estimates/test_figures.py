@@ -36,12 +36,12 @@ def test_with_a_given_prior_figures_from_thirty_labels_are_counts_and_lie_in_the
 
 
 @pytest.mark.parametrize("ends", [(0.01, 0.12), (0.09, 0.5)], ids=str)
-def test_with_an_estimated_prior_figures_that_depend_on_it_are_in_the_middle_of_their_draws(ends):
+def test_with_an_estimated_prior_figures_of_decisions_that_depend_on_it_are_in_the_middle_of_their_draws(ends):
     figures, (margins, s) = stated(30, ends=ends), normal_margins()
     counts, drawn = from_pu(margins, s, 0.1, 1.0), intervals_from_pu(margins, s, 0.1, ends, 1.0)
     assert {name: figures[name] for name in ("recall", "precision", "f1", "auc")} == {
-        "recall": Estimate.of(counts["recall"], drawn["recall"].interval),
-        **{name: drawn[name] for name in ("precision", "f1", "auc")},
+        **{name: Estimate.of(counts[name], drawn[name].interval) for name in ("recall", "auc")},
+        **{name: drawn[name] for name in ("precision", "f1")},
     }
 
 
