@@ -219,7 +219,8 @@ def _threshold_lines(model: PULinearClassifier) -> Iterator[str]:
     if kind == "margin":
         yield f"threshold {threshold:g} is a margin, as in the column of scores, and no probability (--threshold)"
     if (share := model.deploy_prior) is not None:
-        yield f"posterior and threshold are for a share of positives of {format_share(share)} (--deploy-prior)"
+        of = "the posterior is" if kind == "margin" else "posterior and threshold are"
+        yield f"{of} for a share of positives of {format_share(share)} (--deploy-prior)"
 
 
 def _prior_text(model: PULinearClassifier) -> str:

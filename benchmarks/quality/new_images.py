@@ -71,7 +71,7 @@ def of_draw(model: PULinearClassifier, X: np.ndarray, y: np.ndarray, *, tested: 
     pile, prior = model.pile_margins_, model.tilt_.prior
     m, true = model.margins(X), y.mean()
     found = estimate_share(pile, prior, linear_margins(X, model.fold_coef_, model.fold_intercept_))
-    decides = NewImages(len(y), len(y), model.figures_.labels.labels, model.share_, share=found).share_to_decide_at
+    decides = NewImages(len(y), len(y), model.figures_.labels, model.share_, share=found).share_to_decide_at
     shares = {"own": None, "auto": decides, "true": true}
     models = {name: model if at is None else model.at_share(at) for name, at in shares.items()}
     return {

@@ -68,7 +68,8 @@ class LabelCount:
         return self.labels >= LEAST_LABELS_FOR_POINTS
 
     @property
-    def _text(self) -> str:
+    def text(self) -> str:
+        """The number and what is counted."""
         noun = ("group", "groups") if self.grouped else ("labelled positive", "labelled positives")
         return f"{self.labels} {noun[self.labels != 1]}" + " of labelled positives" * self.grouped
 
@@ -79,10 +80,10 @@ class LabelCount:
             return ""
         if self.has_estimates:
             return (
-                f"With {self._text} estimates from labels are intervals; single figures and "
+                f"With {self.text} estimates from labels are intervals; single figures and "
                 f"probabilities of images take at least {LEAST_LABELS_FOR_POINTS}."
             )
-        few = f"{self._text} {'is' if self.labels == 1 else 'are'}"
+        few = f"{self.text} {'is' if self.labels == 1 else 'are'}"
         return (
             f"{few} too few to estimate prior, recall, precision, F1 or AUC: intervals take at least {LEAST_LABELS}, "
             f"single figures and probabilities of images {LEAST_LABELS_FOR_POINTS}; the ranking works from one."

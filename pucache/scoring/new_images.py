@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ..cache.embedding_cache import CacheLike, open_cache
 from ..cache.importing import are_rows, cache_of_rows
+from ..errors import counted
 from ..estimates.dataset_shift import DatasetShift, check_shift
-from ..estimates.label_requirements import format_share
+from ..estimates.label_requirements import LabelCount, format_share
 from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
@@ -34,13 +35,13 @@ class NewImages:
     ----------
     n_images, n_sampled : int
         New images, and how many of them were looked at.
-    labels : int
-        Labelled positives of the model.
+    labels : LabelCount
+        Labels that the figures of the model rest on.
     own_share : float
         Share that posterior and threshold of the model are for.
     share : PriorEstimate or None
-        Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labelled
-        positives, for fewer than 30 images, for the model's own pile, and for a model of before 0.5.
+        Of positives among the new images; its interval holds unless they differ (`differs`). None below 30 labels, for
+        fewer than 30 images, for the model's own pile, after a prior that its labels exclude, and of before 0.5.
     shift : DatasetShift or None
         None below 10 labelled positives, and where the images are too few, or the pile's, or the model is of before
         0.3.
@@ -52,7 +53,7 @@ class NewImages:
 
     n_images: int
     n_sampled: int
-    labels: int
+    labels: LabelCount
     own_share: float
     share: PriorEstimate | None = None
     shift: DatasetShift | None = None
@@ -97,8 +98,9 @@ class NewImages:
             return "the new images differ from those that the model was trained on"
         if self.n_images < LEAST_IMAGES_TO_DECIDE:
             return f"decisions at the share among new images take {LEAST_IMAGES_TO_DECIDE:,} of them"
-        if self.labels < LEAST_LABELS_TO_DECIDE:
-            return f"decisions at the share among new images take {LEAST_LABELS_TO_DECIDE} labelled positives"
+        if self.labels.labels < LEAST_LABELS_TO_DECIDE:
+            least = replace(self.labels, labels=LEAST_LABELS_TO_DECIDE)
+            return f"decisions at the share among new images take {least.text}"
         if self.share.low <= self.own_share <= self.share.high:
             return "the share among the new images is not known to differ"
         return ""
@@ -162,13 +164,12 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     count = len(cache) if rows is None else len(rows)
     sampled = evenly_spaced(count, _MOST)
     labels, pile = model.figures_.labels, model.pile_margins_
-    known = (labels.labels, model.share_)
+    known = (labels, model.share_)
     if pile is None or model.pile_sample_ is None:
         return NewImages(count, 0, *known, note=NO_SAMPLE)
     if not labels.has_estimates or count < LEAST_IMAGES:
-        few = (count, "new image") if labels.has_estimates else (labels.labels, "labelled positive")
-        words = f"{few[0]:,} {few[1]} is" if few[0] == 1 else f"{few[0]:,} {few[1]}s are"
-        note = f"{words} too few to estimate a share of positives among new images"
+        words, number = (counted(count, "new image"), count) if labels.has_estimates else (labels.text, labels.labels)
+        note = f"{words} {'is' if number == 1 else 'are'} too few to estimate a share of positives among new images"
         return NewImages(count, 0, *known, note=note)
     numbers = sampled if rows is None else rows[sampled]
     X = cache.take(numbers)
@@ -182,11 +183,13 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     compared = evenly_spaced(len(X), _MOST_COMPARED)
     shift = check_shift(model.pile_sample_, pile, tilt, X[compared], margins)
     keys = cache.keys[numbers[compared[shift.most_different]]] if shift.differs else []
+    why = ""
     if not labels.has_points:  # with 20, where few images are positive, half of the intervals missed the share
-        reason = f"{labels.labels} labelled positives are too few to state a share of positives among new images"
-        return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=reason)
-    if model.fold_coef_ is None or model.fold_intercept_ is None:
-        return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=_OLDER)
+        why = f"{labels.text} are too few to state a share of positives among new images"
+    elif model.prior is not None and model.figures_["auc"].interval is None:
+        why = "the prior that was given in training is too large for its labels"
+    if why or model.fold_coef_ is None or model.fold_intercept_ is None:
+        return NewImages(count, len(X), *known, shift=shift, most_different=keys, note=why or _OLDER)
     with one_blas_thread:
         by_folds = linear_margins(X, model.fold_coef_, model.fold_intercept_)
     share = estimate_share(pile, model.tilt_.prior, by_folds)

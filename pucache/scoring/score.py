@@ -31,6 +31,7 @@ from ..cache.importing import are_rows, cache_of_rows
 from ..encoders.deferred import EncoderOptions, open_encoder
 from ..encoders.spec import ROUNDING, EncoderSpec
 from ..errors import ModelError
+from ..estimates.thresholds import parse_rule
 from ..images.decoding import Decoding
 from ..progress import Progress
 from ..storage.urls import is_url, without_secrets
@@ -239,8 +240,11 @@ def _decided(
     model: PULinearClassifier, new: NewImages, deploy_prior: float | str, *, with_neighbours: bool
 ) -> tuple[float | None, str]:
     """The share to decide at, None for that of the model, and in words which share it is and why."""
+    of = "threshold for"
+    if parse_rule(model.threshold)[0] == "margin":
+        of = "threshold as given, a margin; posterior for"
     if deploy_prior not in (AUTO, OWN):
-        return float(deploy_prior), f"threshold for {percent(float(deploy_prior))} positives, as given"
+        return float(deploy_prior), f"{of} {percent(float(deploy_prior))} positives, as given"
     own, share, why = "the share of the model", None, ""
     if model.prior_ is not None or model.deploy_prior is not None:  # else it is an interval, or assumed
         own = f"{percent(model.share_)}, {own}"
@@ -252,8 +256,8 @@ def _decided(
         else:
             share, why = new.share_to_decide_at, f": {new.why_own_share}"
     if share is None:
-        return None, f"threshold for {own}{why}"
-    return share, f"threshold for {percent(share)} positives, the share among the new images (not {own})"
+        return None, f"{of} {own}{why}"
+    return share, f"{of} {percent(share)} positives, the share among the new images (not {own})"
 
 
 def scored_rows(models: ConceptModels, cache: EmbeddingCache) -> Iterator[Columns]:

@@ -100,7 +100,7 @@ def test_train_says_what_threshold_and_posterior_are_and_whether_neighbours_coun
     assert trained["neighbours"]["reason"] in found
     said = run(command + "--method linear --threshold 0.95 --deploy-prior 0.01", w=world).stdout
     assert "threshold 0.95 is a margin, as in the column of scores, and no probability" in said
-    assert "posterior and threshold are for a share of positives of 0.01 (--deploy-prior)" in said.splitlines()
+    assert "the posterior is for a share of positives of 0.01 (--deploy-prior)" in said.splitlines()
     assert "neighbours" not in said and "labelled against found" not in said
     assert json.loads(Path("model.metrics.json").read_text())["neighbours"] is None
 

@@ -120,7 +120,10 @@ def test_where_nothing_is_said_the_reason_is(model, cache, change, rows, note):
 OWN_SHARE = [
     (copy, X[REST], "take 1,000 of them"),
     (lambda model: with_labels(model, 39), X[MANY], "take 40 labelled positives"),
-    (lambda model: with_labels(model, 20), X[MANY], "20 labelled positives are too few to state a share"),
+    (lambda model: with_labels(model, 39, grouped=True), X[MANY], "take 40 groups of labelled positives"),
+    (lambda model: with_labels(model, 20, grouped=True), X[MANY], "20 groups of labelled positives are too few to"),
+    (lambda model: changed(model, prior=0.9, figures_=model.figures_.without_prior()), X[MANY], "too large for its"),
+    (lambda model: changed(model, threshold=2.0), X[MANY], "threshold as given, a margin; posterior for"),
     (copy, X[MANY], "the share among the new images is not known to differ"),
     (copy, 3 * X[MANY], "the new images differ"),
     (of_0_4, X[MANY], "models of 0.4 and older"),
@@ -136,7 +139,7 @@ def test_where_decisions_are_at_the_share_of_the_model_the_reason_is_said(model,
     other, out = change(model), tmp_path / "scores.csv"
     report = score(other, write_cache(tmp_path / "new.h5", new), out)
     assert report.share == other.share_ and why in report.decided
-    if why.startswith(("20 labelled", "models of 0.4")):
+    if why.startswith(("20 groups", "models of 0.4")):
         assert report.new_images.share is None and report.new_images.shift is not None, "a difference is stated"
     np.testing.assert_array_equal(read_scores(out)["label"], other.margins(new) > np.float32(other.threshold_))
 
