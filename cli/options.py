@@ -45,7 +45,17 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help shows everyday options first, and the others under headings."""
+    """A command whose help shows everyday options first, and the others under headings; no argument may be empty."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line; an empty name would be the working folder."""
+        rest = super().parse_args(ctx, args)
+        for argument in self.get_params(ctx):
+            value = ctx.params.get(str(argument.name))
+            if isinstance(argument, click.Argument) and "" in (value if isinstance(value, tuple) else (value,)):
+                named = argument.human_readable_name
+                raise click.UsageError(f"{named} is empty, as a shell variable that is not set is; name a file")
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options."""

@@ -22,7 +22,7 @@ from pyarrow import compute
 from ..encoders.spec import EncoderSpec
 from ..errors import CacheError, PUCacheError, SourceError, one_line
 from ..storage.arrow import floats_of, is_key, open_parquet, texts
-from ..storage.atomic import check_regular
+from ..storage.atomic import check_regular, open_regular
 from ..storage.file_kinds import ARRAY, BINARY, CACHE, PARQUETS, PICTURES, SAFETENSORS, kind_of
 from ..storage.table_columns import IMPORT_NAMES, find_column
 
@@ -239,7 +239,11 @@ class ParquetFile:
 
     @contextmanager
     def _opened(self) -> Iterator[Any]:
-        with self.state.reading("cannot be read as Parquet"), open_parquet(self.path) as file:
+        with (
+            self.state.reading("cannot be read as Parquet"),
+            open_regular(self.path) as stream,
+            open_parquet(stream) as file,
+        ):
             yield file
 
     def _batches(self, columns: list[str], batch_rows: int) -> Iterator[Any]:

@@ -22,7 +22,7 @@ OPTIONAL_ATTRIBUTES = ("shard", "reordered")
 COLUMNS = ("embeddings", "keys", "digests", "size_mtime")
 FAILURES = ("failures/keys", "failures/reasons")
 PARTIAL = "read in part: "  # begins the reason of an image that has a row, though not all of it was read
-REMEDY = "restore it from a copy, or move it away and embed again"
+REMEDY = "restore it from a copy, or move it away and make it again"
 
 
 @dataclass(frozen=True)
@@ -107,5 +107,5 @@ def damage_error(path: str | Path, datasets: list[str]) -> CacheError:
     """Return the error for datasets that differ from their checksums."""
     return CacheError(
         f"{path} is damaged: {', '.join(datasets)} are not as they were written; restore it from a copy, or "
-        "run embed with --verify to embed the damaged rows again"
+        "make it again: embed --verify does so with the damaged rows alone"
     )

@@ -18,6 +18,7 @@ from ..threads import prefetch
 from .embedding_cache import CacheLike, EmbeddingCache, check_same_encoder, duplicate_error, open_files
 from .keys import decode_text, encode_keys, find_sorted
 from .layout import PARTIAL
+from .parts import writer_lock
 from .reader import CacheFile
 from .writer import Rows, write_file
 
@@ -48,31 +49,34 @@ def pack(caches: CacheLike | Iterable[EmbeddingCache | str | Path], out: str | P
         A file is damaged, encoders differ, or a key occurs in two files.
     OutputError
         `out` cannot be written, or would lose keys.
+    CacheLockedError
+        Another process writes `out`.
     """
     check_writable(out)
     files = open_files(caches)
     out = check_output(out, CACHE, inputs=[file.source for file in files if file.source], force=force)
     for other in files[1:]:
         check_same_encoder(files[0].header, other.header)
-    if out.exists():
-        check_replaces(out, files[0].encoder, np.sort(np.concatenate([*map(_keys, files)])), force=force)
-    failures: dict[str, str] = {}
-    for file in files:
-        EmbeddingCache(file).verify()
-        failures.update(file.failures)
-        file.release()
-    sources = sorted({file.source for file in files})
-    origins = {file.encoder.origin for file in files}
-    return merge(
-        out,
-        [(file, np.arange(len(file))) for file in files],
-        encoder=replace(files[0].encoder, origin=files[0].encoder.origin if len(origins) == 1 else ""),
-        dtype=files[0].dtype,
-        source=sources[0] if len(sources) == 1 else "",
-        failures=without_embedded(failures, map(_keys, files)),
-        created=max(file.created for file in files),
-        reordered=any(file.reordered for file in files),
-    )
+    with writer_lock(out):
+        if out.exists():
+            check_replaces(out, files[0].encoder, np.sort(np.concatenate([*map(_keys, files)])), force=force)
+        failures: dict[str, str] = {}
+        for file in files:
+            EmbeddingCache(file).verify()
+            failures.update(file.failures)
+            file.release()
+        sources = sorted({file.source for file in files})
+        origins = {file.encoder.origin for file in files}
+        return merge(
+            out,
+            [(file, np.arange(len(file))) for file in files],
+            encoder=replace(files[0].encoder, origin=files[0].encoder.origin if len(origins) == 1 else ""),
+            dtype=files[0].dtype,
+            source=sources[0] if len(sources) == 1 else "",
+            failures=without_embedded(failures, map(_keys, files)),
+            created=max(file.created for file in files),
+            reordered=any(file.reordered for file in files),
+        )
 
 
 def _keys(file: CacheFile) -> np.ndarray:

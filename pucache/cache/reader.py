@@ -103,7 +103,7 @@ class CacheHeader:
 def _read_checksums(stream: BinaryIO, name: str) -> ChecksumTable:
     signature = stream.read(len(hdf5.SIGNATURE))
     if not signature:
-        raise CacheError(f"{name} is empty (0 bytes); remove it and embed again")
+        raise CacheError(f"{name} is empty (0 bytes); remove it and make it again")
     if signature != hdf5.SIGNATURE:
         raise CacheError(f"{name} is not a pucache cache (not an HDF5 file); a cache is what embed writes")
     try:
@@ -132,6 +132,8 @@ class CacheFile:
                 self.header = CacheHeader.read(stream, str(self.path))
                 self._file = MappedFile(self.path, stream.fileno(), map_now=map_now)
         except FileNotFoundError as error:
+            if self.path.is_symlink():
+                raise CacheError(f"{self.path} is a link to no file; restore what it leads to, or remove it") from error
             if not was_listed:
                 raise CacheError(f"no such cache: {self.path}; name a file, or a folder of .h5 files") from error
             raise CacheError(

@@ -71,7 +71,7 @@ def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
             remove_partials(path)
     except OSError as error:
         reason = error.strerror or error
-        raise OutputError(f"cannot write {path}: {reason}; it takes a folder that can be written to") from error
+        raise OutputError(f"cannot write {path}: {reason}; name another file, in a folder to write to") from error
     return path
 
 

@@ -54,8 +54,8 @@ def test_export_and_import_give_the_same_file(keys, failures, dtype, encoder, so
         folder = Path(name)
         rows = dataclasses.replace(rows_of(keys), X=X)
         write_rows(folder / "c.h5", rows, spec=encoder, failures=failures, source=source)
-        export(folder / "c.h5", folder / "c.parquet")
-        import_embeddings(folder / "c.parquet", folder / "again.h5")
+        export(folder / "c.h5", folder / "not UTF-8 \udcff.parquet")
+        import_embeddings(folder / "not UTF-8 \udcff.parquet", folder / "again.h5")
         assert (folder / "again.h5").read_bytes() == (folder / "c.h5").read_bytes()
 
 

@@ -8,8 +8,9 @@ from helpers.cache_files import write
 from helpers.refusals import one_line
 
 from pucache import EmbeddingCache, EncoderSpec, pack
+from pucache.cache.parts import writer_lock
 from pucache.cache.reader import CacheFile
-from pucache.errors import CacheError, OutputError
+from pucache.errors import CacheError, CacheLockedError, OutputError
 
 OTHER = EncoderSpec.imported("other", 8)
 
@@ -71,3 +72,5 @@ def test_a_file_that_would_be_lost_is_replaced_only_if_forced(tmp_path, name):
     assert out.read_bytes() == before
     assert pack([first], out, force=True) == 2
     assert list(EmbeddingCache(out).keys) == ["a", "b"]
+    with writer_lock(out):
+        assert "being written by another process" in one_line(CacheLockedError, pack, [first], out)

@@ -213,6 +213,8 @@ BAD = {  # command: (exit code, what the one line must tell)
     EMBED + f" old.h5{SMALL} --shard 1/100000": (1, "share 1 of 100000 holds none of the 61 .*fewer shares"),
     "train-pu {b}/large.h5 --positives 0000?.png": (1, "the squares of the embeddings overflow float32; scale them"),
     "evaluate {b}/nowhere.csv --truth {w}/truth.csv": (1, "no such scores: .*nowhere.csv"),
+    "info ''": (2, "CACHE is empty, .*; name a file"),
+    "import-embeddings '' old.h5": (2, "SOURCE is empty, .*; name a file"),
     "pack {w}/cache.h5 {b}/other.h5 --out old.h5": (1, "caches of different encoders cannot be mixed"),
     "pack {w}/cache.h5 {w}/cache.h5 --out old.h5": (1, "the key 'red/000.png' stands both in .*cache.h5 and"),
     "pack {b}/flipped.h5 --out old.h5": (1, "flipped.h5 is damaged: embeddings are not as they were written"),
@@ -233,7 +235,7 @@ BAD = {  # command: (exit code, what the one line must tell)
         f"info {{b}}/{name}": (1, expected)
         for name, expected in {
             "truncated.h5": "truncated.h5 ends without pucache's checksums.*; restore it",
-            "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and embed again",
+            "empty.h5": r"empty.h5 is empty \(0 bytes\); remove it and make it again",
             "text.h5": r"text.h5 is not a pucache cache \(not an HDF5 file\)",
             "nothing": "no cache in folder .*nothing; expected .*, as embed writes",
         }.items()

@@ -218,12 +218,12 @@ def test_without_locks_outputs_are_written_and_what_a_killed_writer_left_stays(o
     ("path", "reason"),
     [
         (".", "is a directory; name a file"),
-        ("out.bin/below", "cannot write .*; it takes a folder that can be written to"),
-        ("/proc/pucache/out.bin", "cannot write .*; it takes a folder that can be written to"),
+        ("out.bin/below", "cannot write .*; name another file, in a folder to write to"),
+        ("/proc/pucache/out.bin", "cannot write .*; name another file, in a folder to write to"),
         ("/dev/null", "/dev/null is not a regular file; name a file to write instead"),
         ("pipe", "/pipe is not a regular file; name a file to write instead"),
         ("link", "/link is a link to no file; name a file to write instead"),
-        ("n" * 300, "cannot write .*; it takes a folder that can be written to"),
+        ("n" * 300, "cannot write .*; name another file, in a folder to write to"),
     ],
 )
 def test_a_path_that_cannot_be_written_is_refused_before_any_work(out, path, reason):
