@@ -292,7 +292,7 @@ def test_verify_names_each_damaged_file(world, bad):
     assert ended.stdout == f"{world}/cache.h5: 60 rows, whole\n"
     errors = ended.stderr.splitlines()
     assert [line.startswith("Error: ") for line in errors] == [True] * 3
-    flipped = "flipped.h5 is damaged: embeddings .*; restore it .* embed with --verify"
+    flipped = "flipped.h5 is damaged: embeddings .*; restore it .* embed --verify"
     names = (flipped, "truncated.safetensors is damaged", "no such cache: .*nowhere.h5")
     assert all(re.search(name, line) for name, line in zip(names, errors, strict=True))
 
