@@ -178,11 +178,15 @@ def kept_pile(path: Path, cache: EmbeddingCache, twins: Twins) -> KeptPile | Non
     return KeptPile(old, urn_of, Groups(smallest[joined]))
 
 
-def random_numbers(cache: EmbeddingCache) -> np.ndarray:
-    """A number of each row, uint64 (n,), that depends on its key and digest alone, and on nothing else in no visible
-    way: the rows of least number that are left are a random sample of them, the same in every review (permanent random
-    numbers, as in survey sampling). `mixed` makes a second, independent one of it."""
-    return mixed(_hashes(cache))
+def random_numbers(cache: EmbeddingCache, urn_of: np.ndarray) -> np.ndarray:
+    """A number of each row, uint64 (n,), that depends on its key and digest, and on the first urn, in no visible way.
+
+    The rows of least number that are left are a random sample of them, the same for all readers of a pile (permanent
+    random numbers, as in survey sampling). What an earlier review labelled is in no urn, so that its random images,
+    which are looked at already, do not come first again. `mixed` makes second, independent numbers of these.
+    """
+    hashes = _hashes(cache)
+    return mixed(hashes + mixed(hashes[urn_of == 0].sum(keepdims=True)))
 
 
 def mixed(numbers: np.ndarray) -> np.ndarray:

@@ -220,7 +220,7 @@ class Session:
 
     def _rows_by_number(self, stream: Stream) -> NumberedRows:
         if not self._numbered:
-            numbers = random_numbers(self.cache)
+            numbers = random_numbers(self.cache, self.pile.urn_of)
             self._numbered = {Stream.AUDIT: NumberedRows(numbers), Stream.ZONE: NumberedRows(mixed(numbers))}
         return self._numbered[stream]
 

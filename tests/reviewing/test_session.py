@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from pucache import EmbeddingCache, audit, read_labels
 from pucache.errors import SessionError, SessionLockedError
 from pucache.estimates.limit_sentences import sentences
-from pucache.reviewing.log import Choice, Stream
+from pucache.reviewing.log import DRAWN, Choice, Stream
 from pucache.reviewing.pile import mixed, random_numbers
 from pucache.reviewing.session import StaleDecisionError, open_session, read_session
 from pucache.reviewing.session_labels import decided_keys, write_reviewed
@@ -98,15 +98,16 @@ def test_threads_that_decide_at_once_lose_nothing(session):
 # --- draws ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("numbers", [random_numbers, lambda cache: mixed(random_numbers(cache))])
-def test_every_row_is_drawn_as_often_as_any_other(tmp_path, numbers):
+@pytest.mark.parametrize("number", [lambda numbers: numbers, mixed])
+def test_every_row_is_drawn_as_often_as_any_other(tmp_path, number):
     """The first of each eight rows with keys that count up."""
     cache = pile_of(tmp_path, [f"img_{row:06}.png" for row in range(16_000)], contents={})
-    drawn = np.bincount(numbers(cache).reshape(-1, 8).argmin(axis=1), minlength=8)
+    numbers = number(random_numbers(cache, np.zeros(16_000)))
+    drawn = np.bincount(numbers.reshape(-1, 8).argmin(axis=1), minlength=8)
     assert np.square(drawn - 250).sum() / 250 < 24.3, "chi square of 7 degrees of freedom, 0.001"
 
 
-def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up(tmp_path, rng):
+def test_random_images_are_the_same_in_every_review_of_a_pile_and_those_that_came_catch_up(tmp_path, rng):
     cache = pile_of(tmp_path, 60)
     orders = []
     for name, looked_at in (("one", range(0)), ("two", range(10, 20))):
@@ -122,6 +123,24 @@ def test_random_images_are_the_same_in_every_review_and_those_that_came_catch_up
     with open_session(grown, folder=tmp_path / "one") as session:
         first = session.draw(rng, Stream.AUDIT, 25)
         assert np.mean([draw.urn for draw in first]) > 0.8, "about thirty of the new ones have smaller numbers"
+
+
+@pytest.mark.parametrize("stream", DRAWN)
+@pytest.mark.parametrize("is_new", [True, False], ids=["with what another one found", "on a cache that has changed"])
+def test_a_pile_that_a_review_left_has_other_random_images(tmp_path, rng, stream, is_new):
+    """Those of the review that have no label now are what its answers left, and no sample of the pile."""
+    with open_session(pile_of(tmp_path, 200), labels_of(200), folder=tmp_path / "one") as session:
+        session.fix_zone(np.arange(200))
+        drawn = [session.cache.keys[draw.row] for draw in session.draw(rng, stream, 60)]
+        for number, draw in enumerate(session.state.waiting()):
+            decide(session, draw.row, POSITIVE if number < 10 else Choice.SKIP)
+        found = session.state.labels()[1] == 1
+    cache = pile_of(tmp_path, 200 if is_new else 199)
+    labels = np.where(found, 1, labels_of(200)) if is_new else None
+    with open_session(cache, labels, folder=tmp_path / ("two" if is_new else "one")) as session:
+        session.fix_zone(np.arange(len(cache)))
+        again = {session.cache.keys[draw.row] for draw in session.draw(rng, stream, 30)} & {*drawn}
+        assert len(again) < 20, "about 8 of 30 by chance"
 
 
 def test_a_recheck_looks_like_a_new_image(session, rng):
