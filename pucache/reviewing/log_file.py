@@ -53,6 +53,7 @@ INSERT = {
     for name, columns in _COLUMNS.items()
 }
 _WIDTH = 64  # bytes of `ACKNOWLEDGED`, written in place
+_UNREADABLE = (sqlite3.Error, UnicodeError)  # its messages may quote what is no text
 _HISTORY = ("SELECT number, begun FROM epochs", "SELECT serial, epoch, key, choice, request, time FROM entries")
 
 
@@ -60,21 +61,22 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
     """Version of a log; raises `SessionError` unless it is an undamaged log of a version that is read."""
     with sqlite_errors(path, "read"):
         execute = connection.execute
-        tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        written = execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
-        if written is None or written[0] != FORMAT:
-            raise SessionError(f"{path} is not the log of a review session; name another folder with --session")
-        if written[1] not in range(1, VERSION + 1):
-            raise SessionError(
-                f"{path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
-                f"{VERSION}: upgrade pucache, or name another folder with --session"
-            )
         check = "integrity_check" if wal_of(path).exists() else "quick_check"  # with indices, after a kill
-        found = execute(f"PRAGMA {check}(1)").fetchone()[0]
-        expected = {name for name in TABLES if _SINCE.get(name, 0) <= written[1]}
-        if found != "ok" or not tables >= expected:
-            raise SessionError(f"{path} is damaged ({' '.join(str(found).split())[:160]}); {REMEDY}")
-        return int(written[1])
+        found = " ".join(str(execute(f"PRAGMA {check}(1)").fetchone()[0]).split())[:160]
+        if found == "ok":
+            tables = {name for (name,) in execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            written = execute("SELECT name, version FROM format").fetchone() if "format" in tables else None
+            if written is None or written[0] != FORMAT:
+                raise SessionError(f"{path} is not the log of a review session; name another folder with --session")
+            if written[1] > VERSION:
+                raise SessionError(
+                    f"{path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
+                    f"{VERSION}: upgrade pucache, or name another folder with --session"
+                )
+            if tables >= {name for name in TABLES if _SINCE.get(name, 0) <= written[1]}:
+                return int(written[1])
+            found = "a table is missing"
+        raise SessionError(f"{path} is damaged ({found}); {REMEDY}")
 
 
 @contextmanager
@@ -137,8 +139,8 @@ def wal_of(path: Path) -> Path:
 
 
 def is_empty(path: Path) -> bool:
-    """Whether no log is here, or a file without a byte."""
-    return not path.is_file() or not path.stat().st_size
+    """Whether no log is here, or a file of a byte at most, which SQLite takes for an empty one."""
+    return not path.is_file() or path.stat().st_size < 2
 
 
 def missing_or_empty(path: Path) -> str:
@@ -155,7 +157,7 @@ def is_unwritten(path: Path) -> bool:
     try:
         with closing(connect_to_read(path)) as connection:
             return not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
-    except sqlite3.Error:
+    except _UNREADABLE:
         return False
 
 
@@ -177,7 +179,7 @@ def check_whole(path: Path) -> None:
             before = _history(alone)
         with closing(connect_to_read(path)) as both:
             lost = before - _history(both)
-    except sqlite3.Error:  # a killed checkpoint leaves no whole log without the WAL; what is damaged is found later
+    except _UNREADABLE:  # a killed checkpoint leaves no whole log without the WAL; what is damaged is found later
         return
     if lost:
         raise SessionError(

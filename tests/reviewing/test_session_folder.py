@@ -150,6 +150,17 @@ def test_a_log_that_was_cut_is_refused(cache, folder):
     assert decided(cache) == 60
 
 
+def test_a_log_that_is_damaged_beside_its_wal_says_so_and_keeps_it(cache, folder):
+    review_some(cache, 20, 22, kill=True)
+    log = folder / "decisions.sqlite"
+    whole = log.read_bytes()
+    flipped = bytearray(whole)
+    flipped[whole.index(b"CREATE TRIGGER")] ^= 128  # what SQLite says of it is no text
+    for damaged in (whole[:1], whole[:100], whole[:5000], whole[:8191], flipped):
+        log.write_bytes(damaged)
+        assert "restore decisions.sqlite" in refusal(cache, folder)
+
+
 @pytest.mark.parametrize("is_noted", [True, False])
 def test_what_opens_after_a_kill_holds_all_that_its_files_hold(cache, folder, is_noted):
     """All pairs of a log and a WAL of one review, also a WAL that is missing, empty or cut.
