@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from ..errors import ImageError, SourceError
+from ..errors import ImageError, SourceError, counted
 from ..storage.file_kinds import IMAGE_ENDINGS
 from ..storage.limits import IMAGE_BYTES as MAX_BYTES
 from ..storage.limits import KEY_BYTES as MAX_KEY_BYTES
@@ -217,7 +217,7 @@ def _ignored_note(name: str, listing: Listing) -> str:
     if hint and name.lower().endswith(shards):
         hint = "; archives within an archive are not read: unpack it"
     hint += "; caches in a store are given one by one" if ".h5" in listing.ignored else ""
-    return f" ({sum(listing.ignored.values())} files with other endings: {kinds}){hint}"
+    return f" ({counted(sum(listing.ignored.values()), 'file')} with other endings: {kinds}){hint}"
 
 
 def _int64(number: int) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import LabelError
+from ..errors import LabelError, counted
 from ..images.regions import image_of
 from ..storage.limits import PATTERN_SECONDS
 from ..storage.table_columns import GROUP_COLUMNS
@@ -93,7 +93,9 @@ def group_of_each(cache: EmbeddingCache, pairs: Iterable[tuple[str, Any]], where
         if name and group_of.setdefault(key, name) != name:
             two.add(key)
     if two:
-        raise LabelError(f"{len(two)} keys in {where} have two groups ({name_first(sorted(two))}); decide which")
+        raise LabelError(
+            f"{where}: two groups for {counted(len(two), 'key')} ({name_first(sorted(two))}); decide which"
+        )
     images = [image_of(key) for key in cache.keys] if cache.encoder.tiles else list(cache.keys)
     rows = cache.keys.rows(list(group_of))
     unknown = [key for key, row in zip(group_of, rows, strict=True) if row < 0]

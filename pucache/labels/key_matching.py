@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from ..errors import LabelError
+from ..errors import LabelError, counted
 
 if TYPE_CHECKING:
     from ..cache.keys import Keys
@@ -77,8 +77,8 @@ def respelled(
     name, rows = "+".join(rules), _rows(keys, unknown, rules)
     if several := [key for key, row in zip(unknown, rows, strict=True) if row == _SEVERAL]:
         raise LabelError(
-            f"{len(several):,} keys in {path} name several images by --match-keys {name} ({several[0]!r}); take "
-            "another rule, or correct the keys"
+            f"--match-keys {name} finds several images each for {counted(len(several), 'key')} in {path} "
+            f"({several[0]!r}); take another rule, or correct the keys"
         )
     spelled = {key: keys[row] for key, row in zip(unknown, rows, strict=True) if row >= 0}
     if twice := _first_twice(spelled, others):

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import LabelError
+from ..errors import LabelError, counted
 from ..storage.table_formats import Several
 
 _POSITIVE = {"true", "yes", "positive"}
@@ -85,7 +85,7 @@ class LabelRule:
         if not several:
             return ""
         number, first = sum(met[cell] for cell in several), several[0]
-        text = f"; {number:,} cells hold {self.value!r} among others, such as {first[:_SHOWN_LENGTH]!r}"
+        text = f"; {self.value!r} is one of several in {counted(number, 'cell')}, such as {first[:_SHOWN_LENGTH]!r}"
         mark = next((mark for mark in _MARKS if wanted in map(self._form, first.split(mark))), "")
         return f"{text}: pucache labels --label-separator {mark!r} takes them as positive" if mark else text
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from ..errors import LabelError, PUCacheError, one_line
+from ..errors import LabelError, PUCacheError, counted, one_line
 from .row_values import RowValues, by_position
 
 if TYPE_CHECKING:
@@ -84,7 +84,8 @@ class PULabels:
     def rejecting(self, rows: np.ndarray, cache: EmbeddingCache) -> PULabels:
         """These labels with some rows as known negatives; raises `LabelError` where one is positive."""
         if len(both := rows[self.positive[rows]]):
-            raise LabelError(f"{len(both)} keys are positive and negative, {cache.keys[int(both[0])]!r}; decide which")
+            shown = cache.keys[int(both[0])]
+            raise LabelError(f"positive and negative at once: {counted(len(both), 'key')}, {shown!r}; decide which")
         reviewed = self.reviewed.copy()
         reviewed[rows] = -1
         return replace(self, reviewed=reviewed)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..cache.keys import Keys, encode_keys
-from ..errors import LabelError
+from ..errors import LabelError, counted
 from ..images.listing import is_image
 from ..images.regions import MARK, image_of, parse_region
 from ..storage.table_columns import CANONICAL_COLUMNS, KEY_NAMES
@@ -94,7 +94,9 @@ class Listing:
         positive, negative = (self.row[(self.label == label) & (self.row >= 0)] for label in (1, 0))
         if len(both := np.intersect1d(positive, negative)):
             shown = name_first(cache.keys[both])
-            raise LabelError(f"{len(both)} keys in {self.name} have both labels, 1 and 0 ({shown}); decide which")
+            raise LabelError(
+                f"{self.name} has both labels, 1 and 0, for {counted(len(both), 'key')} ({shown}); decide which"
+            )
         negative = negative if negatives else negative[:0]
         if not len(positive):
             raise LabelError(f"no key in {self.name} has the label 1")

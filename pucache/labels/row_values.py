@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import LabelError, one_line
+from ..errors import LabelError, counted, one_line
 from ..storage.table_columns import GROUP_NAMES, KEY_NAMES, find_column
 from .key_matching import offered_rule
 from .listing import Listing, keys_of, name_first, offer, read_listing
@@ -143,7 +143,9 @@ def read_values(
     if len(first) < len(keys):
         twice = sorted({key for key, value in zip(keys, values.tolist(), strict=True) if first[key] != value})
         if twice:
-            raise LabelError(f"{len(twice)} keys of the {what} have two values ({name_first(twice)}); decide which")
+            raise LabelError(
+                f"the {what} have two values for {counted(len(twice), 'key')} ({name_first(twice)}); decide which"
+            )
     return keys, values
 
 

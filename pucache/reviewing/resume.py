@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache
-from ..errors import SessionError
+from ..errors import SessionError, counted
 from ..labels.labels import PULabels
 from ..labels.listing import name_first
 from ..storage.rows import evenly_spaced
@@ -182,8 +182,8 @@ class _LoggedSession:
 def _grown_note(count: int) -> str:
     """What images that came since mean for the audit."""
     return (
-        f"{count:,} images came to the cache since this session began. The limit of the others stands; of the new ones "
-        "all may be positive until random images come from them."
+        f"{counted(count, 'image')} came to the cache since this session began. The limit of the others stands; of the "
+        "new ones all may be positive until random images come from them."
     )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow
 from pyarrow import parquet
 
-from ..errors import LabelError, one_line
+from ..errors import LabelError, counted, one_line
 from ..estimates.metrics import precision_at, with_labels
 from ..labels.listing import Listing, keys_of, name_first, read_listing
 from ..labels.row_values import RowValues, read_truth, read_values
@@ -128,7 +128,7 @@ def _check_apart(tables: Mapping[str, Scores]) -> None:
         keys: list[str] = table["key"].tolist()
         if both := [key for key in keys if key in first]:
             raise LabelError(
-                f"{len(both):,} keys stand in {first[both[0]]} and in {name} ({name_first(both)}), and name two images "
+                f"{first[both[0]]} and {name} share {counted(len(both), 'key')} ({name_first(both)}) for two images "
                 "each: evaluate each table with a truth of its own"
             )
         first |= dict.fromkeys(keys, name)

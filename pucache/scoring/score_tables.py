@@ -17,7 +17,7 @@ from pyarrow import compute, parquet
 from pyarrow import csv as arrow_csv
 
 from ..cache.keys import Keys
-from ..errors import LabelError, OutputError, one_line
+from ..errors import LabelError, OutputError, counted, one_line
 from ..images.regions import split_key
 from ..labels.listing import name_first
 from ..storage.atomic import is_standard_output
@@ -174,8 +174,8 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
     repeated = [key for key, rows in Counter(keys).items() if rows > 1]
     if repeated:
         raise LabelError(
-            f"{path} has more than one row for {len(repeated):,} keys ({name_first(repeated)}), whose images would "
-            "count more than once; keep one row for each"
+            f"{path} has more than one row for {counted(len(repeated), 'key')} ({name_first(repeated)}), whose images "
+            "would count more than once; keep one row for each"
         )
     return keys
 

@@ -143,7 +143,7 @@ def test_a_pattern_that_never_ends_is_ended(tmp_path, monkeypatch):
         (["x", "y"], "expected a group for each of 6 rows"),
         ({"q/1.png": "x"}, "1 of its keys are not in the cache"),
         (pd.Series(GROUPS, index=ORDER), "groups are given by key"),
-        (pd.DataFrame({"key": [KEYS[0], KEYS[0]], "group": ["x", "y"]}), "1 keys in the groups have two groups"),
+        (pd.DataFrame({"key": [KEYS[0], KEYS[0]], "group": ["x", "y"]}), "the groups: two groups for 1 key"),
         (np.zeros((6, 2)), "expected a group for each"),
     ],
 )

@@ -138,7 +138,7 @@ CELLS_REFUSED = [
     (
         ['"{""choices"": [""Cat"", ""Dog""]}"'],
         {"label_value": "Cat"},
-        """1 cells hold 'Cat' among others, such as '{"choices": .*--label-separator '"' takes""",
+        """; 'Cat' is one of several in 1 cell, such as '{"choices": .*--label-separator '"' takes""",
     ),
     (["Not cat"], {"label_value": "cat"}, "has no 'cat'; it has 'Not cat'$"),
     (["1", "2"], {}, "has the label '2'"),
@@ -146,7 +146,7 @@ CELLS_REFUSED = [
     (["yes", "no", "-1.0"], {}, r"'-1\.0' beside 1 and 0"),
     (["A", "b"], {"label_value": "AA"}, "the label column of .*t.csv has no 'AA'; it has 'A', 'b'$"),
     (["", " "], {"label_value": "x"}, "has no 'x'; it has blank cells alone"),
-    (["Mass;Effusion"], {"label_value": "Effusion", "label_separator": "|"}, "hold 'Effusion' .*r ';' takes"),
+    (["Mass;Effusion"], {"label_value": "Effusion", "label_separator": "|"}, "'Effusion' .*r ';' takes"),
     (["0", "0"], {}, "no key in .*t.csv has the label 1"),
     (["", ""], {}, "no key in .*t.csv has the label 1"),
     (["1"] * 6, {}, "all 6 rows are labelled positive; some must be unlabelled"),
@@ -164,7 +164,7 @@ def test_cells_that_may_mean_another_thing_are_asked_about(cache, write, cells, 
     [
         (["Ja", "Nein", "Ja", ""], {"label_value": "ja"}, "'Ja' 2 (positive), 'Nein' 1 (negative), '' 1 (undecided)"),
         (["4", "-1", "4"], {"label_value": "4"}, "'4' 2 (positive), '-1' 1 (undecided)"),
-        (["M", "E|M", "E M", "E"], {"label_value": "M"}, "; 2 cells hold 'M' among others, such as 'E|M': pucache"),
+        (["M", "E|M", "E M", "E"], {"label_value": "M"}, "; 'M' is one of several in 2 cells, such as 'E|M': pucache"),
         (["yes", "no"], {}, "'yes' 1 (positive), 'no' 1 (negative)"),
         ([*"abcd", "x" * 99], {"label_value": "a"}, f"'{'x' * 40}' 1 (negative)"),
     ],
@@ -229,8 +229,8 @@ REFUSED = [
     ("empty.txt", "\n \n", {}, "lists no keys"),
     ("t.csv", "key,label\nx1,1\na/1.png,0\n", {}, r"1 of 2 keys in .* are not in the cache \('x1'\); keys are paths"),
     ("t.txt", "x1\nx,2\nx3\nx4\na/1.png\n", {}, r"4 of 5 keys .* \('x1', 'x,2', 'x3', ...\)"),
-    ("t.csv", f"key,label\n{ROWS}a/1.png,0\n", {}, r"1 keys in .* have both labels, 1 and 0 \('a/1.png'\)"),
-    ("t.csv", "key,label\nb/2.png,0\nphotos/b/2.png,1\n", {}, "have both labels, 1 and 0"),
+    ("t.csv", f"key,label\n{ROWS}a/1.png,0\n", {}, r"t.csv has both labels, 1 and 0, for 1 key \('a/1.png'\)"),
+    ("t.csv", "key,label\nb/2.png,0\nphotos/b/2.png,1\n", {}, "has both labels, 1 and 0"),
     ("t.csv", "key,label\na/1.png,1\nA/1.png,0\n", {"match_keys": "case"}, "'a/1.png' and 'A/1.png' .* are one image"),
     ("t.csv", "key,Key\na,b\n", {}, "has columns 'key' and 'Key', and either may be the key; .*: pucache labels --key"),
     ("t.csv", "name,label\na,1\n", {}, "has columns name, label; expected one called 'key', .* pucache labels --key"),
@@ -255,7 +255,7 @@ REFUSED = [
     ("t.csv", "key,concept\nx1,cat\nx2,dog\n", {}, "none of the 2 concepts .*cat: 1 of 1 keys .* are not in"),
     ("t.csv", "key,concept,label\na/1.png,cat,0\n", {}, "none of the 1 concepts in .* can be used; cat: no key in "),
     ("t.csv", "key,label\na/1.png,1\n", {"match_keys": "ends+base"}, "must be auto, or of quotes, slashes"),
-    ("t.csv", "key,label\n1.png,1\n", {"match_keys": "ends"}, "name several images by --match-keys ends"),
+    ("t.csv", "key,label\n1.png,1\n", {"match_keys": "ends"}, "--match-keys ends finds several images each"),
 ]
 
 
@@ -315,7 +315,7 @@ def test_several_tables_are_one_and_negatives_are_a_list_a_table_or_a_glob(cache
     assert [signs(read_labels(cache, one, negatives=each).only) for each in no] == ["-+....", "-+...-", "-+...."]
     assert signs(read_labels(cache, ["a/1.png"], negatives=["7.png"]).only) == "-+...."
     assert re.search(
-        "1 keys are positive and negative, 'a/1.png'; decide which",
+        "positive and negative at once: 1 key, 'a/1.png'; decide which",
         one_line(LabelError, read_labels, cache, one, negatives="a/1*"),
     )
     for bad in (write("3.csv", "key,label,concept\na/1.png,1,x\n"), write("4.csv", "key,label,group\na/1.png,1,x\n")):

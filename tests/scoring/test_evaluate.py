@@ -79,7 +79,7 @@ def test_an_image_that_is_scored_twice_is_refused_and_not_counted_twice(scored, 
     with scored.open("a") as stream:
         stream.write("n/010.png,1.0,0.9,1\n")
     truth = table("truth.csv", ["key", "label"], [("n/010.png", 1), ("n/011.png", 0)])
-    with pytest.raises(LabelError, match=r"has more than one row for 1 keys \('n/010.png'\)") as caught:
+    with pytest.raises(LabelError, match=r"has more than one row for 1 key \('n/010.png'\)") as caught:
         evaluate(scored, truth)
     assert "\n" not in str(caught.value)
 
@@ -90,7 +90,7 @@ def test_a_key_in_two_tables_is_refused(tmp_path, table):
         columns = {"key": ["x.png", "y.png"], "margin": np.ones(2, "f4"), "posterior": None, "label": np.ones(2, "i1")}
         write_table(file, TYPES, [columns])
     truth = table("truth.csv", ["key", "label"], [("x.png", 1), ("y.png", 0)])
-    with pytest.raises(LabelError, match=r"a\.csv and in .*b\.csv \('x\.png', 'y\.png'\).* evaluate each table"):
+    with pytest.raises(LabelError, match=r"a\.csv and .*b\.csv share 2 keys \('x\.png', 'y\.png'\).* evaluate each table"):
         evaluate(files, truth)
 
 
