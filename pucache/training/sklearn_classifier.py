@@ -447,7 +447,9 @@ class PULinearClassifier(FittedState):
             raise ModelError(NO_SAMPLE)
         model = copy(self)
         model.deploy_prior = model.share_ = share
-        model.threshold_ = self.pile_margins_.threshold(self.threshold, self.tilt_.prior, share, self.figures_.labels)
+        if share != self.share_:  # else the threshold is that of training, by all margins in place of their bins
+            tilt, labels = self.tilt_, self.figures_.labels
+            model.threshold_ = self.pile_margins_.threshold(self.threshold, tilt.prior, share, labels)
         return model
 
     def check_fits(self, cache: EmbeddingCache) -> None:

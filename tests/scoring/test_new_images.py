@@ -57,6 +57,7 @@ def test_a_thousand_new_images_are_decided_at_their_share(model, tmp_path):
     new = np.concatenate([X[MANY], X[rows] + 0.01])
     cache, out = write_cache(tmp_path / "new.h5", new), tmp_path / "scores.csv"
     assert score(model, cache, out, deploy_prior="model").share == model.share_
+    assert model.at_share(model.share_).threshold_ == model.threshold_ != model.at_share(model.share_ + 0.1).threshold_
     report = score(model, cache, out)
     assert report.share == report.new_images.share.prior != model.share_
     assert report.share == pytest.approx(np.concatenate([Y[MANY], Y[rows]]).mean(), abs=0.05)
