@@ -12,6 +12,7 @@ import contextlib
 import inspect
 import io
 import logging
+import os
 import re
 import sys
 from collections import OrderedDict
@@ -235,7 +236,8 @@ def _places(content: dict[Any, Any], place: str = "", depth: int = 0) -> Iterato
 
 def _prefixes(tensors: Tensors, expected: Tensors) -> list[str]:
     """Prefixes of names below which there may be a network: where expected names are found; a teacher's first."""
-    found = {"": True}  # in the order of the file
+    shared = os.path.commonprefix(list(tensors))  # noqa: RUF071
+    found = {"": True, shared[: shared.rfind(".") + 1]: True}  # in the order of the file
     for name in tensors:
         parts = name.split(".")
         for start in range(min(len(parts), 2 * _MAX_DEPTH)):
@@ -280,6 +282,8 @@ _RULES = {  # in this order; what stands before a name is kept
 }
 _PLAIN_MLP = {"up_proj": "fc1", "down_proj": "fc2"}
 _GATED_MLP = {"gate_proj": "w1", "up_proj": "w2", "down_proj": "w3"}  # as in DINOv3
+# timm's functions for the names of others, of which those behind the first are for torchvision's
+_FILTERS = ("checkpoint_filter_fn", "_filter_fn", "_filter_torchvision_pretrained")
 # of a ResNet as a sequence of its children, which training scripts cut off before the classifier
 _STAGES = {"0": "conv1", "1": "bn1"} | {str(stage + 3): f"layer{stage}" for stage in (1, 2, 3, 4)}
 _PART = re.compile(r"attn\.([qkv])\.")
@@ -341,13 +345,15 @@ def _converted(model: Any, name: str, tensors: dict[str, torch.Tensor]) -> dict[
     """Tensors by names and in shapes of timm, whose filter knows those of many authors; positions are resampled."""
     if not any(each.startswith("blocks.0.0.") for each in model.state_dict()):  # DINOv2's trainings group the blocks
         tensors = {re.sub(r"^blocks\.\d+\.(?=\d)", "blocks.", each): tensor for each, tensor in tensors.items()}
-    convert = getattr(sys.modules[type(model).__module__], "checkpoint_filter_fn", None)
+    module = sys.modules[type(model).__module__]
+    convert = next((getattr(module, each) for each in _FILTERS if hasattr(module, each)), None)
     if convert is None or "flexi" in name or "radio" in name:  # these are resampled in another way
         return tensors
-    options = {"adapt_layer_scale": True} if "adapt_layer_scale" in inspect.signature(convert).parameters else {}
+    takes = inspect.signature(convert).parameters
+    options = {each: value for each, value in (("model", model), ("adapt_layer_scale", True)) if each in takes}
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # timm prints what it has looked for
-            converted: dict[str, torch.Tensor] = convert(dict(tensors), model, **options)
+            converted: dict[str, torch.Tensor] = convert(dict(tensors), **options)
     except Exception:  # of tensors that are none of this network's
         return tensors
     resized = [each for each in converted if each in tensors and converted[each].numel() != tensors[each].numel()]
@@ -375,7 +381,7 @@ def _require_same_tensors(state: dict[str, torch.Tensor], expected: dict[str, to
             raise EncoderError(
                 f"{problem}: it {what} {len(names)} of {len(expected)} tensors "
                 f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}); pass the weights of that model, "
-                "or export it to ONNX"
+                "or export theirs to ONNX, its last layer replaced by torch.nn.Identity()"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,19 +19,20 @@ from ..storage.atomic import read_regular
 from .inference import MOST_CPU_STREAMS
 
 PREFIX = "onnx:"  # of encoder names in caches
-_TYPES = {"tensor(float)": torch.float32, "tensor(uint8)": torch.uint8}
+_TYPES = {"tensor(float)": torch.float32, "tensor(float16)": torch.float16, "tensor(uint8)": torch.uint8}
 _UNSCALED = {"mean": (0.0,) * 3, "std": (1 / 255,) * 3}  # for a network that takes uint8
 
 
 def is_onnx(name: str) -> bool:
     """Whether an encoder is named as in caches, ``FILE.onnx``, or ``FILE.onnx:OUTPUT``."""
-    return name.startswith(PREFIX) or any(part.lower().endswith(".onnx") for part in (name, name.rpartition(":")[0]))
+    return name.startswith(PREFIX) or re.search(r"\.onnx(:|$)", name, re.IGNORECASE) is not None
 
 
 def file_and_output(name: str) -> tuple[str, str]:
-    """File, or what is behind ``onnx:`` in a cache, and the output that is named, or empty."""
-    file, _, output = name.removeprefix(PREFIX).rpartition(":")
-    return (file, output) if file else (output, "")
+    """File, or what is behind ``onnx:`` in a cache, and the output that is named, or empty; outputs may have colons."""
+    end = r":" if name.startswith(PREFIX) else r"(?<=\.onnx):"
+    file, *outputs = re.split(end, name.removeprefix(PREFIX), maxsplit=1, flags=re.IGNORECASE)
+    return file, "".join(outputs)
 
 
 def load(
@@ -54,7 +56,8 @@ def load(
     if missing := [f"--{each}" for each in ("image_size", "mean", "std") if each not in stated]:
         options = ", ".join(missing).replace("_", "-")
         raise EncoderError(
-            f"{path} does not say how images are prepared; give {options}, or put its {PREPROCESSOR_FILE} beside it"
+            f"{path} does not say how images are prepared; give {options} as in its training (and --interpolation and "
+            f"--crop, if not bicubic and 1), or put its {PREPROCESSOR_FILE} beside it"
         )
     label = file if name.startswith(PREFIX) else path.stem.replace(":", "-")
     return network, preprocessing(**stated), f"{PREFIX}{label}:{output}".removesuffix(":")
@@ -73,7 +76,7 @@ class OnnxNetwork(torch.nn.Module):
         channels = [axis for axis in (1, 3) if len(images.shape) == 4 and images.shape[axis] == 3]
         if others or not channels or images.type not in _TYPES:
             found = "; ".join(f"{each.name}: {each.type} {tuple(each.shape)}" for each in (images, *others))
-            raise EncoderError(f"{path} takes {found}; expected one input, float32 or uint8 (N, 3, H, W)")
+            raise EncoderError(f"{path} takes {found}; expected one input (N, 3, H, W), float or uint8")
         batch, *sides = (size for axis, size in enumerate(images.shape) if axis != channels[0])
         # (height, width) where the file fixes it, else None
         self.image_size = tuple(sides) if all(isinstance(side, int) for side in sides) else None
@@ -87,8 +90,9 @@ class OnnxNetwork(torch.nn.Module):
         if name not in ranks and (name or len(ranks) != 1):
             raise EncoderError(f"{path} gives {', '.join(ranks)}; name one: --encoder {path}:{next(iter(ranks))}")
         found = name or next(iter(ranks))
-        if (ranks[found], pooling) not in ((2, None), (3, "token"), (3, "avg")):
-            remedies = {2: "leave out --pooling", 3: "use --pooling token or avg"}
+        # 0 where the file does not say; the first image shows it
+        if ranks[found] and (ranks[found], pooling) not in ((2, None), (3, "token"), (3, "avg"), (4, None)):
+            remedies = {2: "leave out --pooling", 3: "use --pooling token or avg", 4: "leave out --pooling"}
             remedy = remedies.get(ranks[found], "name another output")
             raise EncoderError(f"{path}: {found} has {ranks[found]} axes; {remedy}, for (N, d) or (N, tokens, d)")
         return found
@@ -98,16 +102,16 @@ class OnnxNetwork(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map normalised images (B, 3, H, W) to embeddings (B, d)."""
-        pixels = x.cpu() if self.dtype.is_floating_point else x.cpu().round().to(torch.uint8)
+        pixels = (x if self.dtype.is_floating_point else x.round()).cpu().to(self.dtype)
         pixels = pixels.permute(0, 2, 3, 1) if self._channels_last else pixels
         size = self._batch or len(pixels)
         padded = torch.cat([pixels, pixels.new_zeros((-len(pixels) % size, *pixels.shape[1:]))])
         batches = (batch.contiguous().numpy() for batch in padded.split(size))
         rows = [torch.from_numpy(self._session.run([self._output], {self._input: each})[0]) for each in batches]
         made = torch.cat(rows)[: len(pixels)].float()
-        if made.ndim == 3:
+        if self.global_pool:
             made = made[:, 0] if self.global_pool == "token" else made.mean(1)
-        return made.to(x.device)
+        return (made.flatten(1) if made.shape[2:] == (1, 1) else made).to(x.device)
 
 
 def _session(path: Path, device: torch.device) -> Any:

@@ -13,6 +13,7 @@ import pytest
 import safetensors.torch
 import timm
 import torch
+import torchvision
 from helpers.authors import IMAGES, dinov2, dinov2_with_registers, network, renamed
 from helpers.refusals import one_line
 from helpers.slow import slow
@@ -242,6 +243,15 @@ def test_a_resnet_without_its_classifier_is_found(tmp_path, form):
         torch.testing.assert_close(loaded[name].float(), tensor.float(), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("prefix", ["", "module.", "model.backbone."])
+def test_names_of_torchvision_are_those_of_timm_where_timm_knows_them(tmp_path, prefix):
+    theirs = torchvision.models.regnet_y_400mf(num_classes=2).eval()
+    loaded = from_timm("regnety_004", saved(tmp_path, under(prefix, theirs.state_dict()))).eval()
+    theirs.fc = torch.nn.Identity()
+    with torch.inference_mode():
+        torch.testing.assert_close(loaded(IMAGES), theirs(IMAGES))
+
+
 def test_a_table_of_one_dimension_is_no_position(tmp_path):
     """torchvision's Swin has an index of positions, flat; a traceback had ended the command."""
     flat = {"patch_embed.pos": torch.ones(3)} | timm.create_model("test_vit").state_dict()
@@ -260,7 +270,7 @@ def test_positions_that_are_resampled_in_a_way_of_their_own_are_refused(tmp_path
     """timm resamples those of FlexiViT by another kernel, which this way does not know."""
     torch.save(timm.create_model("flexivit_small", img_size=224).state_dict(), tmp_path / "weights.pth")
     told = one_line(EncoderError, from_timm, "flexivit_small", tmp_path / "weights.pth")
-    assert told.endswith("(pos_embed); pass the weights of that model, or export it to ONNX")
+    assert "(pos_embed); pass the weights of that model, or export theirs to ONNX" in told
 
 
 # --- Untrained networks of timm, written by the names that transformers 5.24 gives the same network---

@@ -45,6 +45,13 @@ class Pooled(Patches):
         return super().forward(x).mean(1)
 
 
+class Column(Pooled):
+    """What remains of a network of torchvision whose flattening went with its classifier."""
+
+    def forward(self, x):
+        return super().forward(x)[..., None, None]
+
+
 class Tokens(Patches):
     """What transformers exports: all tokens, and one vector."""
 
@@ -83,6 +90,8 @@ def folder(tmp_path_factory, one_thread):
     place = tmp_path_factory.mktemp("onnx")
     exported(place / "vit.onnx", Pooled())
     exported(place / "tokens.onnx", Tokens(), outputs=("last_hidden_state", "pooler_output"))
+    exported(place / "column.onnx", Column(), outputs=("pooled:0",))
+    exported(place / "half.onnx", Pooled().half(), torch.zeros(2, 3, SIDE, SIDE).half())
     edited(place / "one.onnx", place, one_image)
     exported(place / "bytes.onnx", OfBytes(), torch.zeros(2, SIDE, SIDE, 3, dtype=torch.uint8))
     for number in range(40):
@@ -100,8 +109,9 @@ def expected(folder):
 
 
 def test_networks_in_onnx_files_give_the_embeddings_of_torch(folder, expected):
-    for name, preprocess in {"vit": PREPROCESS, "one": PREPROCESS, "bytes": {"crop": 0.95}}.items():
-        encoder = load_encoder(folder / f"{name}.onnx", preprocess=preprocess)
+    for name in ("vit.onnx", "one.onnx", "half.onnx", "column.onnx:pooled:0", "bytes.onnx"):
+        preprocess = {"crop": 0.95} if name == "bytes.onnx" else PREPROCESS
+        encoder = load_encoder(f"{folder}/{name}", preprocess=preprocess)
         np.testing.assert_allclose(encoder(PHOTOS), expected, atol=1e-3)
         assert encoder.spec.runtime == "onnxruntime" and encoder.spec.input_size == (SIDE, SIDE)
 
@@ -180,7 +190,7 @@ def of_export(model):
 
 REFUSED = {
     "two inputs": (second_input, r"takes .*more: .*; expected one input"),
-    "dynamic channels": (dynamic_channels, r"'channels'.*; expected one input, float32 or uint8 \(N, 3, H, W\)"),
+    "dynamic channels": (dynamic_channels, r"'channels'.*; expected one input \(N, 3, H, W\), float or uint8"),
     "a custom operator": (custom_op, r"onnxruntime cannot run .*of.others"),
     "weights that are missing": (external("gone.bin"), r"lacks gone.bin, the file of its weights"),
     "weights outside": (external("../gone.bin"), r"names weights outside its folder \(\.\./gone.bin\)"),
