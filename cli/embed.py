@@ -20,7 +20,7 @@ from pucache.images.regions import BOXES, check_tiles
 from pucache.images.source import open_source
 from pucache.images.tiling import CLIPPED
 from pucache.scaling.embed_shards import embed_shards, shard_names
-from pucache.storage.atomic import format_of
+from pucache.scoring.score import encoder_of, encoder_of_model
 from pucache.storage.table_writer import write_rows
 from pucache.storage.urls import is_url, path_or_url
 
@@ -146,7 +146,8 @@ def embed(
     elif shards is not None:
         raise ValueError("--shards is for a Ray cluster; add --ray, or leave it out")
     else:
-        chosen = _of_model(encoder_options, cache)
+        model = encoder_of_model(encoder)
+        chosen = encoder_of(model, encoder_options, encoder_of_existing(cache)) if model else encoder_options
         report = run_embedding(opened, cache, chosen, progress=terminal_progress(), **run)
     lines = list(_lines(report, rest["prune"]))
     if concepts := _write_concepts(opened, report.cache, cache):
@@ -159,16 +160,6 @@ def embed(
     fields |= {"cosine_to_fp32": report.cosine, "warning": report.range_note or None}
     output.print_result(fields | more, lines)
     output.exit_for_failures(len(report.failures), strict)
-
-
-def _of_model(options: EncoderOptions, cache: str) -> Any:
-    """The encoder that a model of train-pu was trained on, where its file is named; else the options as they are."""
-    if format_of(options.name) != "pucache-model":
-        return options
-    from pucache.scoring.score import encoder_of
-    from pucache.training.concept_models import ConceptModels
-
-    return encoder_of(ConceptModels.open(options.name).encoder_, options, encoder_of_existing(cache))
 
 
 def _write_concepts(source: Any, written: str | Path, cache: str) -> str:

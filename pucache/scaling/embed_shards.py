@@ -23,8 +23,8 @@ from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
 from ..devices import choose_precision, choose_runtime, device_name
 from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding, with_boxes
-from ..encoders.deferred import EncoderOptions
-from ..encoders.spec import BUNDLED
+from ..encoders.deferred import EncoderOptions, find_weights
+from ..encoders.spec import BUNDLED, EncoderSpec
 from ..errors import EngineError, ImageError, PUCacheError
 from ..images.decoding import Decoding
 from ..images.listing import Listing, check_shard_images, take_shards
@@ -32,6 +32,7 @@ from ..images.regions import image_of
 from ..images.source import Source, image_digest, open_source
 from ..images.tiling import list_images
 from ..progress import Progress, Silent
+from ..scoring.score import encoder_of, encoder_of_model
 from ..storage.atomic import folder_for_output, temporary_file
 from ..storage.urls import is_url, path_or_url, without_secrets
 from ..version import __version__
@@ -48,6 +49,7 @@ class ShardsJob:
     source: Source
     paths: list[str]
     encoder: EncoderOptions
+    model: EncoderSpec | None  # encoder of a model of train-pu, where `encoder` names its file
     options: EmbedOptions
     inputs: list[str]  # weights and a file in the folder of the output, which a node must see
     image: tuple[str, bytes] | None  # key of a readable image, and its digest
@@ -95,7 +97,8 @@ def _embed(job: ShardsJob, images: ShardImages) -> EmbedReport:
         os.environ["SOURCE_DATE_EPOCH"] = job.created
     path, options = job.paths[images.number - 1], replace(job.options, shard=(images.number, len(job.paths)))
     workers = 1 if is_retry() else None  # one process reads the images, so that one that kills it is named
-    report = run_embedding(job.source, path, job.encoder, options=options, listing=images.listing, workers=workers)
+    encoder = encoder_of(job.model, job.encoder, encoder_of_existing(path)) if job.model else job.encoder
+    report = run_embedding(job.source, path, encoder, options=options, listing=images.listing, workers=workers)
     return replace(report, profile=None)  # which holds a lock
 
 
@@ -164,6 +167,9 @@ def embed_shards(
     paths = _shard_paths(folder, shards)
     open_destination(paths[0]).check()
     source = open_source(source)
+    if model := encoder_of_model(encoder.name):
+        weights = encoder.weights or find_weights(model)
+        encoder = replace(encoder, weights=weights, tiles=model.tiles, decoding=Decoding.of(model.decoder))
     encoder = with_boxes(encoder, source)
     listing = list_images(source, encoder.tiles, encoder.decoding or Decoding())
     divided = [ShardImages(number, part) for number, part in enumerate(take_shards(listing, shards), 1)]
@@ -172,10 +178,11 @@ def embed_shards(
     with cluster_tasks(address, workers) as tasks, probe_file(folder) as probe, progress or Silent() as shown:
         if device == "auto":
             device = "cuda" if count("GPU") else "cpu"
-        settings = _resolved(encoder, device, paths)
+        settings = _resolved(encoder, model, device, paths)
         inputs = [path for path in map(str, (settings.name, settings.weights, probe)) if os.path.isabs(path)]
         image, created = _readable_image(source, listing, encoder.tiles), os.environ.get("SOURCE_DATE_EPOCH")
-        job = ShardsJob(source, paths, settings, options, list(filter(os.path.exists, inputs)), image, created)
+        seen = list(filter(os.path.exists, inputs))
+        job = ShardsJob(source, paths, settings, model, options, seen, image, created)
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
         outcomes = tasks.outcomes(_embed, job, divided, gpu=device == "cuda")
@@ -213,26 +220,28 @@ def shard_names(shards: int) -> list[str]:
     return [f"{number:05}.h5" for number in range(1, shards + 1)]
 
 
-def _resolved(encoder: EncoderOptions, device: str, paths: list[str]) -> EncoderOptions:
+def _resolved(encoder: EncoderOptions, model: EncoderSpec | None, device: str, paths: list[str]) -> EncoderOptions:
     """Options with one meaning on every node: absolute paths; for ``auto`` that of an existing shard or the best."""
     import torch
 
-    chosen = torch.device(device)
+    from ..encoders.onnx_file import file_and_output, is_onnx
+
+    chosen, name = torch.device(device), os.fspath(encoder.name)
+    file = file_and_output(name)[0] if is_onnx(name) else name
+    if name != BUNDLED and os.path.exists(file):
+        encoder = replace(encoder, name=absolute(file) + name[len(file) :])
+    if isinstance(encoder.weights, str | os.PathLike):
+        encoder = replace(encoder, weights=absolute(encoder.weights))
+    encoder = replace(encoder, device=device)
+    if is_onnx(model.name if model else name):  # which has its own precision and runtime
+        return encoder
     precision, runtime = encoder.precision, encoder.runtime
     if "auto" in (precision, runtime):
-        existing = next(filter(None, map(encoder_of_existing, paths)), None)
+        existing = next(filter(None, map(encoder_of_existing, paths)), model)
         if existing is not None:
             precision = existing.precision if precision == "auto" else precision
             runtime = existing.runtime if runtime == "auto" else runtime
-    is_path = encoder.name != BUNDLED and os.path.exists(encoder.name)
-    return replace(
-        encoder,
-        name=absolute(encoder.name) if is_path else encoder.name,
-        weights=absolute(encoder.weights) if isinstance(encoder.weights, str | os.PathLike) else encoder.weights,
-        device=device,
-        precision=choose_precision(precision, chosen),
-        runtime=choose_runtime(runtime, chosen),
-    )
+    return replace(encoder, precision=choose_precision(precision, chosen), runtime=choose_runtime(runtime, chosen))
 
 
 def _readable_image(source: Source, listing: Listing, tiles: str) -> tuple[str, bytes] | None:

@@ -34,6 +34,7 @@ from ..errors import ModelError
 from ..estimates.thresholds import parse_rule
 from ..images.decoding import Decoding
 from ..progress import Progress
+from ..storage.atomic import format_of
 from ..storage.urls import is_url, without_secrets
 from ..threads import prefetch
 from ..training.concept_models import ConceptModels
@@ -332,14 +333,25 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
     return os.fspath(images[0])
 
 
-def encoder_of(
-    expected: EncoderSpec | None, options: EncoderOptions, existing: EncoderSpec | None = None
-) -> Encoder | DeferredEncoder:
-    """Open the encoder that a model was trained on, as in an `existing` cache; raises `ModelError` for another one."""
+def encoder_of_model(name: str | Path) -> EncoderSpec | None:
+    """Encoder that a model of `train_pu` was trained on, where `name` is its file."""
+    is_model = format_of(name) == "pucache-model"
+    return _made_here(ConceptModels.open(name).encoder_) if is_model else None
+
+
+def _made_here(expected: EncoderSpec | None) -> EncoderSpec:
     if expected is None or expected.name.startswith("imported:"):
         raise ModelError(
             f"the model was trained on {expected or 'bare arrays'}, which pucache cannot make; score a cache"
         )
+    return expected
+
+
+def encoder_of(
+    expected: EncoderSpec | None, options: EncoderOptions, existing: EncoderSpec | None = None
+) -> Encoder | DeferredEncoder:
+    """Open the encoder that a model was trained on, as in an `existing` cache; raises `ModelError` for another one."""
+    expected = _made_here(expected)
     options = replace(options, name=expected.name, decoding=Decoding.of(expected.decoder), tiles=expected.tiles)
     opened = options.load(like=expected) if existing is None else open_encoder(options, like=existing)
     differing = expected.differences(opened.spec, ignoring=ROUNDING)

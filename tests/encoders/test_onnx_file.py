@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.command_line import run
 from helpers.refusals import one_line
+from helpers.shard_tasks import InProcess
 from helpers.tiny import save_image
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -152,6 +153,11 @@ def test_the_whole_way_by_an_onnx_file_from_the_command_line(folder, tmp_path, m
     run("train-pu cache.h5 --positives found.txt --out m.safetensors")
     again = run(f"embed {folder}/photos cache.h5 --encoder vit.onnx")
     assert "nothing had changed" in again.stdout, "the preprocessing is the cache's"
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
+    values = "--mean 0 0 0 --std 1 1 1 --device cpu"
+    run(f"embed {folder}/photos shards --ray --shards 1 --encoder vit.onnx:embedding {values}")
+    assert pucache.EmbeddingCache("shards").encoder.runtime == "onnxruntime"
     run(f"score m.safetensors {folder}/photos --out scores.csv")
     (tmp_path / "vit.onnx").rename(tmp_path / "moved.onnx")
     told = run(f"score m.safetensors {folder}/photos --out new.csv", code=1)

@@ -17,7 +17,7 @@ from helpers.ray_cluster import Command, variables
 from helpers.shard_tasks import InProcess
 from ray.cluster_utils import Cluster
 
-from pucache import EmbeddingCache, embed_shards
+from pucache import EmbeddingCache, embed_shards, train_pu
 from pucache.embedding.embed import EmbedOptions, run_embedding
 from pucache.encoders.deferred import EncoderOptions
 from pucache.errors import EngineError, SourceError
@@ -91,6 +91,19 @@ def test_the_command_writes_the_shards_of_this_machine(image_folder, tmp_path, r
     assert files(folder) == files(tmp_path / "here")
     assert told["shards"] == sorted(files(folder))
     assert (told["rows"], told["computed"], list(told["failures"])) == (12, 12, ["empty.png"])
+
+
+def test_a_model_of_train_pu_gives_its_encoder_with_its_tiles(image_folder, tmp_path, run, monkeypatch):
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
+    images, model = image_folder(12), tmp_path / "m.safetensors"
+    run_embedding(str(images), tmp_path / "tiles.h5", replace(run, tiles="2x2"))
+    cache = EmbeddingCache(tmp_path / "tiles.h5")
+    train_pu(cache, cache.keys[:16]).save(model)
+    for where in ("ray --ray --workers 1 --device cpu --shards 1", "here/00001.h5"):
+        run_json(f"embed {images} {tmp_path}/{where} --encoder {model}")
+    assert EmbeddingCache(tmp_path / "ray").encoder == cache.encoder
+    assert files(tmp_path / "ray") == files(tmp_path / "here")
 
 
 @pytest.mark.slow

@@ -90,7 +90,9 @@ def test_a_key_in_two_tables_is_refused(tmp_path, table):
         columns = {"key": ["x.png", "y.png"], "margin": np.ones(2, "f4"), "posterior": None, "label": np.ones(2, "i1")}
         write_table(file, TYPES, [columns])
     truth = table("truth.csv", ["key", "label"], [("x.png", 1), ("y.png", 0)])
-    with pytest.raises(LabelError, match=r"a\.csv and .*b\.csv share 2 keys \('x\.png', 'y\.png'\).* evaluate each table"):
+    with pytest.raises(
+        LabelError, match=r"a\.csv and .*b\.csv share 2 keys \('x\.png', 'y\.png'\).* evaluate each table"
+    ):
         evaluate(files, truth)
 
 
