@@ -139,26 +139,19 @@ def test_a_first_start_that_is_killed_begins_again(cache, folder):
 # --- the log holds less than it did --------------------------------------------------------------
 
 
-def test_a_log_that_was_cut_is_refused(cache, folder):
-    review_some(cache, 20, 80)
-    log = folder / "decisions.sqlite"
-    whole = log.read_bytes()
-    for size in (1, 100, 4096, 8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1):
-        log.write_bytes(whole[:size])
-        refusal(cache, folder)
-    log.write_bytes(whole)
-    assert decided(cache) == 60
-
-
-def test_a_log_that_is_damaged_beside_its_wal_says_so_and_keeps_it(cache, folder):
-    review_some(cache, 20, 22, kill=True)
+@pytest.mark.parametrize(("count", "kill"), [(60, False), (2, True)])
+def test_a_log_that_is_damaged_is_refused_and_its_wal_stays(cache, folder, count, kill):
+    review_some(cache, 20, 20 + count, kill=kill)
     log = folder / "decisions.sqlite"
     whole = log.read_bytes()
     flipped = bytearray(whole)
     flipped[whole.index(b"CREATE TRIGGER")] ^= 128  # what SQLite says of it is no text
-    for damaged in (whole[:1], whole[:100], whole[:5000], whole[:8191], flipped):
+    far = () if kill else (8192, len(whole) // 2, len(whole) - 4096, len(whole) - 1)  # else the WAL may mend it
+    for damaged in (flipped, *(whole[:size] for size in (1, 100, 4096, 5000, 8191, *far))):
         log.write_bytes(damaged)
         assert "restore decisions.sqlite" in refusal(cache, folder)
+    log.write_bytes(whole)
+    assert decided(cache) == count
 
 
 @pytest.mark.parametrize("is_noted", [True, False])
