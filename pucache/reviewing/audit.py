@@ -47,8 +47,6 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
     if not isinstance(session, (str, Path)):
         return session.limits(level)
     folder, agreed = Path(session), None
-    if folder.is_file():
-        raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
     try:
         with open_log(folder, read_only=True) as log:
             present = log.audited_entries()

@@ -35,8 +35,6 @@ from .log_file import (
     connect,
     connect_to_read,
     file_at,
-    is_empty,
-    missing_or_empty,
     sqlite_errors,
     version_of,
 )
@@ -207,8 +205,6 @@ class DecisionLog:
 
         A log that lacks what was acknowledged is refused, and so is one that its ``-wal`` does not belong to.
         """
-        if is_empty(path):  # SQLite would delete the -wal of an empty file
-            raise SessionError(f"no review session at {path.parent}: {path.name} is {missing_or_empty(path)}")
         check_whole(path)
         with ExitStack() as stack:
             log = cls(path, read_only=True)  # a writer would put the -wal into the file before it is checked

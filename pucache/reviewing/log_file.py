@@ -138,11 +138,6 @@ def wal_of(path: Path) -> Path:
     return real.with_name(real.name + "-wal")
 
 
-def is_empty(path: Path) -> bool:
-    """Whether no log is here, or a file of a byte at most, which SQLite takes for an empty one."""
-    return not path.is_file() or path.stat().st_size < 2
-
-
 def missing_or_empty(path: Path) -> str:
     """What is wrong with a log that is not there."""
     if path.is_symlink() and not path.exists():
@@ -152,7 +147,7 @@ def missing_or_empty(path: Path) -> str:
 
 def is_unwritten(path: Path) -> bool:
     """Whether no log is here, or a database without tables, as one that was emptied, or never written."""
-    if is_empty(path):
+    if not path.is_file() or path.stat().st_size < 2:  # SQLite takes a byte for none, and would delete the WAL
         return True
     try:
         with closing(connect_to_read(path)) as connection:

@@ -22,7 +22,7 @@ from .log import (
     LoggedImage,
     labelling_decisions,
 )
-from .log_file import LOG
+from .log_file import LOG, REMEDY
 from .pile import Groups, KeptPile, Pile, Twins, keep_pile, kept_pile, pile_path, rows_of_urns
 from .session_folder import is_first_start, open_log
 
@@ -111,6 +111,9 @@ class _LoggedSession:
         log, cache, facts, kept, before = self.log, self.cache, self.facts, self.kept, self._labels()
         carried, note = self._carried(self.first), self._note()
         if self.is_same_cache:
+            images = zip(self.images, self.image_rows.tolist(), strict=True)
+            if any(row < 0 and image.epoch == log.epoch for image, row in images):
+                raise SessionError(f"{log.path} is damaged (it names images that {cache.name} never had); {REMEDY}")
             _check_labels(log, before, given)
             urn_of = _urns(before, self.groups, carried) if kept is None else kept.urn_of
             if tuple(rows_of_urns(urn_of)) == facts.urns and _pile_checksum(cache, urn_of) == facts.pile_checksum:

@@ -5,6 +5,7 @@ import sqlite3
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -330,6 +331,15 @@ def test_a_log_that_contradicts_itself_is_refused(session, cache):
         audit(session.folder)
     for opener in (open_session, read_session):
         with pytest.raises(SessionError, match=r"is damaged: draw 2 is of row 10, .*restore decisions"):
+            opener(cache)
+
+
+def test_a_log_that_names_images_which_its_cache_never_had_is_refused(session, cache):
+    session.close()
+    with closing(sqlite3.connect(session.folder / "decisions.sqlite")) as log, log:
+        log.execute("INSERT INTO images SELECT epoch, '0O0.png', digest, label, reviewed FROM images LIMIT 1")
+    for opener in (open_session, read_session):
+        with pytest.raises(SessionError, match=r"is damaged \(it names images that .*restore decisions"):
             opener(cache)
 
 
