@@ -129,6 +129,25 @@ def test_what_is_no_cache_source_encoder_or_model_is_refused_in_one_line(folder,
         assert "expected a model" in one_line(pucache.errors.ModelError, pucache.score, no_model, cache)
 
 
+@pytest.mark.parametrize("wrong", [3, [3], b"cache.h5", object()], ids=type)
+def test_what_is_no_path_is_refused_in_one_line(folder, cache, wrong):
+    model = pucache.train_pu(cache, "red/**", method="linear", **TRAINING)
+    for take in (
+        pucache.audit,
+        pucache.audit_concepts,
+        partial(pucache.session_labels, cache),
+        partial(pucache.embed, folder),
+        partial(pucache.score, model, cache),
+        partial(pucache.pack, [cache]),
+        partial(pucache.import_embeddings, cache.X),
+        partial(pucache.export, cache),
+        partial(pucache.report, cache, "red/**"),
+        partial(pucache.write_labels, cache, "red/**"),
+        lambda given: pucache.evaluate([given], "truth.csv"),
+    ):
+        assert "expected a path or URL, got " in one_line(ValueError, take, wrong)
+
+
 # --- Seeds of every function that draws -----------------------------------------------------------
 
 X, S, _ = planted(120, labelled=30)

@@ -430,7 +430,7 @@ def write_labels(
     OutputError
         `path` cannot be written, is a file that the labels were read from, or has another ending than .csv.
     """
-    if not (os.fspath(path).lower().endswith(".csv") or is_standard_output(path)):
+    if not (is_standard_output(path) or os.fspath(path).lower().endswith(".csv")):
         raise OutputError(f"the table of labels is CSV, and {path} would be read as something else; end it in .csv")
     opened = open_cache(cache)
     labels = labels if isinstance(labels, Labels) else open_labels(opened, labels)

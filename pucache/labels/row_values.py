@@ -152,8 +152,8 @@ def read_values(
 def _by_position(values: np.ndarray, cache: EmbeddingCache, what: str) -> np.ndarray:
     if values.shape != (len(cache),):
         raise LabelError(
-            f"expected a {what.removesuffix('s')} for each of {len(cache):,} rows of {cache.name}, got shape "
-            f"{values.shape}"
+            f"expected keys, or a {what.removesuffix('s')} for each of {len(cache):,} rows of {cache.name}; got "
+            f"{len(values):,}"
         )
     check_order(cache, what)
     return values

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ..errors import SessionError
 from ..estimates.agreement import Agreement
 from ..estimates.limits import Limits
+from ..storage.urls import path_or_url
 from .history import History, agreement, joined
 from .log import AuditedEntries, DecisionLog
 from .session_folder import another_readers, doubted_numbers, open_log, over_sessions
@@ -44,9 +45,9 @@ def audit(session: str | Path | Session, *, level: float = 0.95, beside: str | P
     ValueError
         The level is not within (0, 1).
     """
-    if not isinstance(session, (str, Path)):
+    if hasattr(session, "limits"):
         return session.limits(level)
-    folder, agreed = Path(session), None
+    folder, agreed = Path(path_or_url(session)), None
     try:
         with open_log(folder, read_only=True) as log:
             present = log.audited_entries()
@@ -102,5 +103,5 @@ def audit_concepts(
     SessionError
         The folder holds no session that can be read, or sessions of different caches.
     """
-    other = None if beside is None else Path(beside)
+    other = None if beside is None else Path(path_or_url(beside))
     return over_sessions(folder, lambda path: audit(path, level=level, beside=other and other / path.name))

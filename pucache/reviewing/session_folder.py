@@ -21,6 +21,7 @@ from ..neighbours.graph_file import sidecar_path
 from ..storage.atomic import locked_folder
 from ..storage.table_writer import write_rows
 from ..storage.tables import read_table
+from ..storage.urls import path_or_url
 from .log import DecisionLog, EpochFacts
 from .log_file import ACKNOWLEDGED, LOG, REMEDY, is_unwritten, missing_or_empty, wal_of
 
@@ -35,14 +36,15 @@ R = TypeVar("R")
 
 def session_folder(cache: EmbeddingCache, folder: str | Path | None = None) -> Path:
     """Folder of a session; by default ``CACHE.review`` beside the first file of the cache."""
-    return sidecar_path(cache, "review") if folder is None else Path(folder)
+    return sidecar_path(cache, "review") if folder is None else Path(path_or_url(folder))
 
 
 def another_readers(beside: str | Path, folder: Path) -> Path:
     """The folder of another reader's session; raises `SessionError` where it is the session's own `folder`."""
-    if Path(beside).resolve() == folder.resolve():
+    other = Path(path_or_url(beside))
+    if other.resolve() == folder.resolve():
         raise SessionError(f"{beside} is the review that it would stand beside; name that of another reader")
-    return Path(beside)
+    return other
 
 
 def lock_folder(folder: Path, stack: ExitStack) -> None:
@@ -50,6 +52,8 @@ def lock_folder(folder: Path, stack: ExitStack) -> None:
 
     Raises `SessionLockedError` where another process runs the session, `SessionError` where it cannot be written.
     """
+    if folder.is_file():
+        raise SessionError(f"{folder} is a file; expected the folder of a review session, such as cache.h5.review")
     locked = SessionLockedError(
         f"{folder} is in use by another pucache review; open the address that it printed, or end it first"
     )
@@ -110,9 +114,8 @@ def doubted_numbers(folder: Path) -> list[int]:
 
 def concept_folders(folder: str | Path) -> dict[str, Path]:
     """Folder of each session by concept; none where the folder is that of a single review."""
-    if Path(folder, LOG).exists():
-        return {}
-    return {log.parent.name: log.parent for log in sorted(Path(folder).glob(f"*/{LOG}"))}
+    folder = Path(path_or_url(folder))
+    return {} if (folder / LOG).exists() else {log.parent.name: log.parent for log in sorted(folder.glob(f"*/{LOG}"))}
 
 
 def over_sessions(folder: str | Path, work: Callable[[Path], R]) -> tuple[dict[str, R], dict[str, str]]:

@@ -24,6 +24,7 @@ from ..labels.listing import EXPORT, short_digest
 from ..storage.file_kinds import TABLE
 from ..storage.outputs import check_output
 from ..storage.table_writer import write_rows
+from ..storage.urls import path_or_url
 from .log import LABELS, Choice, labelling_decisions
 from .session import Session, read_session
 from .session_folder import another_readers, concept_folders, kept_groups, open_log, over_sessions, session_folder
@@ -63,7 +64,7 @@ def session_labels(
         With `check`, there is no positive in it, or no unlabelled row.
     """
     opened = open_cache(cache)
-    path, other = session_folder(opened, folder), None if beside is None else Path(beside)
+    path, other = session_folder(opened, folder), None if beside is None else Path(path_or_url(beside))
     group = kept_groups(path, opened)
     if concept_folders(path):
         found = over_sessions(path, lambda one: _labels_of(opened, one, other and other / one.name, check))

@@ -16,6 +16,7 @@ from ..errors import LabelError, counted, one_line
 from ..estimates.metrics import precision_at, with_labels
 from ..labels.listing import Listing, keys_of, name_first, read_listing
 from ..labels.row_values import RowValues, read_truth, read_values
+from ..storage.urls import path_or_url
 from .score_tables import FORMATS, read_scores, unique_keys
 
 Scores = dict[str, np.ndarray]
@@ -102,7 +103,7 @@ def _tables(scores: str | Path | Sequence[str | Path]) -> list[str]:
     """Names of the tables; those of a folder in the order of their names."""
     given = [scores] if isinstance(scores, str | Path) else list(scores)
     names: list[str] = []
-    for one in [os.fspath(name) for name in given]:
+    for one in map(path_or_url, given):
         if os.path.isdir(one):
             found = sorted(str(path) for path in Path(one).iterdir() if path.suffix.lower().lstrip(".") in FORMATS)
             if not found:

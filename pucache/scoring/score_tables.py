@@ -21,7 +21,7 @@ from ..errors import LabelError, OutputError, counted, one_line
 from ..images.regions import split_key
 from ..labels.listing import name_first
 from ..storage.atomic import is_standard_output
-from ..storage.file_kinds import SCORES, TABLE
+from ..storage.file_kinds import SCORES, TABLE, kind_of
 from ..storage.outputs import Paths
 from ..storage.table_writer import open_table
 from ..storage.urls import is_url, without_secrets
@@ -182,15 +182,17 @@ def unique_keys(table: dict[str, np.ndarray], path: str | Path) -> list[str]:
 
 def column_names(path: str | Path) -> list[str]:
     """Names of the columns of a table; raises `LabelError` where it cannot be read."""
-    path = Path(path)
+    path, expected = Path(path), "expected the CSV or Parquet that score writes"
     if not path.is_file():
         problem = f"{path} is not a regular file" if path.exists() else f"no such scores: {path}"
-        raise LabelError(f"{problem}; expected the CSV or Parquet that score writes")
+        raise LabelError(f"{problem}; {expected}")
     try:
         if path.suffix.lower() == ".parquet":
             return list(parquet.read_schema(path).names)
         with path.open(encoding="utf-8-sig", newline="") as stream:
             return next(csv.reader(stream), [])
+    except UnicodeDecodeError as error:
+        raise LabelError(f"{path} is {kind_of(path)}, not UTF-8 text; {expected}") from error
     except (ValueError, csv.Error, OSError, arrow.ArrowException) as error:
         raise LabelError(f"{path} is not a table of scores ({one_line(error)})") from error
 

@@ -27,6 +27,7 @@ from typing import BinaryIO
 import filelock
 
 from ..errors import OutputError, PUCacheError, one_line
+from .urls import path_or_url
 
 log = logging.getLogger("pucache")
 
@@ -45,7 +46,7 @@ _URL = re.compile(r"([a-z0-9]+::)*[A-Za-z][A-Za-z0-9+.-]+:/")  # `Path` reduces 
 
 def is_standard_output(path: str | Path) -> bool:
     """Whether an output is the standard output: ``-`` or ``/dev/stdout``."""
-    return os.fspath(path) in _STANDARD_OUTPUT
+    return path_or_url(path) in _STANDARD_OUTPUT
 
 
 def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
@@ -54,9 +55,9 @@ def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
     Leftovers of killed writers are removed; nothing is created. Tables may also be written to the standard output.
     What may be replaced is decided in `pucache.storage.outputs`.
     """
-    if _URL.match(os.fspath(path)):
+    if _URL.match(where := path_or_url(path)):
         raise OutputError(f"{path} is a URL; expected a file of this machine: write one, and copy it there")
-    path = Path(path)
+    path = Path(where)
     if is_standard_output(path):
         if is_table:
             return path

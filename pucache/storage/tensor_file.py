@@ -88,7 +88,7 @@ def read(path: str | Path, form: FileFormat, *, max_bytes: int) -> tuple[dict[st
             raise form.error(f"{path} is damaged: content and checksum disagree; {form.remedy}")
         tensors, state = safetensors.numpy.load(data), json.loads(header["state"])
     except FileNotFoundError as error:
-        raise form.error(f"no such {form.noun}: {path}") from error
+        raise form.error(f"no such {form.noun}: {path}; pass {form.expected}") from error
     except OSError as error:
         raise form.error(f"cannot read {path}: {error.strerror or error}") from error
     except (safetensors.SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:

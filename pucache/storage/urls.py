@@ -26,7 +26,9 @@ def is_url(where: object) -> bool:
 
 
 def path_or_url(where: str | os.PathLike[str]) -> str:
-    """The path that a ``file://`` URL names; any other path or URL as it is."""
+    """The path that a ``file://`` URL names; any other path or URL as it is. Raises ValueError for what is neither."""
+    if not isinstance(where, str | os.PathLike):
+        raise ValueError(f"expected a path or URL, got {type(where).__name__}")
     return re.sub(r"^(file|local)://(localhost(?=/))?", "", os.fspath(where))
 
 

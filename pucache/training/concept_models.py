@@ -57,7 +57,10 @@ class ConceptModels(PerConcept[PULinearClassifier]):
         """
         paths = sorted(path for path in Path(folder).glob(f"*{SUFFIX}") if path.name[0] != ".")
         if not paths:
-            raise ModelError(f"{folder} holds no models; expected CONCEPT{SUFFIX} files, as train-pu --labels writes")
+            raise ModelError(
+                f"{folder} holds no models; expected CONCEPT{SUFFIX} files, as train-pu --labels writes (score takes "
+                "the model before the images)"
+            )
         try:
             check_names([path.stem for path in paths], str(folder))
         except LabelError as error:
