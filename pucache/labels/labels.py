@@ -184,7 +184,8 @@ class Labels:
     def only(self) -> PULabels:
         """Those of one list; `LabelError` where they are of concepts."""
         if not self.is_one:
-            raise LabelError(f"labels of {len(self.columns):,} concepts where those of one list are expected")
+            count = len(self.columns)
+            raise LabelError(f"labels of {count:,} concepts where one list is expected; give the positives of one")
         return self.columns[""]
 
     @property

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ..cache.embedding_cache import EmbeddingCache, files_read, open_cache
+from ..errors import OutputError
 from ..estimates.figures import Figures
 from ..labels.labels import TWIN_COSINE, Labels
 from ..progress import Progress
@@ -52,9 +53,11 @@ def report_concepts(
     opened, path, seed = open_cache(cache), Path(path), drawn_seed(seed)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")
-    trained = ConceptModels.load(models) if isinstance(models, str | Path) else models
+    trained = None if models is None else ConceptModels.open(models)
     pages = {name: path.with_suffix("") / f"{name}.html" for name in labels.columns}
     inputs = list(dict.fromkeys(files_read(opened, models, images, *labels.sources)))
+    if not path.suffix:
+        raise OutputError(f"{path} would be a page, and the folder of those of the concepts; end it in .html")
     for file in [path, *pages.values()]:
         check_output(file, PAGE, inputs=inputs)
     settings = {"sample": sample, "seed": seed, "device": device, "twins": twins, "images": images}

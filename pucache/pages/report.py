@@ -27,6 +27,7 @@ from ..scoring.new_images import NewImages, check_new_images
 from ..seeds import Seed, drawn_seed
 from ..storage.file_kinds import PAGE
 from ..storage.outputs import check_output
+from ..training.concept_models import ConceptModels
 from ..training.sklearn_classifier import PULinearClassifier
 from ..training.training_set import TrainingRows
 from . import charts
@@ -114,7 +115,7 @@ def report(
         `sample` is below 3.
     """
     cache, seed = open_cache(cache), drawn_seed(seed)
-    classifier = PULinearClassifier.load(model) if isinstance(model, str | os.PathLike) else model
+    classifier = None if model is None else ConceptModels.open(model).of("")
     y = None if truth is None else read_truth(truth, cache.keys, cache)
     if sample < 3:
         raise ValueError(f"sample must be at least 3, got {sample}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..estimates.priors import PriorEstimate
 from ..estimates.share_of_new_images import LEAST_IMAGES, estimate_share
 from ..storage.rows import evenly_spaced
 from ..threads import one_blas_thread
+from ..training.concept_models import ConceptModels
 from ..training.model_file import NO_SAMPLE
 from ..training.sklearn_classifier import PULinearClassifier, linear_margins
 
@@ -137,12 +139,14 @@ class NewImages:
         }
 
 
-def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.ndarray | None = None) -> NewImages:
+def check_new_images(
+    model: PULinearClassifier | str | Path, images: CacheLike, *, rows: np.ndarray | None = None
+) -> NewImages:
     """Estimate the share of positives among new images, and test whether they are of the kind of the pile.
 
     Parameters
     ----------
-    model : PULinearClassifier
+    model : PULinearClassifier or path
     images : EmbeddingCache, path, sequence of paths, or array, (n, d)
         Embeddings of the new images, by the model's encoder. Of many, 20,000 are read.
     rows : ndarray of int64, ascending, optional
@@ -159,6 +163,7 @@ def check_new_images(model: PULinearClassifier, images: CacheLike, *, rows: np.n
     CacheError
         The embeddings are not finite.
     """
+    model = ConceptModels.open(model).of("")
     cache = cache_of_rows(images, model.encoder_) if are_rows(images) else open_cache(images)
     model.check_fits(cache)
     count = len(cache) if rows is None else len(rows)

@@ -76,9 +76,11 @@ class ConceptModels(PerConcept[PULinearClassifier]):
         return cls(models)
 
     def of(self, name: str) -> PULinearClassifier:
-        """The model of a concept; raises `ModelError` where there is none."""
+        """The model of a concept, or of one list of positives (""); raises `ModelError` where there is none."""
         if name not in self:
-            raise ModelError("the folder of models holds no model of it; train one with train-pu --labels")
+            one = "one list of positives"
+            expected, got = name or one, one if self.is_one else ", ".join(self)
+            raise ModelError(f"expected a model of {expected}, got that of {got}; name it, or train it with train-pu")
         return self[name]
 
     # --- as one model, for scoring -----------------------------------------------------------------
