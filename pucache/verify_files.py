@@ -92,7 +92,7 @@ def _kind(path: Path) -> str:
     if path.suffix == ".h5":
         return "cache"
     by_name = {".safetensors": "model", ".neighbours": "neighbours", ".whitening": "whitening"}
-    return kind if kind in _KINDS else by_name.get(path.suffix, "" if path.is_file() else "model")
+    return kind if kind in _KINDS else by_name.get(path.suffix, "" if path.is_file() else "cache")
 
 
 def _rows(path: Path, kind: str) -> int:
