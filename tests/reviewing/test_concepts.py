@@ -77,6 +77,7 @@ def test_a_person_reviews_three_concepts_on_one_server_and_the_overview_fits_a_p
         shown = []
         expect(page.locator("tbody th a")).to_have_text(list(NAMES))
         assert not violations(page) and page.evaluate("document.documentElement.scrollWidth") <= 1280
+        page.set_viewport_size({"width": 320, "height": 844})
         for name, keys in zip(NAMES, ("ar", "rra", "a"), strict=True):
             page.click(f"text={name}")
             page.wait_for_selector(DECIDABLE)
@@ -84,6 +85,7 @@ def test_a_person_reviews_three_concepts_on_one_server_and_the_overview_fits_a_p
             shown.append(press(page, keys))
             wait_until_saved(page)
             wait_until(page, "[...document.images].every((image) => image.complete)")
+            assert page.evaluate("document.documentElement.scrollWidth") <= 320
             page.click("text=All concepts")
         expect(page.locator("tbody tr td:nth-child(4)")).to_have_text(["2", "3", "1"])
         expect(page.locator("tbody tr td:nth-child(3)")).to_have_text(["1", "1", "1"])
@@ -97,7 +99,6 @@ def test_a_person_reviews_three_concepts_on_one_server_and_the_overview_fits_a_p
                 service.decide("t", [proposal(draw.row)])
             rows = np.flatnonzero(session.state.untaken)[:30].tolist()
             service.decide("t", [proposal(row, "negative") for row in rows])
-        page.set_viewport_size({"width": 320, "height": 844})
         page.reload()
         expect(page.locator("tbody th a")).to_have_text(list(NAMES))
         assert page.evaluate("document.documentElement.scrollWidth") <= 320
