@@ -101,14 +101,8 @@ def test_retrieve_writes_the_best_of_each(trained, model):
     [
         ("train-pu cache.h5 --labels labels.csv --prior 2 --out new", "prior must lie strictly between 0 and 1"),
         ("estimate-prior cache.h5 --labels labels.csv --level 2", "level must be in (0, 1)"),
-        (
-            "retrieve-positives cache.h5 --labels labels.csv --model empty --out new/a.csv",
-            "expected a model of old red, got that of other; ",
-        ),
-        (
-            "report cache.h5 --labels labels.csv --model empty --out new/a.html",
-            "expected a model of old red, got that of other; ",
-        ),
+        ("retrieve-positives cache.h5 --labels labels.csv --model empty --out new/a.csv", "got that of other"),
+        ("report cache.h5 --labels labels.csv --model empty --out new/a.html", "got that of other"),
     ],
 )
 def test_where_every_concept_fails_nothing_is_written_and_the_command_has_failed(folder, trained, command, reason):
