@@ -318,28 +318,22 @@ def test_a_session_is_read_while_it_runs_and_a_second_server_is_refused(session,
         read_session(cache, session.folder / "none")
 
 
-def test_a_log_that_contradicts_itself_is_refused(session, cache):
+COLUMNS = "epoch, key, digest, row, image_group, copies, positives, model_version, time"
+ADDED = {
+    f"entries (serial, stream, unknown, {COLUMNS}) SELECT 2, 'audit', 9, {COLUMNS} FROM entries": ": draw 2 is of",
+    "images SELECT epoch, '0O0.png', digest, label, reviewed FROM images LIMIT 1": r" \(it names images that",
+}
+
+
+@pytest.mark.parametrize(("added", "said"), ADDED.items(), ids=["an entry", "an image"])
+def test_a_log_that_contradicts_itself_or_its_cache_is_refused(session, cache, added, said):
     decide(session, 10)
     session.close()
-    with sqlite3.connect(session.folder / "decisions.sqlite") as log:
-        columns = "epoch, key, digest, row, image_group, copies, positives, model_version, time"
-        log.execute(
-            f"INSERT INTO entries (serial, stream, unknown, {columns}) SELECT 2, 'audit', 9, {columns} FROM entries"
-        )
-    log.close()
-    with pytest.raises(SessionError, match=r"is damaged: draw 2 is of row 10, .*restore it from a copy"):
-        audit(session.folder)
-    for opener in (open_session, read_session):
-        with pytest.raises(SessionError, match=r"is damaged: draw 2 is of row 10, .*restore decisions"):
-            opener(cache)
-
-
-def test_a_log_that_names_images_which_its_cache_never_had_is_refused(session, cache):
-    session.close()
     with closing(sqlite3.connect(session.folder / "decisions.sqlite")) as log, log:
-        log.execute("INSERT INTO images SELECT epoch, '0O0.png', digest, label, reviewed FROM images LIMIT 1")
-    for opener in (open_session, read_session):
-        with pytest.raises(SessionError, match=r"is damaged \(it names images that .*restore decisions"):
+        log.execute(f"INSERT INTO {added}")
+    openers = [open_session, read_session, *[lambda cache: audit(session.folder)] * added.startswith("entries")]
+    for opener in openers:
+        with pytest.raises(SessionError, match=rf"is damaged{said}.*restore "):
             opener(cache)
 
 
