@@ -40,7 +40,7 @@ _HEADS = frozenset(
         "mlp_head pooler visual_projection last_linear AuxLogits"
     ).split()
 )
-_NEVER = ("mask_token", "decoder")  # of training by masked images
+_NEVER = ("mask_token", "masked_embed", "decoder")  # of training by masked images
 _COUNT = "num_batches_tracked"  # of batch norms, which no embedding depends on
 _WRAPPERS = re.compile(r"(?<![^.])(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")  # within names too
 _MAX_DEPTH = 4  # of dictionaries in a checkpoint

@@ -31,6 +31,7 @@ from .backbones import authors_choice, bundled, configuration, digest, from_timm
 from .checkpoints import require_finite
 from .deferred import find_weights, remember
 from .inference import PixelModel, Runtime
+from .onnx_file import PREFIX as ONNX
 from .onnx_file import file_and_output, is_onnx
 from .onnx_file import load as load_onnx
 from .repositories import HUB, canonical_name, configuration_of, is_repository, library_of
@@ -281,11 +282,12 @@ def _follow(
 
 def _resolved(name: str, weights: str | Path | None) -> tuple[str, str | Path | None]:
     """Name of the encoder with its library, and its weights, for a repository of the hub or a folder as it has them."""
+    has_its_own = os.path.lexists(name) or (is_onnx(name) and not name.startswith(ONNX))
+    if has_its_own and weights is not None:
+        raise EncoderError(f"{name} has its own weights; leave out --weights")
     if name.startswith(HUB):
         name = library_of(name.removeprefix(HUB)) + name
     elif os.path.isdir(name) and is_repository(name):
-        if weights is not None:
-            raise EncoderError(f"{name} has its own weights; leave out --weights")
         library, folder = library_of(name), Path(name).resolve()
         return library + (str(configuration_of(folder)["architecture"]) if library == "timm:" else folder.name), name
     if name.startswith("timm:"):
@@ -329,8 +331,6 @@ def _network(
             raise EncoderError(f"{weights} holds {stored_name}, not {name}; pass the folder of {name} as --weights")
         return model, config, name
     if os.path.lexists(name):
-        if weights is not None:
-            raise EncoderError(f"{name} has its own weights; leave out --weights")
         if os.path.isfile(name) and not format_of(name):
             raise EncoderError(f"{name} does not say of which network it is; use --encoder timm:NAME --weights {name}")
         return pretrained_file.load(name)

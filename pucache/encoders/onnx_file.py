@@ -45,8 +45,6 @@ def load(
     file, output = file_and_output(name)
     if name.startswith(PREFIX) and weights is None:
         raise EncoderError(f"{name} lies in an ONNX file; pass it as --weights, or name its folder in PUCACHE_WEIGHTS")
-    if not name.startswith(PREFIX) and weights is not None:
-        raise EncoderError(f"{name} has its own weights; leave out --weights")
     path = Path(weights or file)
     network = OnnxNetwork(path, output, pooling, device)
     beside = path.with_name(PREPROCESSOR_FILE)

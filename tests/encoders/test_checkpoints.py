@@ -23,7 +23,7 @@ from pucache.encoders.backbones import digest, from_timm
 from pucache.errors import EncoderError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-NETWORK = "test_efficientnet"
+NETWORK, PATCHES = "test_efficientnet", "patch_embed.proj.weight"
 refusal = partial(one_line, EncoderError)
 
 
@@ -195,7 +195,8 @@ def blocks_in_groups(model):
 
 def mae(model):
     decoder = {"decoder_pos_embed": torch.ones(1, 197, 8), "decoder_blocks.0.norm1.weight": torch.ones(8)}
-    return {"model": dict(model.state_dict()) | {"mask_token": torch.ones(1, 1, 8)} | decoder}
+    masks = {"mask_token": torch.ones(1, 1, 8), "masked_embed": torch.ones(1, 8)}  # the second is iBOT's
+    return {"model": dict(model.state_dict()) | masks | decoder}
 
 
 @pytest.mark.parametrize("name", ["mobilenetv3_large_100", NETWORK])
@@ -252,25 +253,24 @@ def test_names_of_torchvision_are_those_of_timm_where_timm_knows_them(tmp_path, 
         torch.testing.assert_close(loaded(IMAGES), theirs(IMAGES))
 
 
-def test_a_table_of_one_dimension_is_no_position(tmp_path):
-    """torchvision's Swin has an index of positions, flat; a traceback had ended the command."""
-    flat = {"patch_embed.pos": torch.ones(3)} | timm.create_model("test_vit").state_dict()
-    assert "has unknown 1 of" in refusal(from_timm, "test_vit", saved(tmp_path, flat))
+STATES = {  # network, its tensors, and what is wrong with them
+    "patches of another size": (
+        "test_vit",
+        lambda state: state | {PATCHES: state[PATCHES][..., ::2, ::2].clone()},
+        rf"has another shape of 1 of .*{PATCHES}",
+    ),
+    # timm resamples those of FlexiViT by another kernel, which this way does not know
+    "positions": ("flexivit_small", dict, r"\(pos_embed\); .* export theirs to ONNX"),
+    # a traceback had ended the command
+    "a table of one dimension": ("test_vit", lambda state: {"patch_embed.pos": torch.ones(3), **state}, "unknown 1 of"),
+}
 
 
-def test_patches_of_another_size_are_refused(tmp_path):
-    state = timm.create_model("test_vit").state_dict()
-    state["patch_embed.proj.weight"] = state["patch_embed.proj.weight"][..., ::2, ::2].clone()
-    torch.save(state, tmp_path / "weights.pth")
-    told = one_line(EncoderError, from_timm, "test_vit", tmp_path / "weights.pth")
-    assert "has another shape of 1 of" in told and "patch_embed.proj.weight" in told
-
-
-def test_positions_that_are_resampled_in_a_way_of_their_own_are_refused(tmp_path):
-    """timm resamples those of FlexiViT by another kernel, which this way does not know."""
-    torch.save(timm.create_model("flexivit_small", img_size=224).state_dict(), tmp_path / "weights.pth")
-    told = one_line(EncoderError, from_timm, "flexivit_small", tmp_path / "weights.pth")
-    assert "(pos_embed); pass the weights of that model, or export theirs to ONNX" in told
+@pytest.mark.parametrize("kind", STATES)
+def test_tensors_that_are_not_those_of_the_network_are_refused(tmp_path, kind):
+    name, change, told = STATES[kind]
+    state = timm.create_model(name, **{"img_size": 224} if kind == "positions" else {}).state_dict()
+    assert re.search(told, refusal(from_timm, name, saved(tmp_path, change(state))))
 
 
 # --- Untrained networks of timm, written by the names that transformers 5.24 gives the same network---
