@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -200,6 +201,16 @@ def choose_runtime(runtime: str, device: torch.device) -> str:
     if runtime == "openvino" and not installed:
         raise ValueError("openvino is not installed; pip install -e '.[openvino]', or use --runtime torch")
     return runtime
+
+
+def follow(
+    existing: str | None, choose: Callable[[str, torch.device], str], requested: str, device: torch.device
+) -> str:
+    """Choose what is requested; for ``auto`` what an existing cache has, where this machine supports it."""
+    if requested == "auto" and existing:
+        with contextlib.suppress(ValueError):  # a GPU's precision, say, or a runtime that is not installed
+            return choose(existing, device)
+    return choose(requested, device)
 
 
 _limit: int | None = None

@@ -6,13 +6,12 @@ trained it, so a network sees images as in its training.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import hashlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..devices import choose_device, choose_precision, choose_runtime
+from ..devices import choose_device, choose_precision, choose_runtime, follow
 from ..errors import EncoderError, UnknownEncoderError, one_line
 from ..images.decoding import DECODER, Decoding
 from ..images.preprocessing import Preprocess, preprocessing
@@ -235,8 +234,8 @@ def _built(
             raise ValueError(f"{name} is run by onnxruntime in its own precision; leave out precision and runtime")
         precision, runtime = "fp32", "torch"  # which prepares the batches
     else:
-        precision = _follow(like.precision if like else None, choose_precision, precision, device)
-        runtime = _follow(like.runtime if like else None, choose_runtime, runtime, device)
+        precision = follow(like.precision if like else None, choose_precision, precision, device)
+        runtime = follow(like.runtime if like else None, choose_runtime, runtime, device)
     configuration, config = config.pop("configuration", ""), uncropped(config, tiles)
     weights = weights or getattr(model, "onnx_digest", "") or digest(model)  # of an image-text model both towers'
     model = model.visual if configuration else model
@@ -268,16 +267,6 @@ def _check_memory(batch_size: int, input_size: tuple[int, ...]) -> None:
             f"batch size {batch_size:,} is too large: the pixels alone take {needed / 1e9:,.0f} GB, this machine has "
             f"{memory / 1e9:,.0f}; use a smaller one"
         )
-
-
-def _follow(
-    existing: str | None, choose: Callable[[str, torch.device], str], requested: str, device: torch.device
-) -> str:
-    """Choose what is requested; for ``auto`` what an existing cache has, where this machine supports it."""
-    if requested == "auto" and existing:
-        with contextlib.suppress(ValueError):  # a GPU's precision, say, or a runtime that is not installed
-            return choose(existing, device)
-    return choose(requested, device)
 
 
 def _resolved(name: str, weights: str | Path | None) -> tuple[str, str | Path | None]:

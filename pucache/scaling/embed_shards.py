@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
-from ..devices import choose_precision, choose_runtime, device_name
+from ..devices import choose_precision, choose_runtime, device_name, follow
 from ..embedding.embed import EmbedOptions, EmbedReport, run_embedding, with_boxes
 from ..encoders.deferred import EncoderOptions, find_weights
 from ..encoders.spec import BUNDLED, EncoderSpec
@@ -235,13 +235,10 @@ def _resolved(encoder: EncoderOptions, model: EncoderSpec | None, device: str, p
     encoder = replace(encoder, device=device)
     if is_onnx(model.name if model else name):  # which has its own precision and runtime
         return encoder
-    precision, runtime = encoder.precision, encoder.runtime
-    if "auto" in (precision, runtime):
-        existing = next(filter(None, map(encoder_of_existing, paths)), model)
-        if existing is not None:
-            precision = existing.precision if precision == "auto" else precision
-            runtime = existing.runtime if runtime == "auto" else runtime
-    return replace(encoder, precision=choose_precision(precision, chosen), runtime=choose_runtime(runtime, chosen))
+    existing = next(filter(None, map(encoder_of_existing, paths)), model)
+    precision = follow(existing.precision if existing else None, choose_precision, encoder.precision, chosen)
+    runtime = follow(existing.runtime if existing else None, choose_runtime, encoder.runtime, chosen)
+    return replace(encoder, precision=precision, runtime=runtime)
 
 
 def _readable_image(source: Source, listing: Listing, tiles: str) -> tuple[str, bytes] | None:
