@@ -333,8 +333,10 @@ class DecisionLog:
 
     def _count(self) -> None:
         with sqlite_errors(self.path, "read"):
-            query = "SELECT (SELECT max(number) FROM epochs), (SELECT max(serial) FROM entries)"
-            self.epoch, self.last = (int(greatest or 0) for greatest in self._connection.execute(query).fetchone())
+            query = "SELECT max(number), count(*), (SELECT max(serial) FROM entries) FROM epochs"
+            self.epoch, epochs, self.last = (int(found or 0) for found in self._connection.execute(query).fetchone())
+            if self.epoch != epochs:
+                raise ValueError("an epoch is missing")
 
     def _select(self, query: str, *values: int) -> list[dict[str, Any]]:
         cursor = self._connection.execute(query, values)

@@ -133,10 +133,17 @@ def test_files_that_are_no_log_are_refused_by_name(log, tmp_path):
     assert "has version 5 of the log" in error_of(log.path)
 
 
-def test_a_log_without_one_of_its_entries_is_damaged(log):
+@pytest.mark.parametrize(
+    ("script", "missing"),
+    [
+        ("DROP TRIGGER entries_no_delete; DELETE FROM entries WHERE serial = 3", "entry 3"),
+        ("DROP TRIGGER epochs_no_update; UPDATE epochs SET number = 3", "an epoch"),
+    ],
+)
+def test_a_log_without_one_of_its_entries_or_epochs_is_damaged(log, script, missing):
     log.append([record(DRAW), *decisions(2, 3)])
-    changed_by_hand(log, "DROP TRIGGER entries_no_delete; DELETE FROM entries WHERE serial = 3")
-    assert "entry 3 is missing" in error_of(log.path)
+    changed_by_hand(log, script)
+    assert f"{missing} is missing" in error_of(log.path)
 
 
 @fuzzed(100)
