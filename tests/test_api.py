@@ -132,19 +132,11 @@ def test_what_is_no_cache_source_encoder_or_model_is_refused_in_one_line(folder,
 @pytest.mark.parametrize("wrong", [3, [3], b"cache.h5", object()], ids=type)
 def test_what_is_no_path_is_refused_in_one_line(folder, cache, wrong):
     model = pucache.train_pu(cache, "red/**", method="linear", **TRAINING)
-    for take in (
-        pucache.audit,
-        pucache.audit_concepts,
-        partial(pucache.session_labels, cache),
-        partial(pucache.embed, folder),
-        partial(pucache.score, model, cache),
-        partial(pucache.pack, [cache]),
-        partial(pucache.import_embeddings, cache.X),
-        partial(pucache.export, cache),
-        partial(pucache.report, cache, "red/**"),
-        partial(pucache.write_labels, cache, "red/**"),
-        lambda given: pucache.evaluate([given], "truth.csv"),
-    ):
+    of_cache = [partial(take, cache) for take in (pucache.export, pucache.session_labels)]
+    of_labels = [partial(take, cache, "red/**") for take in (pucache.report, pucache.write_labels)]
+    others = [partial(pucache.embed, folder), partial(pucache.score, model, cache), partial(pucache.pack, [cache])]
+    others += [pucache.audit, pucache.audit_concepts, partial(pucache.import_embeddings, cache.X)]
+    for take in (*of_cache, *of_labels, *others, lambda given: pucache.evaluate([given], "truth.csv")):
         assert "expected a path or URL, got " in one_line(ValueError, take, wrong)
 
 

@@ -184,8 +184,7 @@ class Labels:
     def only(self) -> PULabels:
         """Those of one list; `LabelError` where they are of concepts."""
         if not self.is_one:
-            count = len(self.columns)
-            raise LabelError(f"labels of {count:,} concepts where one list is expected; give the positives of one")
+            raise LabelError(f"labels of {len(self.columns)} concepts where one list is expected; give those of one")
         return self.columns[""]
 
     @property

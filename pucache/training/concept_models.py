@@ -57,10 +57,7 @@ class ConceptModels(PerConcept[PULinearClassifier]):
         """
         paths = sorted(path for path in Path(folder).glob(f"*{SUFFIX}") if path.name[0] != ".")
         if not paths:
-            raise ModelError(
-                f"{folder} holds no models; expected CONCEPT{SUFFIX} files, as train-pu --labels writes (score takes "
-                "the model before the images)"
-            )
+            raise ModelError(f"{folder} holds no models as train-pu --labels writes them; images to score come behind")
         try:
             check_names([path.stem for path in paths], str(folder))
         except LabelError as error:
@@ -78,9 +75,8 @@ class ConceptModels(PerConcept[PULinearClassifier]):
     def of(self, name: str) -> PULinearClassifier:
         """The model of a concept, or of one list of positives (""); raises `ModelError` where there is none."""
         if name not in self:
-            one = "one list of positives"
-            expected, got = name or one, one if self.is_one else ", ".join(self)
-            raise ModelError(f"expected a model of {expected}, got that of {got}; name it, or train it with train-pu")
+            got = ", ".join(self) or "one list"
+            raise ModelError(f"expected a model of {name or 'one list'}, got that of {got}; train it with train-pu")
         return self[name]
 
     # --- as one model, for scoring -----------------------------------------------------------------
