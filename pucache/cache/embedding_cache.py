@@ -309,14 +309,11 @@ def list_caches(caches: CacheLike | Iterable[EmbeddingCache | str | Path]) -> li
     """List caches that are named or open, as they are; raises `CacheError` for anything else."""
     if isinstance(caches, EmbeddingCache | str | Path):
         return [caches]
-    listed = list(caches) if isinstance(caches, Iterable) else []
-    if not (isinstance(caches, Iterable) and all(isinstance(one, EmbeddingCache | str | Path) for one in listed)):
-        is_matrix = hasattr(caches, "shape")
-        got = f"{type(caches).__name__}: import_embeddings(X, 'cache.h5', keys) makes one of rows in memory"
-        raise CacheError(
-            "expected a cache: a file, a folder, a URL, an opened cache, or a list of these; got "
-            + (got if is_matrix else f"{caches!r:.80}")
-        )
+    listed: list[Any] = list(caches) if isinstance(caches, Iterable) else [None]
+    if not all(isinstance(one, EmbeddingCache | str | Path) for one in listed):
+        rows = f"{type(caches).__name__}: import_embeddings(X, 'cache.h5', keys) makes one of rows in memory"
+        got = rows if hasattr(caches, "shape") else f"{caches!r:.80}"
+        raise CacheError(f"expected a cache: a file, a folder, a URL, an opened cache, or a list of these; got {got}")
     return listed
 
 
