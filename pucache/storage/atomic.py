@@ -55,13 +55,13 @@ def check_writable(path: str | Path, *, is_table: bool = False) -> Path:
     Leftovers of killed writers are removed; nothing is created. Tables may also be written to the standard output.
     What may be replaced is decided in `pucache.storage.outputs`.
     """
-    if _URL.match(where := path_or_url(path)):
-        raise OutputError(f"{path} is a URL; expected a file of this machine: write one, and copy it there")
-    path = Path(where)
     if is_standard_output(path):
         if is_table:
-            return path
+            return Path(path)
         raise OutputError(f"{path} is the standard output, which only tables are written to; name a file")
+    if _URL.match(os.fspath(path)):
+        raise OutputError(f"{path} is a URL; expected a file of this machine: write one, and copy it there")
+    path = Path(path)
     try:
         if path.is_dir():
             raise OutputError(f"{path} is a directory; name a file to write instead")
