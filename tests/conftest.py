@@ -10,6 +10,7 @@ import pytest
 from helpers.browser import chromium
 from helpers.hangs import HANG_SECONDS
 from helpers.limits import limited
+from helpers.shard_tasks import InProcess
 from hypothesis import HealthCheck, settings
 
 # A busy machine is no failure: examples are counted, not timed.
@@ -139,6 +140,12 @@ def opened(request, tmp_path, monkeypatch):
         return cache
 
     return make
+
+
+@pytest.fixture
+def without_ray(monkeypatch):
+    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
+    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
 
 
 @pytest.fixture

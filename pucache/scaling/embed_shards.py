@@ -179,10 +179,10 @@ def embed_shards(
         if device == "auto":
             device = "cuda" if count("GPU") else "cpu"
         settings = _resolved(encoder, model, device, paths)
-        inputs = [path for path in map(str, (settings.name, settings.weights, probe)) if os.path.isabs(path)]
+        named = map(str, (settings.name, settings.weights, probe))
+        inputs = [path for path in named if os.path.isabs(path) and os.path.exists(path)]
         image, created = _readable_image(source, listing, encoder.tiles), os.environ.get("SOURCE_DATE_EPOCH")
-        seen = list(filter(os.path.exists, inputs))
-        job = ShardsJob(source, paths, settings, model, options, seen, image, created)
+        job = ShardsJob(source, paths, settings, model, options, inputs, image, created)
         tasks.check(job.problem, [*_PACKAGES, *["openvino"] * (settings.runtime == "openvino")])
         shown.start(shards, "embedding shards")
         outcomes = tasks.outcomes(_embed, job, divided, gpu=device == "cuda")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from helpers.command_line import run
 from helpers.refusals import one_line
-from helpers.shard_tasks import InProcess
 from helpers.tiny import save_image
 from PIL import Image
 from sklearn.datasets import load_sample_images
@@ -145,7 +144,7 @@ def test_the_preprocessing_of_transformers_beside_the_file_is_read(folder, tmp_p
     assert beside.spec.crop_pct == pytest.approx(SIDE / 36)
 
 
-def test_the_whole_way_by_an_onnx_file_from_the_command_line(folder, tmp_path, monkeypatch):
+def test_the_whole_way_by_an_onnx_file_from_the_command_line(folder, tmp_path, monkeypatch, without_ray):
     monkeypatch.chdir(tmp_path)
     shutil.copy(folder / "vit.onnx", tmp_path)
     run(f"embed {folder}/photos cache.h5 --encoder vit.onnx --mean 0.5 0.5 0.5 --std 0.5 0.5 0.5 --crop 0.95")
@@ -153,10 +152,8 @@ def test_the_whole_way_by_an_onnx_file_from_the_command_line(folder, tmp_path, m
     run("train-pu cache.h5 --positives found.txt --out m.safetensors")
     again = run(f"embed {folder}/photos cache.h5 --encoder vit.onnx")
     assert "nothing had changed" in again.stdout, "the preprocessing is the cache's"
-    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
-    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
-    values = "--mean 0 0 0 --std 1 1 1 --device cpu"
-    run(f"embed {folder}/photos shards --ray --shards 1 --encoder vit.onnx:embedding {values}")
+    values, name = "--mean 0 0 0 --std 1 1 1", "vit.onnx:embedding"
+    run(f"embed {folder}/photos shards --ray --shards 1 --device cpu --encoder {name} {values}")
     assert pucache.EmbeddingCache("shards").encoder.runtime == "onnxruntime"
     run(f"score m.safetensors {folder}/photos --out scores.csv")
     (tmp_path / "vit.onnx").rename(tmp_path / "moved.onnx")

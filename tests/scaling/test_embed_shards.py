@@ -14,7 +14,6 @@ from helpers.embedding_runs import Deadly, Pile, Unmounted
 from helpers.hangs import eventually
 from helpers.learned import write_run
 from helpers.ray_cluster import Command, variables
-from helpers.shard_tasks import InProcess
 from ray.cluster_utils import Cluster
 
 from pucache import EmbeddingCache, embed_shards, train_pu
@@ -80,10 +79,8 @@ def files(folder):
 # --- the result ------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_the_shards_of_this_machine(image_folder, tmp_path, run, monkeypatch):
+def test_the_command_writes_the_shards_of_this_machine(image_folder, tmp_path, run, without_ray):
     """In one process; the slow tests below start Ray."""
-    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
-    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
     images, folder = image_folder(12), tmp_path / "shards"
     (images / "empty.png").touch()
     told = run_json(f"embed {images} {folder} --shards 2 --encoder {run.name} {BY_RAY}")
@@ -93,9 +90,7 @@ def test_the_command_writes_the_shards_of_this_machine(image_folder, tmp_path, r
     assert (told["rows"], told["computed"], list(told["failures"])) == (12, 12, ["empty.png"])
 
 
-def test_a_model_of_train_pu_gives_its_encoder_with_its_tiles(image_folder, tmp_path, run, monkeypatch):
-    monkeypatch.setattr("pucache.scaling.tasks.cluster_tasks", InProcess)
-    monkeypatch.setattr("pucache.scaling.tasks.is_retry", lambda: False)
+def test_a_model_of_train_pu_gives_its_encoder_with_its_tiles(image_folder, tmp_path, run, without_ray):
     images, model = image_folder(12), tmp_path / "m.safetensors"
     run_embedding(str(images), tmp_path / "tiles.h5", replace(run, tiles="2x2"))
     cache = EmbeddingCache(tmp_path / "tiles.h5")
