@@ -159,6 +159,7 @@ BAD = {  # command: (exit code, what the one line must tell)
     LABELS: (1, "nothing is named to read; give tables of labels, or groups"),
     LABELS + " {w}/positives.txt --negatives {b}/nowhere.txt": (1, "no such file: .*nowhere.txt; expected a"),
     LABELS + " {w}/positives.txt --negatives red/**": (1, "positive and negative at once: 8 keys"),
+    LABELS + " {w}/positives.txt --out memory://new.csv": (1, "is a URL; expected a file of this machine"),
     LABELS + " {w}/positives.txt --out new.parquet": (1, "end it in .csv"),
     LABELS + " {w}/positives.txt --match-keys x": (2, "must be auto, or of quotes"),
     LABELS + " {w}/positives.txt --encoding x": (2, "encoding .x. is not known"),
