@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..devices import cores
@@ -47,10 +48,14 @@ def load(
         raise EncoderError(f"{name} lies in an ONNX file; pass it as --weights, or name its folder in PUCACHE_WEIGHTS")
     path = Path(weights or file)
     network = OnnxNetwork(path, output, pooling, device)
+    fixed: dict[str, Any] = {"image_size": network.image_size} if network.image_size else {}
+    fixed |= {} if network.dtype.is_floating_point else _UNSCALED
+    for option, value in fixed.items():
+        if option in stated and not np.array_equal(np.broadcast_to(stated[option], len(value)), value):
+            said = f"--{option.replace('_', '-')}"
+            raise EncoderError(f"{path} takes pixels by its own {said}, {value}; leave out {said} {stated[option]}")
     beside = path.with_name(PREPROCESSOR_FILE)
-    stated = (read_options(beside) if beside.is_file() else {}) | stated
-    stated |= {"image_size": network.image_size} if network.image_size else {}
-    stated |= {} if network.dtype.is_floating_point else _UNSCALED
+    stated = (read_options(beside) if beside.is_file() else {}) | stated | fixed
     if missing := [f"--{each}" for each in ("image_size", "mean", "std") if each not in stated]:
         options = ", ".join(missing).replace("_", "-")
         raise EncoderError(

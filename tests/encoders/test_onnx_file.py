@@ -217,6 +217,12 @@ OPTIONS = {
     "no output named": ("tokens.onnx", {"preprocess": PREPROCESS}, "name one: --encoder"),
     "no such output": ("vit.onnx:x", {"preprocess": PREPROCESS}, "gives embedding; name one"),
     "no such file": ("gone.onnx", {}, "cannot read"),
+    "a size that the file fixes": (
+        "vit.onnx",
+        {"preprocess": PREPROCESS | {"image_size": 2 * SIDE}},
+        "leave out --image-size",
+    ),
+    "a mean of bytes": ("bytes.onnx", {"preprocess": {"mean": (0.5,) * 3}}, "leave out --mean"),
     "two files": ("vit.onnx", {"weights": "vit.onnx"}, "has its own weights; leave out --weights"),
 }
 
