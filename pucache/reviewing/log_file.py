@@ -73,9 +73,9 @@ def version_of(connection: sqlite3.Connection, path: Path) -> int:
                     f"{path} has version {written[1]} of the log; this pucache {__version__} reads versions up to "
                     f"{VERSION}: upgrade pucache, or name another folder with --session"
                 )
-            if tables >= {name for name in TABLES if _SINCE.get(name, 0) <= written[1]}:
+            if written[1] >= 1 and tables >= {name for name in TABLES if _SINCE.get(name, 0) <= written[1]}:
                 return int(written[1])
-            found = "a table is missing"
+            found = f"version {written[1]} with the tables {', '.join(sorted(tables))}"
         raise SessionError(f"{path} is damaged ({found}); {REMEDY}")
 
 

@@ -131,6 +131,8 @@ def test_files_that_are_no_log_are_refused_by_name(log, tmp_path):
     assert not is_unwritten(other) and other.read_bytes() == content, "a file that is not ours stays as it is"
     changed_by_hand(log, "DROP TRIGGER format_no_update; UPDATE format SET version = 5")
     assert "has version 5 of the log" in error_of(log.path)
+    changed_by_hand(log, "UPDATE format SET version = 0")
+    assert "is damaged (version 0" in error_of(log.path)
 
 
 @pytest.mark.parametrize(
