@@ -6,6 +6,7 @@ are merged, as `embed` does it. An import that was interrupted begins again.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import tempfile
@@ -142,6 +143,10 @@ def import_embeddings(
     CacheLockedError
         Another process writes `out`.
     """
+    if not isinstance(out, str | os.PathLike):
+        raise ValueError(
+            f"expected a path of the file to write, got {type(out).__name__}: import_embeddings(X, 'cache.h5', keys)"
+        )
     out = check_writable(out)
     options = ImportOptions(
         keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize, skip_invalid

@@ -35,7 +35,7 @@ def test_labels_that_a_model_contradicts_are_listed_the_worst_first():
 def test_of_several_concepts_a_positive_of_any_is_positive_and_a_row_that_one_rejects_is_not():
     assert BOTH.joint.s.tolist() == [1, 1, 1, 0, 0] and BOTH.joint.reviewed.tolist() == [0, 0, 0, -1, 0]
     assert Labels({"": ONE}).joint is ONE, "a review of one list forbids to sample"
-    assert "labels of 2 concepts where those of one list" in one_line(LabelError, lambda: BOTH.only)
+    assert "labels of 2 concepts where one list is expected" in one_line(LabelError, lambda: BOTH.only)
 
 
 def test_work_that_fails_for_a_concept_stops_no_other():
