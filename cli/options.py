@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 from collections.abc import Callable
@@ -91,7 +92,7 @@ def number_or_word(context: click.Context, parameter: click.Parameter, text: str
 def caches(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the argument CACHE..., and what it takes to the help, before the examples."""
     meaning = "CACHE is a file, several, or a folder of them, as embed writes: paths or URLs."
-    function.__doc__ = (function.__doc__ or "").replace("\b", f"{meaning}\n\n    \b", 1)
+    function.__doc__ = inspect.cleandoc(function.__doc__ or "").replace("\b", f"{meaning}\n\n\b", 1)
     return click.argument("cache", nargs=-1, required=True)(function)
 
 

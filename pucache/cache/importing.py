@@ -144,9 +144,7 @@ def import_embeddings(
         Another process writes `out`.
     """
     if not isinstance(out, str | os.PathLike):
-        raise ValueError(
-            f"expected a path of the file to write, got {type(out).__name__}: import_embeddings(X, 'cache.h5', keys)"
-        )
+        raise ValueError(f"expected a path or URL, got {type(out).__name__}: import_embeddings(X, 'cache.h5', keys)")
     out = check_writable(out)
     options = ImportOptions(
         keys, key_column, row_numbers, embedding_column, metadata, name, dtype, normalize, skip_invalid
