@@ -20,7 +20,6 @@ from pucache.images.regions import BOXES, check_tiles
 from pucache.images.source import open_source
 from pucache.images.tiling import CLIPPED
 from pucache.scaling.embed_shards import embed_shards, shard_names
-from pucache.scoring.score import encoder_of, encoder_of_model
 from pucache.storage.table_writer import write_rows
 from pucache.storage.urls import is_url, path_or_url
 
@@ -146,6 +145,8 @@ def embed(
     elif shards is not None:
         raise ValueError("--shards is for a Ray cluster; add --ray, or leave it out")
     else:
+        from pucache.scoring.score import encoder_of, encoder_of_model
+
         model = encoder_of_model(encoder)
         chosen = encoder_of(model, encoder_options, encoder_of_existing(cache)) if model else encoder_options
         report = run_embedding(opened, cache, chosen, progress=terminal_progress(), **run)

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..cache.destination import encoder_of_existing, open_destination
 from ..cache.writer import creation_time
@@ -32,7 +32,6 @@ from ..images.regions import image_of
 from ..images.source import Source, image_digest, open_source
 from ..images.tiling import list_images
 from ..progress import Progress, Silent
-from ..scoring.score import encoder_of, encoder_of_model
 from ..storage.atomic import folder_for_output, temporary_file
 from ..storage.urls import is_url, path_or_url, without_secrets
 from ..version import __version__
@@ -97,7 +96,11 @@ def _embed(job: ShardsJob, images: ShardImages) -> EmbedReport:
         os.environ["SOURCE_DATE_EPOCH"] = job.created
     path, options = job.paths[images.number - 1], replace(job.options, shard=(images.number, len(job.paths)))
     workers = 1 if is_retry() else None  # one process reads the images, so that one that kills it is named
-    encoder = encoder_of(job.model, job.encoder, encoder_of_existing(path)) if job.model else job.encoder
+    encoder: Any = job.encoder
+    if job.model:
+        from ..scoring.score import encoder_of
+
+        encoder = encoder_of(job.model, job.encoder, encoder_of_existing(path))
     report = run_embedding(job.source, path, encoder, options=options, listing=images.listing, workers=workers)
     return replace(report, profile=None)  # which holds a lock
 
@@ -152,6 +155,7 @@ def embed_shards(
     PUCacheError, ValueError
         As `pucache.embed`; what a shard ends with names the shard, and does not stop the others.
     """
+    from ..scoring.score import encoder_of_model
     from .tasks import cluster_tasks, count  # need the extra ray
 
     started, options = time.monotonic(), options or EmbedOptions()

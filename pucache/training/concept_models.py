@@ -57,7 +57,8 @@ class ConceptModels(PerConcept[PULinearClassifier]):
         """
         paths = sorted(path for path in Path(folder).glob(f"*{SUFFIX}") if path.name[0] != ".")
         if not paths:
-            raise ModelError(f"{folder} holds no models as train-pu --labels writes them; images to score come behind")
+            remedy = "as train-pu --labels writes; score takes the model before the images"
+            raise ModelError(f"{folder} holds no CONCEPT{SUFFIX}, {remedy}")
         try:
             check_names([path.stem for path in paths], str(folder))
         except LabelError as error:

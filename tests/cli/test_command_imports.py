@@ -72,3 +72,9 @@ def test_a_command_imports_only_what_it_uses(folder):
     assert refused == [*(f"{verb} no such file: none.txt" for verb in TAKE_POSITIVES), *missing]
     for command, line in zip(ALLOWED, (line for line in told if line.startswith("imported:")), strict=True):
         assert set(line.split()[1:]) <= ALLOWED[command], command
+
+
+@pytest.mark.parametrize("verb", ["embed", "pretrain"])
+def test_commands_on_images_begin_without_what_trains(verb):
+    code = f"import pucache.cli.{verb}, sys; print('pucache.training' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

@@ -170,7 +170,10 @@ BAD = {  # command: (exit code, what the one line must tell)
     "report {w}/cache.h5 --labels {b}/kinds.csv --out new": (1, "new would be a page, and the folder of .*in .html"),
     "sweep-priors {w}/cache.h5 --labels {b}/kinds.csv": (1, "2 concepts where one list is expected; give those of one"),
     SCORE + " {b}/other.h5": (1, "other.h5 holds embeddings of imported:planted.*expects timm:"),
-    "score {w}/images {w}/model.safetensors": (1, "images holds no models as train-pu .*; images to score come behi"),
+    "score {w}/images {w}/model.safetensors": (
+        1,
+        "images holds no CONCEPT.safetensors, .*; score takes the model before",
+    ),
     "score {b}/models {w}/cache.h5 --neighbours {w}/cache.h5": (2, "for one model"),
     SCORE + " {b}/nowhere": (1, "no such source: .*nowhere"),
     SCORE + " {w}/images {w}/images": (2, "give one source of images, or any number of caches"),
