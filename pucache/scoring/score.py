@@ -38,6 +38,7 @@ from ..storage.atomic import format_of
 from ..storage.urls import is_url, without_secrets
 from ..threads import prefetch
 from ..training.concept_models import ConceptModels
+from ..training.model_file import FORMAT as MODEL_FORMAT
 from ..training.sklearn_classifier import PULinearClassifier
 from .neighbour_scores import Pile
 from .new_images import NewImages, check_new_images, percent
@@ -335,8 +336,7 @@ def _source_of(images: str | Path | Sequence[str | Path] | EmbeddingCache | Sour
 
 def encoder_of_model(name: str | Path) -> EncoderSpec | None:
     """Encoder that a model of `train_pu` was trained on, where `name` is its file."""
-    is_model = format_of(name) == "pucache-model"
-    return _made_here(ConceptModels.open(name).encoder_) if is_model else None
+    return _made_here(ConceptModels.open(name).encoder_) if format_of(name) == MODEL_FORMAT else None
 
 
 def _made_here(expected: EncoderSpec | None) -> EncoderSpec:
